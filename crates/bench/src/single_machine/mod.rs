@@ -254,7 +254,10 @@ impl<F: Fabric, L: Layout> RangeIndex for SingleMachineIndex<F, L> {
         let mut loader = tree.load_begin((fill * 1000.0).round() as u16).map_err(refused)?;
         match self.append(&mut loader, records) {
             Ok(count) => {
-                tree.load_end(&self.cpu, loader).await.map_err(refused)?;
+                if let Err(refusal) = tree.load_end(&self.cpu, &mut loader).await {
+                    tree.load_abort(loader);
+                    return Err(refused(refusal));
+                }
                 Ok(count)
             }
             Err(error) => {

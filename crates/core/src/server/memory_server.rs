@@ -2,7 +2,8 @@
 //!
 //! *Invariants*
 //! - M1. No request, whatever its bytes, makes the server crash or touch memory outside its region.
-//! - M2. A refused request has changed nothing, except that a failed load is aborted.
+//! - M2. A refused request has changed nothing, except that a load is aborted whose next records
+//!   were refused.
 //!
 //! *Thread safety*: any number of threads, through `&self`.
 
@@ -69,7 +70,7 @@ pub struct MemoryServer<L: Layout> {
     chunks: Arc<ChunkAllocator>,
     tree: Tree<L>,
     share: OnceLock<Share<OwnedKey<L>>>,
-    load: Mutex<Option<Loader<L>>>,
+    load: Mutex<Load<L>>,
     owners: Owners,
     offloads: Offloads<L>,
     /// Nodes that clients have returned. The set cannot outgrow the region, because it has each
@@ -80,6 +81,32 @@ pub struct MemoryServer<L: Layout> {
     latest_chunks: Mutex<VecDeque<LatestChunk>>,
     /// Held while the superblock's options and root are set.
     claim: Mutex<()>,
+}
+
+/// A bulk load, as the server knows it.
+#[derive(Debug)]
+enum Load<L: Layout> {
+    None,
+    Open(Loader<L>),
+    /// A thread publishes its tree now.
+    Ending,
+}
+
+impl<L: Layout> Load<L> {
+    /// Takes the open load, and leaves `then`.
+    fn take(&mut self, then: Self) -> Result<Loader<L>, Refusal> {
+        match std::mem::replace(self, then) {
+            Self::Open(loader) => Ok(loader),
+            Self::None => {
+                *self = Self::None;
+                Err(Refusal::NotLoading)
+            }
+            Self::Ending => {
+                *self = Self::Ending;
+                Err(Refusal::Contended)
+            }
+        }
+    }
 }
 
 impl<L: Layout> MemoryServer<L> {
@@ -106,7 +133,7 @@ impl<L: Layout> MemoryServer<L> {
             chunks,
             tree,
             share: OnceLock::new(),
-            load: Mutex::new(None),
+            load: Mutex::new(Load::None),
             owners: Owners::default(),
             offloads: Offloads::default(),
             given_back: Mutex::new(BTreeSet::new()),
@@ -276,10 +303,10 @@ impl<L: Layout> MemoryServer<L> {
             self.mine(L::key(key))?;
         }
         let mut load = lock(&self.load);
-        let mut loader = load.take().ok_or(Refusal::NotLoading)?;
+        let mut loader = load.take(Load::None)?;
         match self.tree.load_append(&mut loader, records) {
             Ok(()) => {
-                *load = Some(loader);
+                *load = Load::Open(loader);
                 Ok(Reply::Done)
             }
             Err(refusal) => {
@@ -323,21 +350,27 @@ impl<L: Layout> MemoryServer<L> {
             }
             TreeRequest::LoadBegin { fill_permille } => {
                 let mut load = lock(&self.load);
-                if load.is_some() {
+                if !matches!(*load, Load::None) {
                     return Err(Refusal::Loading);
                 }
-                *load = Some(self.tree.load_begin(fill_permille)?);
+                *load = Load::Open(self.tree.load_begin(fill_permille)?);
             }
             TreeRequest::LoadAppend { records } => return self.load_append(&records),
             TreeRequest::LoadEnd => {
-                let loader = lock(&self.load).take().ok_or(Refusal::NotLoading)?;
-                self.tree.load_end(cpu, loader).await?;
+                let mut loader = lock(&self.load).take(Load::Ending)?;
+                let ended = self.tree.load_end(cpu, &mut loader).await;
+                // A repeated request then gets the same answer, or hears that there is no load.
+                *lock(&self.load) = match ended {
+                    Ok(()) => Load::None,
+                    Err(_) => Load::Open(loader),
+                };
+                ended?;
             }
-            TreeRequest::LoadAbort => {
-                if let Some(loader) = lock(&self.load).take() {
-                    self.tree.load_abort(loader);
-                }
-            }
+            TreeRequest::LoadAbort => match lock(&self.load).take(Load::None) {
+                Ok(loader) => self.tree.load_abort(loader),
+                Err(Refusal::NotLoading) => {}
+                Err(refusal) => return Err(refusal),
+            },
             TreeRequest::Collect => self.tree.collect(cpu).await?,
         }
         Ok(Reply::Done)

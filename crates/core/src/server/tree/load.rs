@@ -24,6 +24,8 @@ pub struct Loader<L: Layout> {
     /// one node for each level, and one for a new top.
     spare: Vec<GlobalAddr>,
     last: Option<OwnedKey<L>>,
+    /// What came of ending the pages, which happens once.
+    ended: Option<Result<(), Refusal>>,
 }
 
 impl<L: Layout> Tree<L> {
@@ -39,7 +41,14 @@ impl<L: Layout> Tree<L> {
             return Err(Refusal::NotEmpty);
         }
         let fill = filled_weight::<L>(fill_permille.into());
-        Ok(Loader { fill, open: Vec::new(), nodes: Vec::new(), spare: Vec::new(), last: None })
+        Ok(Loader {
+            fill,
+            open: Vec::new(),
+            nodes: Vec::new(),
+            spare: Vec::new(),
+            last: None,
+            ended: None,
+        })
     }
 
     fn is_empty(&self) -> Result<bool, Refusal> {
@@ -57,6 +66,9 @@ impl<L: Layout> Tree<L> {
         loader: &mut Loader<L>,
         records: &[(OwnedKey<L>, OwnedValue<L>)],
     ) -> Result<(), Refusal> {
+        if loader.ended.is_some() {
+            return Err(Refusal::NotLoading);
+        }
         for (key, value) in records {
             if loader.last.as_ref().is_some_and(|last| last >= key) {
                 return Err(Refusal::NotSorted);
@@ -234,29 +246,24 @@ impl<L: Layout> Tree<L> {
         Ok(())
     }
 
-    /// Publishes the loaded tree in place of the empty one.
+    /// Publishes the loaded tree in place of the empty one, and leaves the load without nodes.
     ///
     /// # Errors
-    /// [`Refusal`] if the tree is no longer empty; the load is aborted then. Never for want of
-    /// memory.
-    pub async fn load_end<C: Cpu>(&self, cpu: &C, mut loader: Loader<L>) -> Result<(), Refusal> {
-        match self.load_end_pages(&mut loader) {
-            Ok(()) => {}
-            Err(refusal) => {
-                self.load_abort(loader);
-                return Err(refusal);
-            }
+    /// [`Refusal`] if the tree is no longer empty, or other clients keep its root busy. The load is
+    /// as before then: end it again, or abort it. Never for want of memory.
+    pub async fn load_end<C: Cpu>(&self, cpu: &C, loader: &mut Loader<L>) -> Result<(), Refusal> {
+        if loader.ended.is_none() {
+            loader.ended = Some(self.load_end_pages(loader));
         }
-        let Some((top_at, _)) = loader.open.last() else { return Ok(()) };
-        let top_at = *top_at;
-        let shown = restarting!(self, cpu, self.show(cpu, top_at));
-        if shown.is_err() {
-            self.load_abort(loader);
-            return shown;
+        loader.ended.unwrap_or(Ok(()))?;
+        if let Some((top_at, _)) = loader.open.last() {
+            let top_at = *top_at;
+            restarting!(self, cpu, self.show(cpu, top_at))?;
+            // The root has the top page's content; no client has ever reached the top page itself.
+            loader.nodes.retain(|&at| at == top_at);
         }
-        // The root has the top page's content; no client has ever reached the top page itself.
-        loader.nodes.retain(|&at| at == top_at);
-        self.load_abort(loader);
+        let (nodes, spare) = (std::mem::take(&mut loader.nodes), std::mem::take(&mut loader.spare));
+        self.nodes.give_back(nodes.into_iter().chain(spare));
         Ok(())
     }
 
