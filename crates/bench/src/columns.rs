@@ -108,8 +108,8 @@ impl<R: Read> Read for Lines<R> {
     }
 }
 
-/// The content of a file, which is plain or compressed with gzip: its magic bytes tell, whatever its
-/// name is.
+/// The content of a file, which is plain or compressed with gzip: its magic bytes tell, whatever
+/// its name is.
 fn content(path: &Path, file: Box<dyn Read>) -> Result<Box<dyn Read>, InputError> {
     let unreadable = |source| InputError::Read { path: path.to_owned(), source };
     let mut file = BufReader::with_capacity(1 << 16, file);

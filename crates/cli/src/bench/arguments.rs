@@ -217,8 +217,8 @@ pub(crate) struct Arguments {
     /// Seed the random numbers; on `sim` it determines the whole run
     #[arg(long, value_name = "N", default_value = "1", value_parser = units::seed)]
     pub(super) seed: u64,
-    /// Replay a trace instead of a workload, by one client from an empty index, plain or gzip; a read
-    /// is a lookup, a write sets the key's value
+    /// Replay a trace instead of a workload, by one client from an empty index, plain or gzip; a
+    /// read is a lookup, a write sets the key's value
     #[arg(
         long,
         value_name = "FILE",

@@ -53,8 +53,8 @@ pub(super) struct Direction {
 }
 
 impl Direction {
-    /// Occupies one of `ports` ports for `cost_ns`, from `ready_ns` or when it becomes free; returns
-    /// the start time of the message.
+    /// Occupies one of `ports` ports for `cost_ns`, from `ready_ns` or when it becomes free;
+    /// returns the start time of the message.
     #[inline]
     pub(super) fn take(&mut self, ready_ns: u64, cost_ns: u64, ports: usize) -> u64 {
         let first_free = self.free_ns[..ports].iter().enumerate().min_by_key(|(_, ns)| **ns);
