@@ -114,9 +114,11 @@ pub(crate) enum FabricConfig {
     Verbs(Box<VerbsConfig>),
 }
 
-/// A simulated cluster to measure: threads may run ahead by half the time of a READ.
-pub(crate) fn simulated(seed: u64) -> SimConfig {
-    SimConfig { seed, quantum_ns: 1_000, ..SimConfig::default() }
+/// A simulated cluster to measure. Where operations only read, threads may run ahead by half the
+/// time of a READ; with changes they would hold latches for too long.
+pub(crate) fn simulated(seed: u64, only_reads: bool) -> SimConfig {
+    let quantum_ns = if only_reads { 1_000 } else { 0 };
+    SimConfig { seed, quantum_ns, ..SimConfig::default() }
 }
 
 /// Work to do with a design on a fabric, generic over both.

@@ -118,6 +118,12 @@ pub const NAMED_MIXES: &[Mix] = &[
 ];
 
 impl Mix {
+    /// Whether no operation can change anything.
+    pub fn only_reads(&self) -> bool {
+        use OperationKind::{Get, MultiGet, Scan};
+        self.operations.iter().all(|(kind, _)| matches!(kind, Get | Scan { .. } | MultiGet { .. }))
+    }
+
     /// An empty mix, to be filled with [`Mix::with`].
     pub fn new(name: impl Into<Cow<'static, str>>) -> Self {
         Self { name: name.into(), operations: Cow::Borrowed(&[]), distribution: ZIPFIAN }

@@ -326,7 +326,8 @@ fn fabric(arguments: &Arguments) -> FabricConfig {
             ..LocalConfig::default()
         }),
         FabricName::Sim => {
-            let mut config = designs::simulated(arguments.seed);
+            let only_reads = arguments.trace.is_none() && arguments.workload.only_reads();
+            let mut config = designs::simulated(arguments.seed, only_reads);
             if let Some(round_trip_ns) = arguments.network_latency_ns {
                 config.network.one_way_ns = round_trip_ns / 2;
             }

@@ -64,7 +64,7 @@ fn environment(arguments: &Options) -> String {
         "keys": arguments.keys,
         "operations": arguments.operations,
         "cores": cores,
-        "cost_model": format!("{:?}", crate::designs::simulated(arguments.seed)),
+        "cost_model": format!("{:?}", crate::designs::simulated(arguments.seed, false)),
     });
     format!("{environment:#}\n")
 }
