@@ -129,12 +129,12 @@ fn a_load_that_runs_out_of_memory_shows_nothing() {
     records.extend((0..=255_u8).map(|number| {
         let mut key = vec![9; Small::MAX_KEY - 1];
         key.push(number);
-        (key, vec![number; 8])
+        (key, vec![number; 64])
     }));
     let boundaries = vec![vec![5]];
     let options = CoarseOptions { partitioning: Partitioning::Range { boundaries } };
     let mut ended = [0, 0];
-    for pages in [16, 20, 24, 32] {
+    for pages in [8, 12, 16, 24] {
         for count in 2..records.len() {
             let provider = &local(LocalConfig::default());
             let server = MemoryServerConfig {
