@@ -130,6 +130,7 @@ fn line(
             let each: f64 = more.next().and_then(|each| each.parse().ok()).unwrap_or_default();
             add(&["--cache-percent", &(each * f64::from(at.compute_servers)).to_string()]);
         } else if word == "--trace" {
+            more.next(); // the word that stands for the file
             let path = selection.trace.map(|path| path.display().to_string());
             add(&["--trace", &shlex::try_quote(&path.unwrap_or_default()).unwrap_or_default()]);
         } else if let Some(percent) = share.and_then(|share| share.parse::<f64>().ok()) {
