@@ -15,7 +15,9 @@ use crate::inspect::{Expect, Pool, at_the_end};
 use crate::processes;
 use crate::reshaping::{balancer, grower, mover};
 use crate::scenario::{DesignSpec, ErrorKind, KeysSpec, Scenario};
-use crate::setup::{coarse_options, dex_options, fine_options, hybrid_options, sim_config, start};
+use crate::setup::{
+    Servers, coarse_options, dex_options, fine_options, hybrid_options, sim_config, start,
+};
 use crate::workload;
 use farleaf_core::cache::CacheCounters;
 use farleaf_core::index::coarse::Coarse;
@@ -23,7 +25,7 @@ use farleaf_core::index::dex::Dex;
 use farleaf_core::index::fine::Fine;
 use farleaf_core::index::hybrid::Hybrid;
 use farleaf_core::index::{ByName, Design, IndexError, RangeIndex, Scan};
-use farleaf_core::page::{Bytes, CHOSEN, Fixed8, Named, with_page_words};
+use farleaf_core::page::{Bytes, CHOSEN, Fixed8, Layout, Named, with_page_words};
 use farleaf_core::server::MemoryServer;
 use farleaf_fabric::sim::SimCluster;
 use farleaf_fabric::sync::Arc;
@@ -198,6 +200,16 @@ fn play_design<L: Named>(scenario: &Scenario, seed: u64, board: &Board) -> Resul
     }
 }
 
+/// Memory servers with the empty index, and its compute side.
+fn set_up<L: Layout, De: Design<L>>(
+    scenario: &Scenario,
+    options: &De::Options,
+) -> Result<(Servers<L>, De::Compute), String> {
+    let servers = start::<L, De>(scenario, options)?;
+    let compute = De::compute(options);
+    Ok((servers, compute.map_err(|error| format!("cannot set up the compute side: {error}"))?))
+}
+
 fn play_on<L, De>(
     scenario: &Scenario,
     seed: u64,
@@ -208,9 +220,7 @@ where
     L: Named,
     De: Design<L>,
 {
-    let servers = start::<L, De>(scenario, options)?;
-    let compute =
-        De::compute(options).map_err(|error| format!("cannot set up the compute side: {error}"))?;
+    let (servers, compute) = set_up::<L, De>(scenario, options)?;
     let pool = Pool::new(&servers, scenario);
     let beside = (1, async |fabric, _| pool.watch(fabric, board, seed).await);
     let cluster = simulate::<L, De, _>(scenario, seed, board, &servers, &compute, beside);
@@ -230,9 +240,7 @@ where
     L: Named,
     De: Design<L>,
 {
-    let servers = start::<L, De>(scenario, options)?;
-    let compute =
-        De::compute(options).map_err(|error| format!("cannot set up the compute side: {error}"))?;
+    let (servers, compute) = set_up::<L, De>(scenario, options)?;
     let nothing = (0, async |_, _| ());
     simulate::<L, De, _>(scenario, seed, board, &servers, &compute, nothing);
     Ok(())
@@ -247,9 +255,7 @@ fn play_dex<L: Named>(scenario: &Scenario, seed: u64, board: &Board) -> Result<(
         return processes::play::<L>(scenario, spec, seed, board);
     }
     let options = dex_options::<L>(scenario)?;
-    let servers = start::<L, Dex>(scenario, &options)?;
-    let compute = <Dex as Design<L>>::compute(&options)
-        .map_err(|error| format!("cannot set up the compute side: {error}"))?;
+    let (servers, compute) = set_up::<L, Dex>(scenario, &options)?;
     let pool = Pool::new(&servers, scenario);
     let DesignSpec::Dex { movers, .. } = scenario.design else {
         return Err("the scenario's design is not dex".to_owned());
