@@ -65,6 +65,9 @@ rules! {
     CHAIN_DECIDES: "believes_heads", "heads", "A leaf that a head lists is used only if the chain of siblings leads to it.";
     CHUNKS_ONCE: "gives_a_chunk_each_time", "A4", "A repeated request for a chunk gets the same chunk.";
     LEAVES_READ_ONCE: "scans_piecemeal", "leaves", "A scan takes the records of a leaf from one copy of it.";
+    BLOCKS_FIRST: "refers_before_block", "blocks.X1", "A leaf refers to a block only once all of the block is written.";
+    BLOCKS_REST: "frees_blocks_early", "blocks.X4", "A block that a leaf has lost is used again only after the leaf is in the pool and a grace period has passed.";
+    BLOCKS_CHECKED: "believes_blocks", "blocks.X5", "A block is accepted only if its check matches and the look at its leaf is recent.";
     // Recovery from dead clients.
     DEAD_IF_DECLARED: "buries_the_living", "owners.O2", "A client counts as dead only if it was declared dead.";
     NUMBERS_AT_REST: "retires_in_doubt", "owners.O1", "A client's number is reused only when nothing is locked, logged or in flight under it.";

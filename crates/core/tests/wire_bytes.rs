@@ -163,6 +163,7 @@ fn replies() -> Vec<(Reply<Fixed8>, &'static str)> {
             "0a0100040605040302010100",
         ),
         (Reply::Owners(vec![0x0201, 0x0403]), "0b01020304"),
+        (Reply::Replaced(VALUE), "0c0807060504030201"),
     ];
     let refusals = [
         (Refusal::Malformed, "0800"),

@@ -74,6 +74,10 @@ counters! {
     offload_refusals,
     /// Cached copies dropped because a memory server had changed the leaf.
     invalidations,
+    /// Value blocks that an operation needed and found in the cache.
+    block_hits,
+    /// Value blocks that an operation needed and READ from a memory server.
+    block_misses,
 }
 
 impl LiveCounters {

@@ -9,6 +9,7 @@
 
 mod ages;
 mod average;
+mod blocks;
 mod client;
 mod cooling;
 mod counters;
@@ -27,6 +28,7 @@ mod write_back;
 
 pub(crate) use ages::Ages;
 pub use average::MovingAverage;
+pub use blocks::BlockCache;
 pub use client::CacheClient;
 pub use cooling::{Cooling, CoolingBucket, CoolingMap, CoolingQueue};
 pub use counters::{CacheCounters, LiveCounters};

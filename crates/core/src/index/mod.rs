@@ -1,6 +1,7 @@
 //! The index designs, behind one trait. No design uses another.
 
 mod admin;
+pub mod blocks;
 mod bulk;
 mod by_name;
 pub mod coarse;
@@ -27,5 +28,5 @@ pub use memory_use::MemoryUse;
 pub use partition_options::{BalanceOptions, Boundaries, PartitionOptions};
 pub use partitioned::{Built, BulkBuilder, PartIndex, PartPool, PartState, Partitioned, Released};
 pub use range_index::{Exchange, Owned, RangeIndex, Records, RecordsOf, Scan};
-pub(crate) use range_index::{OPERATIONS_TOGETHER, rounds};
+pub(crate) use range_index::{OPERATIONS_TOGETHER, execute_in_rounds, rounds};
 pub use reshape::{KeyRange, Reshape, Reshaped};

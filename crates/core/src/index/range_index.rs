@@ -149,21 +149,7 @@ pub trait RangeIndex {
         &self,
         edits: &[LeafEdit<&Self::Key, &Self::Value>],
     ) -> impl Future<Output = Vec<Result<Answer<Owned<Self::Value>>, IndexError>>> {
-        async {
-            let mut answers = Vec::with_capacity(edits.len());
-            for together in edits.chunks(self.operations_together().max(1)) {
-                let rounds = rounds(together);
-                let mut ended = Vec::with_capacity(together.len());
-                for round in 0..=rounds.iter().copied().max().unwrap_or(0) {
-                    let places = || (0..together.len()).filter(|place| rounds[*place] == round);
-                    let outcomes = all(places().map(|place| self.execute(together[place]))).await;
-                    ended.extend(places().zip(outcomes));
-                }
-                ended.sort_unstable_by_key(|(place, _)| *place);
-                answers.extend(ended.into_iter().map(|(_, outcome)| outcome));
-            }
-            answers
-        }
+        execute_in_rounds(self, edits)
     }
 
     /// Settles unknown outcomes of this handle's operations: pages that it may hold, WRITEs that
@@ -173,6 +159,26 @@ pub trait RangeIndex {
     fn settle(&self) -> impl Future<Output = Result<(), IndexError>> {
         async { Ok(()) }
     }
+}
+
+/// Executes operations one by one, as many together as keep their order on each key.
+pub(crate) async fn execute_in_rounds<I: RangeIndex + ?Sized>(
+    index: &I,
+    edits: &[LeafEdit<&I::Key, &I::Value>],
+) -> Vec<Result<Answer<Owned<I::Value>>, IndexError>> {
+    let mut answers = Vec::with_capacity(edits.len());
+    for together in edits.chunks(index.operations_together().max(1)) {
+        let rounds = rounds(together);
+        let mut ended = Vec::with_capacity(together.len());
+        for round in 0..=rounds.iter().copied().max().unwrap_or(0) {
+            let places = || (0..together.len()).filter(|place| rounds[*place] == round);
+            let outcomes = all(places().map(|place| index.execute(together[place]))).await;
+            ended.extend(places().zip(outcomes));
+        }
+        ended.sort_unstable_by_key(|(place, _)| *place);
+        answers.extend(ended.into_iter().map(|(_, outcome)| outcome));
+    }
+    answers
 }
 
 /// For each operation, how many operations before it are on the same key: operations with the same

@@ -41,7 +41,8 @@ pub enum Action<V> {
 pub struct Answer<V> {
     /// Whether the edit was applied. For a lookup: whether the key is present.
     pub applied: bool,
-    /// The value found by a lookup, or by a compare-exchange that failed. `None` for other edits.
+    /// The value found by a lookup, or by a compare-exchange that failed. For an edit that took a
+    /// value away which can be a reference to a value block: that value. `None` for other edits.
     pub found: Option<V>,
 }
 
@@ -140,6 +141,14 @@ impl<K: ?Sized + ToOwned, V: ?Sized + Eq + ToOwned> LeafEdit<&K, &V> {
         }
     }
 
+    /// The answer if the edit is applied to `page`, which has no room for it, after a split.
+    pub fn answer_after_split<L: Layout<Key = K, Value = V>>(
+        &self,
+        page: Page<'_, L>,
+    ) -> Answer<OwnedValue<L>> {
+        Answer { applied: true, found: L::leaf_reference(page, self.key) }
+    }
+
     /// Whether the leaf has no room for the record that the edit leaves in it.
     pub fn lacks_room<L: Layout<Key = K, Value = V>>(&self, page: Page<'_, L>) -> bool {
         self.new_value().is_some_and(|value| !L::leaf_has_room(page, self.key, value))
@@ -194,8 +203,8 @@ impl<V> Answer<V> {
     }
 }
 
-fn changed<V>(words: Words, sparse: bool) -> LeafOutcome<Answer<V>> {
-    LeafOutcome::Changed { answer: Answer::from_change(true), words, sparse }
+fn changed<V>(lost: Option<V>, words: Words, sparse: bool) -> LeafOutcome<Answer<V>> {
+    LeafOutcome::Changed { answer: Answer { applied: true, found: lost }, words, sparse }
 }
 
 fn nothing<V>() -> LeafOutcome<Answer<V>> {
@@ -208,7 +217,7 @@ fn insert<L: Layout>(
     value: &L::Value,
 ) -> LeafOutcome<Answer<OwnedValue<L>>> {
     match L::leaf_insert(page, key, value) {
-        LeafInsert::Inserted(words) => changed(words, false),
+        LeafInsert::Inserted(words) => changed(None, words, false),
         LeafInsert::Exists => nothing(),
         LeafInsert::Full => LeafOutcome::Full,
     }
@@ -220,16 +229,18 @@ fn replace<L: Layout>(
     key: &L::Key,
     value: &L::Value,
 ) -> LeafOutcome<Answer<OwnedValue<L>>> {
+    let lost = L::leaf_reference(page, key);
     match L::leaf_replace(page, key, value) {
-        LeafReplace::Replaced(words) => changed(words, false),
+        LeafReplace::Replaced(words) => changed(lost, words, false),
         LeafReplace::Absent => nothing(),
         LeafReplace::Full => LeafOutcome::Full,
     }
 }
 
 fn remove<L: Layout>(page: Page<'_, L>, key: &L::Key) -> LeafOutcome<Answer<OwnedValue<L>>> {
+    let lost = L::leaf_reference(page, key);
     if !L::leaf_delete(page, key) {
         return nothing();
     }
-    changed(L::deleted_words(page).into(), is_sparse::<L>(L::weight(page)))
+    changed(lost, L::deleted_words(page).into(), is_sparse::<L>(L::weight(page)))
 }

@@ -301,6 +301,12 @@ pub trait Layout: Copy + Debug + Send + Sync + 'static {
     fn leaf_replace(page: Page<'_, Self>, key: &Self::Key, value: &Self::Value) -> LeafReplace;
     /// Leaf: whether there is room for the record, which may replace one of the same key.
     fn leaf_has_room(page: Page<'_, Self>, key: &Self::Key, value: &Self::Value) -> bool;
+    /// Leaf: the value of a key that is present, if it can be a reference to a value block
+    /// ([`super::BlockRef`]).
+    #[inline]
+    fn leaf_reference(_page: Page<'_, Self>, _key: &Self::Key) -> Option<OwnedValue<Self>> {
+        None
+    }
     /// Leaf: marks a key as deleted. Returns whether it was present.
     fn leaf_delete(page: Page<'_, Self>, key: &Self::Key) -> bool;
     /// The number of entries that are marked as deleted, at most all.

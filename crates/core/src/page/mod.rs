@@ -16,6 +16,7 @@ mod layout;
 mod limits;
 mod lock_word;
 mod named;
+mod stored;
 mod stubborn;
 mod superblock;
 mod view;
@@ -38,6 +39,7 @@ pub use layout::{
 pub use limits::TooLong;
 pub use lock_word::LockWord;
 pub use named::Named;
+pub use stored::{BlockRef, MOST_BLOCK_BYTES, REFERENCE_BYTES, Stored, block_words, stored_inline};
 pub use stubborn::Stubborn;
 pub use superblock::{DesignId, Superblock, SuperblockError};
 pub use view::{HEADER_WORDS, MAX_LEVEL, Page};

@@ -7,15 +7,16 @@
 //! - A2. A freed node goes back to the free list of its server, and is the next to be allocated
 //!   there.
 //! - A3. The metadata never leaves this compute server's memory.
-//! - A4. A request for a chunk that is repeated, or arrives late, gets the same chunk: an outage
-//!   does not empty the pool.
+//! - A4. A request for a chunk that is repeated, or arrives late, gets the same chunk
+//!   (`chunks.rs`): an outage does not empty the pool.
 //! - A5. A retired node is handed out only after its grace period.
 //!
 //! *Thread safety*: belongs to one endpoint's thread; tasks of that thread share it.
 
-use super::{RemoteError, RpcClient};
+use super::RemoteError;
+use super::chunks::ChunkClient;
 use crate::page::{Layout, NodeCarver};
-use crate::wire::{GIVE_BACK_NODES, PoolRequest, Reply, Request};
+use crate::wire::{GIVE_BACK_NODES, PoolRequest, Request};
 use farleaf_fabric::{Fabric, FabricError, GlobalAddr, ServerId};
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -23,15 +24,11 @@ use std::collections::VecDeque;
 /// The nodes that one endpoint can allocate, on every memory server.
 #[derive(Debug)]
 pub struct NodeAllocator<F: Fabric, L: Layout> {
-    client: RpcClient<F, L>,
+    chunks: ChunkClient<F, L>,
     chunk_bytes: u64,
     carvers: Vec<RefCell<NodeCarver>>,
-    /// By server: tokens of chunk requests of unknown outcome. The next request repeats one.
-    in_doubt: Vec<RefCell<Vec<u64>>>,
     /// Retired nodes, each with the time from which it can be reused.
     resting: RefCell<VecDeque<(u64, GlobalAddr)>>,
-    /// The next unused token.
-    next_token: Cell<u64>,
     next_server: Cell<u16>,
     /// [`NodeAllocator::take_anywhere`] uses only this many servers, counted from the first.
     used_servers: Cell<u16>,
@@ -45,17 +42,12 @@ impl<F: Fabric, L: Layout> NodeAllocator<F, L> {
         let random = fabric.random();
         Self {
             carvers: carvers.collect(),
-            in_doubt: (0..servers).map(|_| RefCell::default()).collect(),
             resting: RefCell::default(),
-            // Start at a unique 64-bit number, so that the tokens of all endpoints differ,
-            // including those of previous lives: a memory server still remembers the chunks
-            // allocated under them.
-            next_token: Cell::new(fabric.unique()),
             // Start at a random server, so that the first nodes of many endpoints do not pile up on
             // one.
             next_server: Cell::new((random % u64::from(servers.max(1))) as u16),
             used_servers: Cell::new(servers.max(1)),
-            client: RpcClient::new(fabric),
+            chunks: ChunkClient::new(fabric),
             chunk_bytes,
         }
     }
@@ -81,26 +73,8 @@ impl<F: Fabric, L: Layout> NodeAllocator<F, L> {
             if let Some(node) = carver.borrow_mut().take() {
                 return Ok(node);
             }
-            let token = self.token(server);
-            let request = PoolRequest::AllocateChunk { bytes: self.chunk_bytes, token };
-            // Retries are safe: all requests with the same token get the same chunk.
-            let (at, bytes) = match self.client.ask_harmless(server, &request).await {
-                Ok(Reply::Chunk { at, bytes }) => (at, bytes),
-                Ok(_) => return Err(RemoteError::BadReply { server }),
-                Err(error) => {
-                    if let RemoteError::Indeterminate(_) = error {
-                        self.in_doubt[server.index()].borrow_mut().push(token);
-                    }
-                    return Err(error);
-                }
-            };
+            let (at, bytes) = self.chunks.allocate(server, self.chunk_bytes).await?;
             let node_bytes = carver.borrow().node_bytes();
-            let sensible = at.server() == server
-                && at.offset().is_multiple_of(NodeCarver::NODE_ALIGN)
-                && at.offset() > 0;
-            if !sensible {
-                return Err(RemoteError::BadReply { server });
-            }
             if bytes < node_bytes {
                 return Err(RemoteError::OutOfMemory { server });
             }
@@ -113,15 +87,6 @@ impl<F: Fabric, L: Layout> NodeAllocator<F, L> {
                 (0..nodes).for_each(|number| carver.give_back(at.plus(number * node_bytes)));
             }
         }
-    }
-
-    /// The token for the next chunk request to `server`.
-    fn token(&self, server: ServerId) -> u64 {
-        self.in_doubt[server.index()].borrow_mut().pop().unwrap_or_else(|| {
-            let token = self.next_token.get();
-            self.next_token.set(token.wrapping_add(1));
-            token
-        })
     }
 
     /// Restricts [`NodeAllocator::take_anywhere`] to the first `servers` memory servers; at least
@@ -196,13 +161,13 @@ impl<F: Fabric, L: Layout> NodeAllocator<F, L> {
     async fn wait_for_rested(&self, error: RemoteError) -> Result<(), RemoteError> {
         let first = self.resting.borrow().front().map(|(due_ns, _)| *due_ns);
         let due_ns = first.ok_or(error)?;
-        self.client.fabric().sleep(due_ns.saturating_sub(self.now_ns())).await;
+        self.chunks.rpc().fabric().sleep(due_ns.saturating_sub(self.now_ns())).await;
         self.wake_rested();
         Ok(())
     }
 
     fn now_ns(&self) -> u64 {
-        self.client.fabric().now_ns()
+        self.chunks.rpc().fabric().now_ns()
     }
 
     /// Returns free nodes on `server` beyond `keep` to that server, for other clients.
@@ -221,7 +186,7 @@ impl<F: Fabric, L: Layout> NodeAllocator<F, L> {
                 return Ok(());
             }
             let request = Request::from(PoolRequest::GiveBack { nodes });
-            match self.client.expect_done(server, &request).await {
+            match self.chunks.rpc().expect_done(server, &request).await {
                 Ok(()) => {}
                 Err(error @ RemoteError::Indeterminate(_)) => return Err(error),
                 Err(error) => {
@@ -242,7 +207,7 @@ impl<F: Fabric, L: Layout> NodeAllocator<F, L> {
     /// As [`NodeAllocator::share`], at the first server that does not take them.
     pub async fn share_all(&self, keep: usize) -> Result<(), RemoteError> {
         self.wake_rested();
-        for number in 0..self.client.fabric().memory_servers() {
+        for number in 0..self.chunks.rpc().fabric().memory_servers() {
             self.share(ServerId::new(number), keep).await?;
         }
         Ok(())

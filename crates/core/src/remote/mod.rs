@@ -12,6 +12,9 @@
 
 mod allocate;
 mod backoff;
+mod block_space;
+mod blocks;
+mod chunks;
 mod claim;
 mod commit;
 mod copy;
@@ -36,6 +39,8 @@ mod split;
 
 pub use allocate::NodeAllocator;
 pub use backoff::Backoff;
+pub use block_space::{BlockSpace, BlockUsage};
+pub use blocks::BlockClient;
 pub use claim::ROOT_SERVER;
 pub use commit::Change;
 pub(crate) use commit::Committed;

@@ -58,6 +58,8 @@ messages! {
         },
         /// The numbers of clients.
         11 => Owners(owners: Vec<u16> as rest),
+        /// The edit was applied, and took this value away, which can be a reference to a block.
+        12 => Replaced(value: OwnedValue<L>),
     }
 }
 
@@ -126,6 +128,9 @@ impl<L: Layout> Reply<L> {
     pub fn from_edit(edit: LeafEdit<&L::Key, &L::Value>, answer: Answer<OwnedValue<L>>) -> Self {
         match edit.action {
             Action::Get => Self::Value(answer.found),
+            _ if answer.applied && answer.found.is_some() => {
+                answer.found.map_or(Self::Done, Self::Replaced)
+            }
             Action::Insert(_) | Action::Update(_) | Action::Remove => Self::Applied(answer.applied),
             Action::Upsert(_) => Self::Done,
             Action::CompareExchange(..) if answer.applied => Self::Done,
@@ -143,6 +148,8 @@ impl<L: Layout> Reply<L> {
             (Action::Upsert(_) | Action::CompareExchange(..), Self::Done) => {
                 Answer::from_change(true)
             }
+            (Action::Get, Self::Replaced(_)) => return None,
+            (_, Self::Replaced(lost)) => Answer { applied: true, found: Some(lost) },
             (Action::CompareExchange(..), Self::Differs(found)) => Answer { applied: false, found },
             _ => return None,
         })

@@ -19,34 +19,34 @@ use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::Mutex;
 
-type Key = Vec<u8>;
-type Model = BTreeMap<Key, Vec<u8>>;
+pub(super) type Key = Vec<u8>;
+pub(super) type Model = BTreeMap<Key, Vec<u8>>;
 
-fn server() -> MemoryServerConfig {
+pub(super) fn server() -> MemoryServerConfig {
     MemoryServerConfig { pool_bytes: 32 << 20, chunk_bytes: 1 << 16, ..Default::default() }
 }
 
-fn fine(provider: &AnyProvider) -> Setup<'_, AnyProvider, FineOptions> {
+pub(super) fn fine(provider: &AnyProvider) -> Setup<'_, AnyProvider, FineOptions> {
     let options =
         FineOptions { chunk_nodes_log2: 4, leaves_per_head: 30, ..FineOptions::default() };
     Setup { provider, options, memory_servers: 3, server: server() }
 }
 
 /// The middle share begins within the keys that share a long prefix.
-fn hybrid(provider: &AnyProvider) -> Setup<'_, AnyProvider, HybridOptions<Key>> {
+pub(super) fn hybrid(provider: &AnyProvider) -> Setup<'_, AnyProvider, HybridOptions<Key>> {
     let boundaries = vec![long_prefix(b"key-0000000050"), b"q".to_vec()];
     let options =
         HybridOptions { chunk_nodes_log2: 4, ..HybridOptions::with_boundaries(boundaries) };
     Setup { provider, options, memory_servers: 3, server: server() }
 }
 
-fn long_prefix(tail: &[u8]) -> Key {
+pub(super) fn long_prefix(tail: &[u8]) -> Key {
     [b"https://example.org/a/path/that/all/of/them/share/", tail].concat()
 }
 
 /// A key of client `client`: empty for the first one, or as long as may be, or one of many that
 /// share a prefix, or short.
-fn key(number: u64, client: usize, most: usize) -> Key {
+pub(super) fn key(number: u64, client: usize, most: usize) -> Key {
     let end = client as u8;
     match number % 16 {
         0 if number == 0 && client == 0 => Vec::new(),
@@ -137,7 +137,7 @@ async fn step<F: Fabric, I: RangeIndex<Key = [u8], Value = [u8]>>(
     }
 }
 
-async fn check<I: RangeIndex<Key = [u8], Value = [u8]>>(index: &I, model: &Model) {
+pub(super) async fn check<I: RangeIndex<Key = [u8], Value = [u8]>>(index: &I, model: &Model) {
     let expected: Vec<_> = model.iter().map(|(key, value)| (key.clone(), value.clone())).collect();
     assert_eq!(index.scan(&Scan::range(..)).await.unwrap(), expected);
     let mut down = index.scan(&Scan::range(..).reverse()).await.unwrap();
@@ -148,16 +148,22 @@ async fn check<I: RangeIndex<Key = [u8], Value = [u8]>>(index: &I, model: &Model
     assert!(found.into_iter().eq(model.values().cloned().map(Some)));
 }
 
+/// The longest values of the designs without blocks.
+fn inline<const W: usize>() -> u64 {
+    W as u64 * 2 / 3
+}
+
 /// Several clients, each with its own keys between those of the others.
-fn random_operations<const W: usize, D>(
+pub(super) fn random_operations<const W: usize, D>(
     setup: &Setup<'_, AnyProvider, D::Options>,
     operations: usize,
+    most_value: u64,
 ) where
     D: Design<Bytes<W>>,
 {
     let cluster = setup.with_index::<Bytes<W>, D>();
     let compute = &D::compute(&setup.options).unwrap();
-    let limits = (Bytes::<W>::MAX_KEY, W as u64 * 2 / 3);
+    let limits = (Bytes::<W>::MAX_KEY, most_value);
     let models = cluster.run(&[0, 0, 1, 2], |fabric, client| async move {
         let index = D::open(fabric.clone(), compute).await.unwrap();
         let mut model = Model::new();
@@ -187,7 +193,7 @@ fn random_operations<const W: usize, D>(
     });
 }
 
-fn loads<const W: usize, D>(setup: &Setup<'_, AnyProvider, D::Options>)
+pub(super) fn loads<const W: usize, D>(setup: &Setup<'_, AnyProvider, D::Options>, most_value: u64)
 where
     D: Design<Bytes<W>>,
 {
@@ -198,14 +204,14 @@ where
             let index = D::open(fabric.clone(), compute).await.unwrap();
             let mut model = Model::new();
             for number in 0..4_000 {
-                let value = value(fabric.random(), W as u64 * 2 / 3);
+                let value = value(fabric.random(), most_value);
                 model.insert(key(number, 0, Bytes::<W>::MAX_KEY), value);
             }
             let loaded = index.bulk_load(model.clone().into_iter(), fill).await.unwrap();
             assert_eq!(loaded, model.len() as u64);
             check(&index, &model).await;
             for _ in 0..500 {
-                let limits = (0, 4_000, Bytes::<W>::MAX_KEY, W as u64 * 2 / 3);
+                let limits = (0, 4_000, Bytes::<W>::MAX_KEY, most_value);
                 step(&fabric, &index, &mut model, limits).await;
             }
             index.collect().await.unwrap();
@@ -217,37 +223,37 @@ where
 #[test]
 fn fine_locally() {
     let provider = local(LocalConfig::default());
-    random_operations::<128, Fine>(&fine(&provider), 3_000);
-    random_operations::<512, Fine>(&fine(&provider), 3_000);
-    loads::<128, Fine>(&fine(&provider));
-    loads::<512, Fine>(&fine(&provider));
+    random_operations::<128, Fine>(&fine(&provider), 3_000, inline::<128>());
+    random_operations::<512, Fine>(&fine(&provider), 3_000, inline::<512>());
+    loads::<128, Fine>(&fine(&provider), inline::<128>());
+    loads::<512, Fine>(&fine(&provider), inline::<512>());
 }
 
 #[test]
 fn fine_simulated() {
     for seed in 0..2 {
-        random_operations::<128, Fine>(&fine(&rough(seed)), 800);
-        random_operations::<512, Fine>(&fine(&rough(seed)), 800);
+        random_operations::<128, Fine>(&fine(&rough(seed)), 800, inline::<128>());
+        random_operations::<512, Fine>(&fine(&rough(seed)), 800, inline::<512>());
     }
-    loads::<128, Fine>(&fine(&rough(7)));
+    loads::<128, Fine>(&fine(&rough(7)), inline::<128>());
 }
 
 #[test]
 fn hybrid_locally() {
     let provider = local(LocalConfig::default());
-    random_operations::<128, Hybrid>(&hybrid(&provider), 3_000);
-    random_operations::<512, Hybrid>(&hybrid(&provider), 3_000);
-    loads::<128, Hybrid>(&hybrid(&provider));
-    loads::<512, Hybrid>(&hybrid(&provider));
+    random_operations::<128, Hybrid>(&hybrid(&provider), 3_000, inline::<128>());
+    random_operations::<512, Hybrid>(&hybrid(&provider), 3_000, inline::<512>());
+    loads::<128, Hybrid>(&hybrid(&provider), inline::<128>());
+    loads::<512, Hybrid>(&hybrid(&provider), inline::<512>());
 }
 
 #[test]
 fn hybrid_simulated() {
     for seed in 0..2 {
-        random_operations::<128, Hybrid>(&hybrid(&rough(seed)), 800);
-        random_operations::<512, Hybrid>(&hybrid(&rough(seed)), 800);
+        random_operations::<128, Hybrid>(&hybrid(&rough(seed)), 800, inline::<128>());
+        random_operations::<512, Hybrid>(&hybrid(&rough(seed)), 800, inline::<512>());
     }
-    loads::<128, Hybrid>(&hybrid(&rough(7)));
+    loads::<128, Hybrid>(&hybrid(&rough(7)), inline::<128>());
 }
 
 /// The keys that a client has changed before it dies, and the change that was in flight.
@@ -372,14 +378,17 @@ fn dex_options(cache: CacheOptions) -> DexOptions<Key> {
     }
 }
 
-fn dex(provider: &AnyProvider, cache: CacheOptions) -> Setup<'_, AnyProvider, DexOptions<Key>> {
+pub(super) fn dex(
+    provider: &AnyProvider,
+    cache: CacheOptions,
+) -> Setup<'_, AnyProvider, DexOptions<Key>> {
     let options = dex_options(cache);
     let server = MemoryServerConfig { chunk_bytes: 1 << 18, ..server() };
     Setup { provider, options, memory_servers: 3, server }
 }
 
 /// The fewest frames that a cache can have, and all nodes in frames.
-fn caches() -> [CacheOptions; 2] {
+pub(super) fn caches() -> [CacheOptions; 2] {
     let few = CacheOptions { bytes: 0, ..CacheOptions::default() };
     [few, CacheOptions { bytes: 8 << 20, ..CacheOptions::default() }]
 }
@@ -388,10 +397,10 @@ fn caches() -> [CacheOptions; 2] {
 fn dex_locally() {
     let provider = local(LocalConfig::default());
     for cache in caches() {
-        random_operations::<128, Dex>(&dex(&provider, cache), 3_000);
-        random_operations::<512, Dex>(&dex(&provider, cache), 3_000);
-        loads::<128, Dex>(&dex(&provider, cache));
-        loads::<512, Dex>(&dex(&provider, cache));
+        random_operations::<128, Dex>(&dex(&provider, cache), 3_000, inline::<128>());
+        random_operations::<512, Dex>(&dex(&provider, cache), 3_000, inline::<512>());
+        loads::<128, Dex>(&dex(&provider, cache), inline::<128>());
+        loads::<512, Dex>(&dex(&provider, cache), inline::<512>());
     }
 }
 
@@ -399,10 +408,10 @@ fn dex_locally() {
 fn dex_simulated() {
     for cache in caches() {
         for seed in 0..2 {
-            random_operations::<128, Dex>(&dex(&rough(seed), cache), 800);
-            random_operations::<512, Dex>(&dex(&rough(seed), cache), 800);
+            random_operations::<128, Dex>(&dex(&rough(seed), cache), 800, inline::<128>());
+            random_operations::<512, Dex>(&dex(&rough(seed), cache), 800, inline::<512>());
         }
-        loads::<128, Dex>(&dex(&rough(7), cache));
+        loads::<128, Dex>(&dex(&rough(7), cache), inline::<128>());
     }
 }
 

@@ -3,6 +3,7 @@
 
 #![cfg(not(any(loom, shuttle)))]
 
+mod blocks;
 mod crashes;
 mod designs;
 mod limits;

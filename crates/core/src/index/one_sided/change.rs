@@ -68,6 +68,7 @@ async fn try_change<I: Locate>(
     let Some(entry) = edit.new_record() else {
         return Err(RemoteError::BadReply { server: copy.at().server() }.into());
     };
+    let answer = edit.answer_after_split(copy.page());
     index.split_and_add(&copy, &entry, spare).await?;
-    Ok(Answer::from_change(true))
+    Ok(answer)
 }

@@ -13,6 +13,7 @@ use crate::page::layout::{
     Entry, FencePosition, Layout, LeafInsert, LeafReplace, Probe, ScanWindow, SplitPlan,
 };
 use crate::page::limits::TooLong;
+use crate::page::stored::REFERENCE_BYTES;
 use crate::page::view::{HEADER_WORDS, META_WORD, SELF_WORD};
 use crate::page::words::Words;
 use farleaf_fabric::GlobalAddr;
@@ -405,6 +406,16 @@ impl<const WORDS: usize> Layout for Bytes<WORDS> {
             Vec::with_capacity(slot.value.min(Self::MOST_WORDS * 8).next_multiple_of(8));
         slot.copy_value(page, &mut value);
         Some(value)
+    }
+
+    fn leaf_reference(page: View<'_, WORDS>, key: &[u8]) -> Option<Vec<u8>> {
+        let (_, slot) = Self::live_slot(page, key)?;
+        if slot.value != REFERENCE_BYTES {
+            return None;
+        }
+        let mut reference = Vec::with_capacity(REFERENCE_BYTES.next_multiple_of(8));
+        slot.copy_value(page, &mut reference);
+        Some(reference)
     }
 
     fn leaf_collect(

@@ -100,8 +100,9 @@ impl<L: Layout> Tree<L> {
             }
             LeafOutcome::Full => {
                 let record = edit.new_record().ok_or(Refusal::Damaged)?;
+                let answer = edit.answer_after_split(leaf.page);
                 self.split_and_add(cpu, leaf, guard, record).await?;
-                Ok(Answer::from_change(true))
+                Ok(answer)
             }
         }
     }

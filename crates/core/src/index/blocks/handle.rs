@@ -1,0 +1,462 @@
+//! The operations: what is stored in a leaf for a value, and the value for what is stored.
+//!
+//! *Thread safety*: belongs to its endpoint's thread; tasks of that thread share it.
+
+use crate::cache::{BlockCache, CacheCounters, LiveCounters};
+use crate::index::{
+    Answer, Background, IndexAdmin, IndexError, KeyRange, LeafEdit, OPERATIONS_TOGETHER,
+    RangeIndex, Records, Reshape, Reshaped, Scan, execute_in_rounds,
+};
+use crate::page::{Action, BlockRef, Layout, MOST_BLOCK_BYTES, Stored, TooLong, stored_inline};
+use crate::remote::{Backoff, BlockClient, Miss};
+use crate::together::all;
+use farleaf_fabric::Fabric;
+use farleaf_fabric::sync::Arc;
+use std::borrow::{Borrow, Cow};
+use std::ops::Bound;
+
+/// Records of one part of a scan, whose blocks are READ before the next part begins: the look at
+/// their leaves must be recent (blocks.X5).
+const SCAN_TOGETHER: usize = 256;
+/// Blocks that one operation reads or writes together.
+const BLOCKS_TOGETHER: usize = OPERATIONS_TOGETHER;
+
+/// A handle of an index with value blocks.
+#[derive(Debug)]
+pub struct BlockIndex<I, F: Fabric, L: Layout> {
+    pub(super) design: I,
+    pub(super) blocks: BlockClient<F, L>,
+    cache: Arc<BlockCache>,
+    counters: LiveCounters,
+    inline_bytes: usize,
+}
+
+/// What a leaf shall have for a value, and the new block behind it.
+struct New<'a> {
+    stored: Cow<'a, [u8]>,
+    block: Option<BlockRef>,
+}
+
+impl<I, F, L> BlockIndex<I, F, L>
+where
+    I: IndexAdmin<Key = [u8], Value = [u8]>,
+    F: Fabric,
+    L: Layout<Key = [u8], Value = [u8]>,
+{
+    pub(super) fn new(
+        design: I,
+        blocks: BlockClient<F, L>,
+        cache: &Arc<BlockCache>,
+        inline_bytes: usize,
+    ) -> Self {
+        let (cache, counters) = (Arc::clone(cache), LiveCounters::default());
+        Self { design, blocks, cache, counters, inline_bytes }
+    }
+
+    /// The handle of the design below.
+    pub fn design(&self) -> &I {
+        &self.design
+    }
+
+    pub(super) fn check(key: &[u8], value: &[u8]) -> Result<(), IndexError> {
+        L::check_key(key)?;
+        let (bytes, most) = (value.len(), MOST_BLOCK_BYTES);
+        if bytes <= most { Ok(()) } else { Err(TooLong::Value { bytes, most }.into()) }
+    }
+
+    /// What a leaf has for a value that is inline; `None` if the value needs a block.
+    pub(super) fn inline<'a>(&self, key: &[u8], value: &'a [u8]) -> Option<Cow<'a, [u8]>> {
+        if value.len() > self.inline_bytes {
+            return None;
+        }
+        let stored = stored_inline(value);
+        L::check_record(key, &stored).is_ok().then_some(stored)
+    }
+
+    /// Writes a block. If there is no memory left, blocks that leaves have lost are freed first.
+    pub(super) async fn write_block(&self, value: &[u8]) -> Result<BlockRef, IndexError> {
+        match self.blocks.write(value).await.map_err(IndexError::from) {
+            Err(error @ IndexError::OutOfMemory { .. }) => {
+                self.rest_lost().await?;
+                if !self.blocks.wait_for_rested().await {
+                    return Err(error);
+                }
+                Ok(self.blocks.write(value).await?)
+            }
+            outcome => outcome,
+        }
+    }
+
+    async fn store<'a>(&self, key: &[u8], value: &'a [u8]) -> Result<New<'a>, IndexError> {
+        if let Some(stored) = self.inline(key, value) {
+            return Ok(New { stored, block: None });
+        }
+        let block = self.write_block(value).await?;
+        Ok(New { stored: Cow::Owned(block.to_stored().to_vec()), block: Some(block) })
+    }
+
+    /// What becomes of the blocks once an edit has ended.
+    async fn settle(
+        &self,
+        block: Option<BlockRef>,
+        value: &[u8],
+        outcome: Result<Answer<Vec<u8>>, IndexError>,
+    ) -> Result<Answer<Vec<u8>>, IndexError> {
+        let answer = match outcome {
+            // A leaf may refer to the block, now or later (blocks.X8).
+            Err(error @ IndexError::Indeterminate(_)) => return Err(error),
+            Err(error) => {
+                self.give_back(block);
+                return Err(error);
+            }
+            Ok(answer) => answer,
+        };
+        if !answer.applied {
+            self.give_back(block);
+            return Ok(answer);
+        }
+        if let Some(block) = block {
+            self.cache.keep(block, value);
+        }
+        if let Some(lost) = answer.found.as_deref()
+            && let Stored::Block(lost) = Stored::of(lost)
+        {
+            self.cache.forget(lost);
+            if self.blocks.lose(lost) {
+                // The operation itself has succeeded; the next loss tries again.
+                let _ = Box::pin(self.rest_lost()).await;
+            }
+        }
+        Ok(Answer::from_change(true))
+    }
+
+    pub(super) fn give_back(&self, block: Option<BlockRef>) {
+        if let Some(block) = block {
+            self.blocks.give_back(block);
+        }
+    }
+
+    /// Writes back the leaves that have lost blocks, so that the blocks can be used again after a
+    /// grace period (blocks.X4).
+    async fn rest_lost(&self) -> Result<(), IndexError> {
+        let lost = self.blocks.lost();
+        if !lost.is_empty() {
+            self.design.flush().await?;
+            self.blocks.rest(lost);
+        }
+        Ok(())
+    }
+
+    /// The value for what a leaf had at `since_ns` or later.
+    async fn resolve(&self, mut stored: Vec<u8>, since_ns: u64) -> Result<Vec<u8>, Miss> {
+        let block = match Stored::of(&stored) {
+            Stored::Inline(value) => {
+                let length = value.len();
+                stored.truncate(length);
+                return Ok(stored);
+            }
+            Stored::Block(block) => block,
+        };
+        if let Some(value) = self.cache.get(block) {
+            LiveCounters::count(&self.counters.block_hits);
+            return Ok(value);
+        }
+        LiveCounters::count(&self.counters.block_misses);
+        let value = self.blocks.read(block, since_ns).await?;
+        self.cache.keep(block, &value);
+        Ok(value)
+    }
+
+    /// As [`BlockIndex::resolve`]; if the block is not there any more, asks the leaf again.
+    async fn resolve_or_ask(
+        &self,
+        key: &[u8],
+        stored: Vec<u8>,
+        since_ns: u64,
+    ) -> Result<Option<Vec<u8>>, IndexError> {
+        match self.resolve(stored, since_ns).await {
+            Ok(value) => Ok(Some(value)),
+            Err(Miss::Restart) => Box::pin(self.ask_again(key)).await,
+            Err(Miss::Failed(error)) => Err(error.into()),
+        }
+    }
+
+    #[cold]
+    async fn ask_again(&self, key: &[u8]) -> Result<Option<Vec<u8>>, IndexError> {
+        let mut backoff = Backoff::default();
+        loop {
+            self.blocks.restart(&mut backoff).await?;
+            let since_ns = self.blocks.now_ns();
+            let Some(stored) = self.design.get(key).await? else { return Ok(None) };
+            match self.resolve(stored, since_ns).await {
+                Ok(value) => return Ok(Some(value)),
+                Err(Miss::Restart) => {}
+                Err(Miss::Failed(error)) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// The values of what leaves had for keys; blocks are READ together.
+    async fn resolve_all<'a>(
+        &self,
+        found: Vec<(&'a [u8], Option<Vec<u8>>)>,
+        since_ns: u64,
+    ) -> Result<Vec<Option<Vec<u8>>>, IndexError> {
+        let mut values = Vec::with_capacity(found.len());
+        let mut found = found.into_iter().peekable();
+        while found.peek().is_some() {
+            let together = found.by_ref().take(BLOCKS_TOGETHER);
+            let resolved = together.map(async |(key, stored)| match stored {
+                Some(stored) => self.resolve_or_ask(key, stored, since_ns).await,
+                None => Ok(None),
+            });
+            for value in all(resolved).await {
+                values.push(value?);
+            }
+        }
+        Ok(values)
+    }
+
+    /// An insert, update or upsert of `value`.
+    async fn change(
+        &self,
+        edit: LeafEdit<&[u8], &[u8]>,
+        value: &[u8],
+    ) -> Result<Answer<Vec<u8>>, IndexError> {
+        let key = edit.key;
+        Self::check(key, value)?;
+        let New { stored, block } = self.store(key, value).await?;
+        let stored = &stored[..];
+        let action = match edit.action {
+            Action::Insert(_) => Action::Insert(stored),
+            Action::Update(_) => Action::Update(stored),
+            _ => Action::Upsert(stored),
+        };
+        let outcome = self.design.execute(LeafEdit { key, action }).await;
+        self.settle(block, value, outcome).await
+    }
+
+    /// A compare-exchange compares what is stored. So it first finds out what is stored for the
+    /// expected value: only inline values tell by themselves.
+    async fn exchange(
+        &self,
+        key: &[u8],
+        expected: &[u8],
+        value: &[u8],
+    ) -> Result<Answer<Vec<u8>>, IndexError> {
+        Self::check(key, expected)?;
+        Self::check(key, value)?;
+        let mut backoff = Backoff::default();
+        let mut stored = self.inline(key, expected).map(Cow::into_owned);
+        if stored.is_none() {
+            match self.stored_for(key, expected, None).await? {
+                Ok(found) => stored = Some(found),
+                Err(found) => return Ok(Answer { applied: false, found }),
+            }
+        }
+        let new = self.store(key, value).await?;
+        loop {
+            let since_ns = self.blocks.now_ns();
+            let Some(expects) = stored.take() else {
+                self.give_back(new.block);
+                return Ok(Answer::from_change(false));
+            };
+            let action = Action::CompareExchange(&expects[..], &new.stored[..]);
+            let outcome = self.design.execute(LeafEdit { key, action }).await;
+            let found = match outcome {
+                Ok(Answer { applied: false, found: Some(found) }) => found,
+                outcome => return self.settle(new.block, value, outcome).await,
+            };
+            // The key has another value, or the same one stored in another way.
+            match self.stored_for(key, expected, Some((found, since_ns))).await {
+                Ok(Ok(found)) => stored = Some(found),
+                Ok(Err(found)) => {
+                    self.give_back(new.block);
+                    return Ok(Answer { applied: false, found });
+                }
+                Err(error) => {
+                    self.give_back(new.block);
+                    return Err(error);
+                }
+            }
+            if let Err(error) = self.blocks.restart(&mut backoff).await {
+                self.give_back(new.block);
+                return Err(error.into());
+            }
+        }
+    }
+
+    /// What the leaf has for `key`, if that is `expected`; else the value that the key has. `found`
+    /// is what the leaf had at a time or later, if that is known.
+    async fn stored_for(
+        &self,
+        key: &[u8],
+        expected: &[u8],
+        mut found: Option<(Vec<u8>, u64)>,
+    ) -> Result<Result<Vec<u8>, Option<Vec<u8>>>, IndexError> {
+        let mut backoff = Backoff::default();
+        loop {
+            let (stored, since_ns) = match found.take() {
+                Some(found) => found,
+                None => {
+                    let since_ns = self.blocks.now_ns();
+                    match self.design.get(key).await? {
+                        Some(stored) => (stored, since_ns),
+                        None => return Ok(Err(None)),
+                    }
+                }
+            };
+            match self.resolve(stored.clone(), since_ns).await {
+                Ok(value) if value == expected => return Ok(Ok(stored)),
+                Ok(value) => return Ok(Err(Some(value))),
+                Err(Miss::Restart) => self.blocks.restart(&mut backoff).await?,
+                Err(Miss::Failed(error)) => return Err(error.into()),
+            }
+        }
+    }
+}
+
+impl<I, F, L> RangeIndex for BlockIndex<I, F, L>
+where
+    I: IndexAdmin<Key = [u8], Value = [u8]>,
+    F: Fabric,
+    L: Layout<Key = [u8], Value = [u8]>,
+{
+    type Key = [u8];
+    type Value = [u8];
+
+    async fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, IndexError> {
+        let since_ns = self.blocks.now_ns();
+        match self.design.get(key).await? {
+            Some(stored) => self.resolve_or_ask(key, stored, since_ns).await,
+            None => Ok(None),
+        }
+    }
+
+    async fn execute(&self, edit: LeafEdit<&[u8], &[u8]>) -> Result<Answer<Vec<u8>>, IndexError> {
+        let key = edit.key;
+        match edit.action {
+            Action::Get => self.get(key).await.map(Answer::from_lookup),
+            Action::Insert(value) | Action::Update(value) | Action::Upsert(value) => {
+                self.change(edit, value).await
+            }
+            Action::Remove => {
+                let outcome = self.design.execute(edit).await;
+                self.settle(None, &[], outcome).await
+            }
+            Action::CompareExchange(expected, value) => self.exchange(key, expected, value).await,
+        }
+    }
+
+    async fn scan(&self, scan: &Scan<Vec<u8>>) -> Result<Records<Vec<u8>, Vec<u8>>, IndexError> {
+        let mut records: Records<Vec<u8>, Vec<u8>> = Vec::new();
+        let mut rest = scan.clone();
+        while records.len() < scan.limit {
+            rest.limit = (scan.limit - records.len()).min(SCAN_TOGETHER);
+            let since_ns = self.blocks.now_ns();
+            let found = self.design.scan(&rest).await?;
+            let is_last = found.len() < rest.limit;
+            let Some((last, _)) = found.last() else { break };
+            let beyond = Bound::Excluded(last.clone());
+            match scan.reverse {
+                true => rest.upper = beyond,
+                false => rest.lower = beyond,
+            }
+            let (keys, stored): (Vec<_>, Vec<_>) = found.into_iter().unzip();
+            let found = keys.iter().map(Vec::as_slice).zip(stored.into_iter().map(Some)).collect();
+            let values = self.resolve_all(found, since_ns).await?;
+            // A key that was removed meanwhile need not appear.
+            records.extend(
+                keys.into_iter().zip(values).filter_map(|(key, value)| Some((key, value?))),
+            );
+            if is_last {
+                break;
+            }
+        }
+        Ok(records)
+    }
+
+    async fn bulk_load(
+        &self,
+        records: impl Iterator<Item = (Vec<u8>, Vec<u8>)>,
+        fill: f64,
+    ) -> Result<u64, IndexError> {
+        self.load(records, fill).await
+    }
+
+    async fn flush(&self) -> Result<(), IndexError> {
+        self.design.flush().await
+    }
+
+    fn operations_together(&self) -> usize {
+        self.design.operations_together()
+    }
+
+    async fn multi_get<Q: Borrow<[u8]>>(
+        &self,
+        keys: &[Q],
+    ) -> Result<Vec<Option<Vec<u8>>>, IndexError> {
+        let mut values = Vec::with_capacity(keys.len());
+        for together in keys.chunks(SCAN_TOGETHER) {
+            let since_ns = self.blocks.now_ns();
+            let stored = self.design.multi_get(together).await?;
+            let found = together.iter().map(Borrow::borrow).zip(stored).collect();
+            values.extend(self.resolve_all(found, since_ns).await?);
+        }
+        Ok(values)
+    }
+
+    async fn execute_all(
+        &self,
+        edits: &[LeafEdit<&[u8], &[u8]>],
+    ) -> Vec<Result<Answer<Vec<u8>>, IndexError>> {
+        execute_in_rounds(self, edits).await
+    }
+
+    async fn settle(&self) -> Result<(), IndexError> {
+        self.design.settle().await
+    }
+}
+
+impl<I, F, L> IndexAdmin for BlockIndex<I, F, L>
+where
+    I: IndexAdmin<Key = [u8], Value = [u8]>,
+    F: Fabric,
+    L: Layout<Key = [u8], Value = [u8]>,
+{
+    async fn collect(&self) -> Result<(), IndexError> {
+        self.design.collect().await?;
+        self.rest_lost().await
+    }
+
+    async fn declare_dead(&self, compute_server: u16) -> Result<(), IndexError> {
+        self.design.declare_dead(compute_server).await
+    }
+
+    fn compute_server_of(&self, key: &[u8]) -> Option<u16> {
+        self.design.compute_server_of(key)
+    }
+
+    fn owned_by(&self, compute_server: u16) -> Option<KeyRange<Vec<u8>>> {
+        self.design.owned_by(compute_server)
+    }
+
+    async fn reshape(&self, change: &Reshape<Vec<u8>>) -> Result<Reshaped, IndexError> {
+        self.design.reshape(change).await
+    }
+
+    async fn background(
+        &self,
+        work: Background,
+        ended: &dyn Fn() -> bool,
+        report: &dyn Fn(Result<Reshaped, IndexError>),
+    ) -> Result<(), IndexError> {
+        self.design.background(work, ended, report).await
+    }
+
+    fn cache_counters(&self) -> CacheCounters {
+        let mut counters = self.design.cache_counters();
+        counters += self.counters.snapshot();
+        counters
+    }
+}

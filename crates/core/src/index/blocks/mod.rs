@@ -1,0 +1,102 @@
+//! Values of up to 1 MiB, for any design whose keys and values are byte strings: [`Blocks`] keeps
+//! longer values in immutable blocks beside the leaves, and leaves refer to them.
+//!
+//! ```text
+//! leaf record:  key │ value, if it is short             Blocks<D>
+//!               key │ [address][length][check] ──▶ block: the value's words and nothing else
+//!                      └──────── design D ────────┘        └─ written once, READ by its exact size
+//! ```
+//!
+//! The design below knows nothing of blocks but one thing: an edit that takes a value away which
+//! has a reference's length returns it ([`crate::page::Answer::found`]), so that the block can be
+//! freed. Its pages, messages and protocols are the same.
+//!
+//! *Invariants*: blocks.X1 to blocks.X9. This file and its neighbours see to these:
+//! - blocks.X1. The reference is stored only after the block is written.
+//! - blocks.X4. The operation that took a reference out of a leaf gives the block back. It rests
+//!   after [`crate::index::RangeIndex::flush`]: until then the leaf may be in a cache only.
+//! - blocks.X8. A block of an operation of unknown outcome is given up.
+//!
+//! *Thread safety*: handles belong to their endpoints' threads; the space and the cache are shared
+//! by the handles of a process.
+
+mod handle;
+mod load;
+mod options;
+
+pub use handle::BlockIndex;
+pub use options::BlockOptions;
+
+use super::{Design, IndexError};
+use crate::cache::BlockCache;
+use crate::page::Layout;
+use crate::remote::{BlockClient, BlockSpace, BlockUsage};
+use farleaf_fabric::Fabric;
+use farleaf_fabric::sync::Arc;
+use std::marker::PhantomData;
+
+/// Design `D` with value blocks.
+#[derive(Clone, Copy, Debug)]
+pub struct Blocks<D>(PhantomData<D>);
+
+/// The compute side of an index with value blocks.
+#[derive(Clone, Debug)]
+pub struct BlockCompute<C> {
+    design: C,
+    space: Arc<BlockSpace>,
+    cache: Arc<BlockCache>,
+    inline_bytes: usize,
+    chunk_bytes: u64,
+}
+
+impl<C> BlockCompute<C> {
+    /// The compute side of the design below.
+    pub fn design(&self) -> &C {
+        &self.design
+    }
+
+    /// The blocks of this process.
+    pub fn usage(&self) -> BlockUsage {
+        self.space.usage()
+    }
+}
+
+impl<L: Layout<Key = [u8], Value = [u8]>, D: Design<L>> Design<L> for Blocks<D> {
+    const NAME: &'static str = D::NAME;
+
+    type Options = BlockOptions<D::Options>;
+    type Compute = BlockCompute<D::Compute>;
+    type Index<F: Fabric> = BlockIndex<D::Index<F>, F, L>;
+
+    async fn create<F: Fabric>(fabric: &F, options: &Self::Options) -> Result<(), IndexError> {
+        D::create(fabric, &options.design).await
+    }
+
+    fn compute(options: &Self::Options) -> Result<Self::Compute, IndexError> {
+        options.check()?;
+        Ok(BlockCompute {
+            design: D::compute(&options.design)?,
+            space: Arc::new(BlockSpace::new(options.most_lost)),
+            cache: Arc::new(BlockCache::new(options.cache_bytes)),
+            inline_bytes: options.inline_bytes,
+            chunk_bytes: options.chunk_bytes,
+        })
+    }
+
+    async fn open<F: Fabric>(
+        fabric: F,
+        compute: &Self::Compute,
+    ) -> Result<Self::Index<F>, IndexError> {
+        let design = D::open(fabric.clone(), &compute.design).await?;
+        let blocks = BlockClient::new(fabric, &compute.space, compute.chunk_bytes);
+        Ok(BlockIndex::new(design, blocks, &compute.cache, compute.inline_bytes))
+    }
+
+    fn cached_bytes(compute: &Self::Compute) -> u64 {
+        D::cached_bytes(&compute.design) + compute.cache.used_bytes()
+    }
+
+    fn local_bytes(compute: &Self::Compute) -> u64 {
+        D::local_bytes(&compute.design)
+    }
+}

@@ -1,0 +1,333 @@
+//! The space for value blocks that the handles of one process share: chunks of the memory servers,
+//! cut into blocks of a few sizes, and blocks on their way back to the free ones.
+//!
+//! ```text
+//! free ──▶ in use ──▶ lost by a leaf ──▶ resting ──▶ free
+//!   ▲        │            the leaf is      for a grace
+//!   └────────┘            in the pool      period
+//!    no leaf ever
+//!    referred to it
+//! ```
+//!
+//! *Invariants*
+//! - blocks.X4. A block that a leaf referred to is used again only after the leaf without the
+//!   reference is in the pool, and a grace period has passed since: a crash does not bring the
+//!   reference back, and a reader that still has it does not find another value.
+//! - blocks.X6. Sizes go in eight steps from each power of two to the next, from 64 bytes on. A
+//!   block is in one list at most.
+//! - blocks.X8. Blocks whose WRITE may still land are never used again, nor are those which a leaf
+//!   may refer to after an operation of unknown outcome.
+//!
+//! The metadata is in this process only. What a process has taken stays taken when it ends.
+//!
+//! *Thread safety*: any number of threads; a mutex that is never held across a wait.
+
+use crate::page::{BlockRef, MOST_BLOCK_BYTES};
+use farleaf_fabric::sync::{Mutex, lock};
+use farleaf_fabric::{GlobalAddr, ServerId};
+use std::collections::VecDeque;
+
+/// The smallest block, in bytes.
+const LEAST_BYTES: usize = 64;
+/// Sizes from a power of two to the next.
+const STEPS: usize = 8;
+
+/// A size of blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct SizeClass(u8);
+
+impl SizeClass {
+    const COUNT: usize = Self::of(MOST_BLOCK_BYTES).0 as usize + 1;
+
+    /// The smallest blocks that hold `bytes` bytes, at most [`MOST_BLOCK_BYTES`].
+    pub(crate) const fn of(bytes: usize) -> Self {
+        if bytes <= LEAST_BYTES {
+            return Self(0);
+        }
+        let power = (bytes - 1).ilog2();
+        let step = (1 << power) / STEPS;
+        let steps = (bytes - (1 << power)).div_ceil(step);
+        Self(((power - LEAST_BYTES.ilog2()) as usize * STEPS + steps) as u8)
+    }
+
+    /// The size of its blocks.
+    pub(crate) const fn bytes(self) -> u64 {
+        let class = self.0 as usize;
+        let base = LEAST_BYTES << (class / STEPS);
+        (base + class % STEPS * (base / STEPS)) as u64
+    }
+
+    /// The largest blocks that `bytes` bytes have room for; `None` if there are none.
+    fn within(bytes: u64) -> Option<Self> {
+        let fits = |class: &Self| class.bytes() <= bytes;
+        (0..Self::COUNT as u8).rev().map(Self).find(fits)
+    }
+}
+
+/// A block's place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    at: GlobalAddr,
+    class: SizeClass,
+}
+
+impl Place {
+    /// Where the block is.
+    pub(crate) fn of(block: BlockRef) -> Self {
+        Self { at: block.at, class: SizeClass::of(block.bytes) }
+    }
+
+    /// Its address.
+    pub(super) fn at(self) -> GlobalAddr {
+        self.at
+    }
+}
+
+/// What the space holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BlockUsage {
+    /// Bytes of chunks.
+    pub chunk_bytes: u64,
+    /// Blocks that are neither free nor on their way.
+    pub blocks_in_use: u64,
+    /// Bytes of these, with what their sizes round up.
+    pub bytes_in_use: u64,
+    /// Blocks that leaves have lost and that cannot be used yet.
+    pub blocks_waiting: u64,
+}
+
+/// The space of one process.
+#[derive(Debug)]
+pub struct BlockSpace {
+    inner: Mutex<Inner>,
+    /// This many lost blocks make it worth writing leaves back.
+    most_lost: usize,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    servers: Vec<OnServer>,
+    /// Lost by leaves that may not be in the pool yet.
+    lost: Vec<Place>,
+    /// By the time from which they can be used, which is the same after each loss.
+    resting: VecDeque<(u64, Place)>,
+    next_server: u16,
+    usage: BlockUsage,
+}
+
+#[derive(Debug)]
+struct OnServer {
+    /// The part of the last chunk that has no blocks yet.
+    next: GlobalAddr,
+    left: u64,
+    free: Vec<Vec<GlobalAddr>>,
+}
+
+impl Default for OnServer {
+    fn default() -> Self {
+        Self { next: GlobalAddr::NULL, left: 0, free: vec![Vec::new(); SizeClass::COUNT] }
+    }
+}
+
+impl OnServer {
+    fn take(&mut self, class: SizeClass) -> Option<GlobalAddr> {
+        if let Some(at) = self.free[usize::from(class.0)].pop() {
+            return Some(at);
+        }
+        let left = self.left.checked_sub(class.bytes())?;
+        let at = self.next;
+        (self.next, self.left) = (at.plus(class.bytes()), left);
+        Some(at)
+    }
+
+    /// Goes on to another chunk. What is left of the last one becomes free blocks.
+    fn add_chunk(&mut self, at: GlobalAddr, bytes: u64) {
+        while let Some(class) = SizeClass::within(self.left) {
+            self.free[usize::from(class.0)].push(self.next);
+            (self.next, self.left) = (self.next.plus(class.bytes()), self.left - class.bytes());
+        }
+        (self.next, self.left) = (at, bytes);
+    }
+}
+
+impl BlockSpace {
+    /// A space without chunks. After `most_lost` blocks have been lost by leaves, the leaves should
+    /// be written back.
+    pub fn new(most_lost: usize) -> Self {
+        Self { inner: Mutex::default(), most_lost: most_lost.max(1) }
+    }
+
+    /// What it holds.
+    pub fn usage(&self) -> BlockUsage {
+        let inner = lock(&self.inner);
+        let blocks_waiting = (inner.lost.len() + inner.resting.len()) as u64;
+        BlockUsage { blocks_waiting, ..inner.usage }
+    }
+
+    /// The next of `servers` servers in turn.
+    pub(super) fn next_server(&self, servers: u16) -> ServerId {
+        let mut inner = lock(&self.inner);
+        let server = inner.next_server % servers.max(1);
+        inner.next_server = server + 1;
+        ServerId::new(server)
+    }
+
+    /// A block on `server`; `None` if another chunk is needed.
+    pub(super) fn take(&self, server: ServerId, class: SizeClass, now_ns: u64) -> Option<Place> {
+        let mut inner = lock(&self.inner);
+        while let Some(&(due_ns, place)) = inner.resting.front()
+            && due_ns <= now_ns
+        {
+            inner.resting.pop_front();
+            inner.free(place);
+        }
+        let at = inner.on(server).take(class)?;
+        inner.usage.blocks_in_use += 1;
+        inner.usage.bytes_in_use += class.bytes();
+        Some(Place { at, class })
+    }
+
+    /// Adds a chunk of `bytes` bytes.
+    pub(super) fn add_chunk(&self, at: GlobalAddr, bytes: u64) {
+        let mut inner = lock(&self.inner);
+        inner.usage.chunk_bytes += bytes;
+        inner.on(at.server()).add_chunk(at, bytes);
+    }
+
+    /// Frees a block that no leaf has ever referred to and whose WRITE cannot land any more.
+    pub(crate) fn give_back(&self, place: Place) {
+        let mut inner = lock(&self.inner);
+        inner.count_out(place);
+        inner.free(place);
+    }
+
+    /// Takes back a block whose reference a leaf has lost. Returns whether so many are waiting that
+    /// the leaves should be written back, and [`BlockSpace::lost`] be called.
+    pub(crate) fn lose(&self, place: Place) -> bool {
+        let mut inner = lock(&self.inner);
+        inner.count_out(place);
+        inner.lost.push(place);
+        inner.lost.len() >= self.most_lost
+    }
+
+    /// Takes out the blocks that leaves have lost until now. Once these leaves are in the pool, call
+    /// [`LostBlocks::rest`].
+    pub(crate) fn lost(&self) -> LostBlocks<'_> {
+        LostBlocks { places: std::mem::take(&mut lock(&self.inner).lost), space: self }
+    }
+
+    /// When the first block that is resting can be used; `None` if none is resting.
+    pub(super) fn first_rested_ns(&self) -> Option<u64> {
+        lock(&self.inner).resting.front().map(|(due_ns, _)| *due_ns)
+    }
+}
+
+impl Inner {
+    fn on(&mut self, server: ServerId) -> &mut OnServer {
+        if self.servers.len() <= server.index() {
+            self.servers.resize_with(server.index() + 1, OnServer::default);
+        }
+        &mut self.servers[server.index()]
+    }
+
+    fn free(&mut self, place: Place) {
+        self.on(place.at.server()).free[usize::from(place.class.0)].push(place.at);
+    }
+
+    fn count_out(&mut self, place: Place) {
+        // A block of another process can be lost here, so these are not exact.
+        self.usage.blocks_in_use = self.usage.blocks_in_use.saturating_sub(1);
+        self.usage.bytes_in_use = self.usage.bytes_in_use.saturating_sub(place.class.bytes());
+    }
+}
+
+/// Blocks that leaves have lost. Unless they rest, they are lost as before once this is dropped.
+#[derive(Debug)]
+pub(crate) struct LostBlocks<'a> {
+    space: &'a BlockSpace,
+    places: Vec<Place>,
+}
+
+impl LostBlocks<'_> {
+    /// Whether there are none.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.places.is_empty()
+    }
+
+    /// The leaves are in the pool: the blocks can be used from `due_ns` on.
+    pub(crate) fn rest(mut self, due_ns: u64) {
+        let places = std::mem::take(&mut self.places);
+        lock(&self.space.inner).resting.extend(places.into_iter().map(|place| (due_ns, place)));
+    }
+}
+
+impl Drop for LostBlocks<'_> {
+    fn drop(&mut self) {
+        lock(&self.space.inner).lost.append(&mut self.places);
+    }
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_hold_what_they_must_and_waste_an_eighth_at_most() {
+        for bytes in (0..5000).chain([MOST_BLOCK_BYTES - 1, MOST_BLOCK_BYTES]) {
+            let size = SizeClass::of(bytes).bytes() as usize;
+            assert!(size >= bytes && size % 8 == 0, "{bytes}: {size}");
+            assert!(bytes <= LEAST_BYTES || size - bytes < bytes / 8 + 1, "{bytes}: {size}");
+            assert_eq!(SizeClass::of(size), SizeClass::of(bytes));
+            assert_eq!(SizeClass::within(size as u64), Some(SizeClass::of(bytes)));
+        }
+        assert_eq!(SizeClass::of(400).bytes(), 416);
+        assert_eq!(SizeClass::of(MOST_BLOCK_BYTES).bytes(), 1 << 20);
+        assert_eq!(SizeClass::within(63), None);
+    }
+
+    #[test]
+    fn blocks_never_overlap_and_all_of_a_chunk_is_used() {
+        let (space, server) = (BlockSpace::new(4), ServerId::new(1));
+        let chunk = |number: u64| GlobalAddr::new(server, 1024 + number * 8192);
+        space.add_chunk(chunk(0), 8192);
+        space.add_chunk(chunk(1), 8192);
+        let mut taken: Vec<(u64, u64)> = Vec::new();
+        for bytes in [5000, 100, 3000, 64, 64, 700, 1500].into_iter().cycle() {
+            let class = SizeClass::of(bytes);
+            let Some(place) = space.take(server, class, 0) else { break };
+            taken.push((place.at.offset(), class.bytes()));
+        }
+        while let Some(place) = space.take(server, SizeClass::of(1), 0) {
+            taken.push((place.at.offset(), LEAST_BYTES as u64));
+        }
+        taken.sort_unstable();
+        assert!(taken.windows(2).all(|pair| pair[0].0 + pair[0].1 <= pair[1].0));
+        assert!(
+            taken
+                .iter()
+                .all(|(at, bytes)| (1024..1024 + 16384).contains(at) && bytes + at <= 17408)
+        );
+        assert_eq!(space.usage().blocks_in_use, taken.len() as u64);
+    }
+
+    #[test]
+    fn a_lost_block_waits_for_its_leaf_and_for_readers() {
+        let (space, server) = (BlockSpace::new(2), ServerId::new(0));
+        space.add_chunk(GlobalAddr::new(server, 1024), 128);
+        let class = SizeClass::of(64);
+        let take = |now_ns| space.take(server, class, now_ns);
+        let (one, two) = (take(0).unwrap(), take(0).unwrap());
+        assert!(!space.lose(one));
+        assert!(space.lose(two));
+        assert_eq!(take(u64::MAX), None, "no leaf is written yet");
+        drop(space.lost());
+        assert_eq!(take(u64::MAX), None, "the leaves could not be written");
+        space.lost().rest(100);
+        assert_eq!((take(99), space.first_rested_ns()), (None, Some(100)));
+        assert_eq!(space.usage().blocks_waiting, 2);
+        let again = [take(100).unwrap(), take(100).unwrap()];
+        assert!(again.contains(&one) && again.contains(&two));
+        space.give_back(one);
+        assert_eq!(take(100), Some(one), "no leaf has referred to it");
+    }
+}

@@ -1,0 +1,308 @@
+//! Value blocks over one-sided verbs: immutable values beside the leaves that refer to them.
+//!
+//! *Invariants* (`docs/internals/page-format.md` has all of them)
+//! - blocks.X1. A block is written before a leaf refers to it: [`BlockClient::write`] returns the
+//!   reference once all its WRITEs have completed.
+//! - blocks.X2. A block never changes while a leaf refers to it. Another value is another block.
+//! - blocks.X5. A reader accepts a block only if its check matches, and if it looked at the leaf
+//!   less than half of [`GRACE_NS`] before the block arrived; otherwise it starts again at the leaf.
+//!
+//! *Thread safety*: belongs to its endpoint's thread; tasks of that thread share it.
+
+use super::block_space::{BlockSpace, LostBlocks, Place, SizeClass};
+use super::chunks::ChunkClient;
+use super::pages::READ_RETRIES;
+use super::pieces::{both, pieces};
+use super::{Backoff, GRACE_NS, Miss, RemoteError};
+use crate::page::{BlockRef, Layout, block_words};
+use crate::rules;
+use farleaf_fabric::sync::Arc;
+use farleaf_fabric::{Buffer, Fabric, FabricError, GlobalAddr, ServerId};
+use std::collections::VecDeque;
+use std::ops::Range;
+
+/// Pieces of one block in flight together.
+const PIECES_TOGETHER: usize = 4;
+/// Attempts to write a block.
+const WRITE_ATTEMPTS: u32 = 16;
+/// Polls for a free buffer before giving up.
+const BUSY_WAITS: u32 = 10_000;
+const BUSY_WAIT_NS: u64 = 500;
+
+/// One handle's access to value blocks.
+#[derive(Debug)]
+pub struct BlockClient<F: Fabric, L: Layout> {
+    chunks: ChunkClient<F, L>,
+    space: Arc<BlockSpace>,
+    chunk_bytes: u64,
+}
+
+impl<F: Fabric, L: Layout> BlockClient<F, L> {
+    /// A handle of this endpoint, which allocates chunks of `chunk_bytes`.
+    pub fn new(fabric: F, space: &Arc<BlockSpace>, chunk_bytes: u64) -> Self {
+        Self { chunks: ChunkClient::new(fabric), space: Arc::clone(space), chunk_bytes }
+    }
+
+    /// The endpoint.
+    pub fn fabric(&self) -> &F {
+        self.chunks.rpc().fabric()
+    }
+
+    /// Writes a block with `value`, at most [`crate::page::MOST_BLOCK_BYTES`]. It belongs to the
+    /// caller until a leaf refers to it.
+    ///
+    /// # Errors
+    /// [`RemoteError`]; no block is left then, unless a WRITE of it may still land.
+    pub async fn write(&self, value: &[u8]) -> Result<BlockRef, RemoteError> {
+        let (class, words) = (SizeClass::of(value.len()), block_words(value));
+        let servers = self.fabric().memory_servers();
+        let mut outcome = Err(RemoteError::OutOfMemory { server: ServerId::new(0) });
+        for _ in 0..servers {
+            let server = self.space.next_server(servers);
+            outcome = self.take(server, class).await;
+            if !matches!(outcome, Err(RemoteError::OutOfMemory { .. })) {
+                break;
+            }
+        }
+        let at = outcome?;
+        let block = BlockRef::new(at, value.len(), words.iter().copied());
+        self.fill(block, &words).await.map(|()| block)
+    }
+
+    /// A place for a block on `server`.
+    async fn take(&self, server: ServerId, class: SizeClass) -> Result<GlobalAddr, RemoteError> {
+        loop {
+            if let Some(place) = self.space.take(server, class, self.now_ns()) {
+                return Ok(place.at());
+            }
+            let wanted = self.chunk_bytes.max(class.bytes());
+            let (at, bytes) = self.chunks.allocate(server, wanted).await?;
+            self.space.add_chunk(at, bytes);
+            // A chunk can be smaller: the last one, or one that was asked for before.
+            if bytes < class.bytes() {
+                return Err(RemoteError::OutOfMemory { server });
+            }
+        }
+    }
+
+    /// WRITEs a new block.
+    async fn fill(&self, block: BlockRef, words: &[u64]) -> Result<(), RemoteError> {
+        let (place, server) = (Place::of(block), block.at.server());
+        if self.fabric().breaks(rules::BLOCKS_FIRST) {
+            let words = words.to_vec();
+            drop(self.post(block.at, &words, 0..words.len().min(1)));
+            return Ok(());
+        }
+        let mut backoff = Backoff::default();
+        let mut outcome = Ok(());
+        for _ in 0..WRITE_ATTEMPTS {
+            outcome = self.write_words(block.at, words).await;
+            match &outcome {
+                Ok(()) => return Ok(()),
+                Err(FabricError::Indeterminate { .. }) => {
+                    // No earlier WRITE may land later (blocks.X8). If that cannot be had, the place
+                    // is given up.
+                    self.fabric().reset(server).await?;
+                }
+                Err(FabricError::QueueFull { .. } | FabricError::NoBuffer { .. }) => {}
+                Err(_) => break,
+            }
+            self.fabric().counters().count_retry();
+            backoff.count();
+            backoff.wait(self.fabric()).await;
+        }
+        // Settled after the last attempt, or nothing was sent in it.
+        self.space.give_back(place);
+        Ok(outcome?)
+    }
+
+    async fn write_words(&self, at: GlobalAddr, words: &[u64]) -> Result<(), FabricError> {
+        let mut outcome = Ok(());
+        let mut in_flight = VecDeque::new();
+        for piece in pieces(words.len()) {
+            if in_flight.len() == PIECES_TOGETHER {
+                outcome = both(outcome, self.next(&mut in_flight).await);
+            }
+            if outcome.is_err() {
+                break;
+            }
+            match self.buffer(piece.len() * 8, &mut in_flight).await {
+                Ok(buffer) => in_flight.push_back(self.post_into(buffer, at, words, piece)),
+                Err(error) => outcome = both(outcome, Err(error)),
+            }
+        }
+        while !in_flight.is_empty() {
+            outcome = both(outcome, self.next(&mut in_flight).await);
+        }
+        outcome
+    }
+
+    fn post_into(
+        &self,
+        buffer: Buffer,
+        at: GlobalAddr,
+        words: &[u64],
+        piece: Range<usize>,
+    ) -> F::Op<Buffer> {
+        let place = at.plus(piece.start as u64 * 8);
+        words[piece].iter().enumerate().for_each(|(index, word)| buffer.set(index, *word));
+        self.fabric().write(place, buffer)
+    }
+
+    fn post(&self, at: GlobalAddr, words: &[u64], piece: Range<usize>) -> Option<F::Op<Buffer>> {
+        let buffer = self.fabric().buffer(piece.len() * 8).ok()?;
+        Some(self.post_into(buffer, at, words, piece))
+    }
+
+    async fn next(&self, in_flight: &mut VecDeque<F::Op<Buffer>>) -> Result<(), FabricError> {
+        match in_flight.pop_front() {
+            Some(operation) => operation.await.map(drop),
+            None => Ok(()),
+        }
+    }
+
+    /// A buffer. If there is none, waits for this block's own pieces, and then for other tasks.
+    async fn buffer(
+        &self,
+        bytes: usize,
+        in_flight: &mut VecDeque<F::Op<Buffer>>,
+    ) -> Result<Buffer, FabricError> {
+        for _ in 0..BUSY_WAITS {
+            match self.fabric().buffer(bytes) {
+                Err(FabricError::NoBuffer { .. }) if in_flight.is_empty() => {
+                    self.fabric().sleep(BUSY_WAIT_NS).await;
+                }
+                Err(FabricError::NoBuffer { .. }) => self.next(in_flight).await?,
+                outcome => return outcome,
+            }
+        }
+        Err(FabricError::NoBuffer { bytes })
+    }
+
+    /// READs a block, whose reference was taken from a leaf at `since_ns` or later: one READ of
+    /// exactly its words, or several in one doorbell if it is larger than a buffer.
+    ///
+    /// # Errors
+    /// [`Miss::Restart`] if the leaf must be asked again (blocks.X5).
+    pub async fn read(&self, block: BlockRef, since_ns: u64) -> Result<Vec<u8>, Miss> {
+        let trusts = self.fabric().breaks(rules::BLOCKS_CHECKED);
+        // Anything can be in a leaf that another program wrote.
+        let sensible = block.bytes <= crate::page::MOST_BLOCK_BYTES
+            && block.at.server().number() < self.fabric().memory_servers();
+        if !sensible {
+            return Err(Miss::Restart);
+        }
+        let words = self.read_words(block).await?;
+        let is_old = self.now_ns().saturating_sub(since_ns) > GRACE_NS / 2;
+        let matches = BlockRef::new(block.at, block.bytes, words.iter().copied()) == block;
+        if (is_old || !matches) && !trusts {
+            return Err(Miss::Restart);
+        }
+        let mut value = Vec::with_capacity(words.len() * 8);
+        words.iter().for_each(|word| value.extend_from_slice(&word.to_le_bytes()));
+        value.truncate(block.bytes);
+        Ok(value)
+    }
+
+    async fn read_words(&self, block: BlockRef) -> Result<Vec<u64>, Miss> {
+        let mut backoff = Backoff::default();
+        let mut outcome = Err(FabricError::NoBuffer { bytes: block.bytes });
+        for _ in 0..READ_RETRIES {
+            outcome = self.try_read_words(block).await;
+            match &outcome {
+                Err(
+                    FabricError::Indeterminate { .. }
+                    | FabricError::QueueFull { .. }
+                    | FabricError::NoBuffer { .. },
+                ) => {
+                    self.fabric().counters().count_retry();
+                    backoff.count();
+                    backoff.wait(self.fabric()).await;
+                }
+                _ => break,
+            }
+        }
+        Ok(outcome?)
+    }
+
+    async fn try_read_words(&self, block: BlockRef) -> Result<Vec<u64>, FabricError> {
+        let mut words = Vec::with_capacity(block.words());
+        let mut in_flight: VecDeque<F::Op<Buffer>> = VecDeque::new();
+        let mut left = pieces(block.words()).peekable();
+        let mut waits = 0;
+        while !in_flight.is_empty() || left.peek().is_some() {
+            while in_flight.len() < PIECES_TOGETHER
+                && let Some(piece) = left.peek()
+                && let Ok(buffer) = self.fabric().buffer(piece.len() * 8)
+            {
+                in_flight
+                    .push_back(self.fabric().read(block.at.plus(piece.start as u64 * 8), buffer));
+                left.next();
+            }
+            match in_flight.pop_front() {
+                Some(operation) => {
+                    let buffer = operation.await?;
+                    words.extend((0..buffer.bytes() / 8).map(|index| buffer.get(index)));
+                }
+                None if waits == BUSY_WAITS => {
+                    return Err(FabricError::NoBuffer { bytes: block.bytes });
+                }
+                None => {
+                    waits += 1;
+                    self.fabric().sleep(BUSY_WAIT_NS).await;
+                }
+            }
+        }
+        Ok(words)
+    }
+
+    /// Frees a block that no leaf has referred to.
+    pub fn give_back(&self, block: BlockRef) {
+        self.space.give_back(Place::of(block));
+    }
+
+    /// Takes back a block whose reference an operation has taken out of its leaf. Returns whether
+    /// the leaves should be written back, and [`BlockClient::lost`] be called, before long.
+    pub fn lose(&self, block: BlockRef) -> bool {
+        if self.fabric().breaks(rules::BLOCKS_REST) {
+            self.give_back(block);
+            return false;
+        }
+        self.space.lose(Place::of(block))
+    }
+
+    /// The blocks that leaves have lost until now.
+    pub(crate) fn lost(&self) -> LostBlocks<'_> {
+        self.space.lost()
+    }
+
+    /// The leaves are in the pool that lost these blocks.
+    pub(crate) fn rest(&self, lost: LostBlocks<'_>) {
+        lost.rest(self.now_ns() + GRACE_NS);
+    }
+
+    /// Waits until the first block that is resting can be used. Returns whether there is one.
+    pub async fn wait_for_rested(&self) -> bool {
+        let Some(due_ns) = self.space.first_rested_ns() else { return false };
+        self.fabric().sleep(due_ns.saturating_sub(self.now_ns())).await;
+        true
+    }
+
+    /// Counts a restart at the leaf, and waits before it.
+    ///
+    /// # Errors
+    /// [`RemoteError::Contended`] if there were too many.
+    pub async fn restart(&self, backoff: &mut Backoff) -> Result<(), RemoteError> {
+        self.fabric().counters().count_retry();
+        if !backoff.count() {
+            return Err(RemoteError::Contended { retries: backoff.attempts() });
+        }
+        backoff.wait(self.fabric()).await;
+        Ok(())
+    }
+
+    /// The endpoint's time.
+    pub fn now_ns(&self) -> u64 {
+        self.fabric().now_ns()
+    }
+}

@@ -1,0 +1,76 @@
+//! Requests for chunks, the first step of the two-step allocation.
+//!
+//! *Thread safety*: belongs to one endpoint's thread; tasks of that thread share it.
+
+use super::{RemoteError, RpcClient};
+use crate::page::{Layout, NodeCarver};
+use crate::wire::{PoolRequest, Reply};
+use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
+use std::cell::{Cell, RefCell};
+
+/// Requests chunks from every memory server, for one endpoint.
+#[derive(Debug)]
+pub(super) struct ChunkClient<F: Fabric, L: Layout> {
+    client: RpcClient<F, L>,
+    /// By server: tokens of requests of unknown outcome. The next request repeats one.
+    in_doubt: Vec<RefCell<Vec<u64>>>,
+    /// The next unused token.
+    next_token: Cell<u64>,
+}
+
+impl<F: Fabric, L: Layout> ChunkClient<F, L> {
+    /// A client of this endpoint.
+    pub(super) fn new(fabric: F) -> Self {
+        Self {
+            in_doubt: (0..fabric.memory_servers()).map(|_| RefCell::default()).collect(),
+            // Start at a unique 64-bit number, so that the tokens of all endpoints differ,
+            // including those of previous lives: a memory server still remembers the chunks
+            // allocated under them.
+            next_token: Cell::new(fabric.unique()),
+            client: RpcClient::new(fabric),
+        }
+    }
+
+    /// RPCs over the same endpoint.
+    pub(super) fn rpc(&self) -> &RpcClient<F, L> {
+        &self.client
+    }
+
+    /// Allocates a chunk of `bytes` bytes on `server`, which exists. The server's last chunk can be
+    /// smaller. A request that is repeated, or arrives late, gets the same chunk.
+    ///
+    /// # Errors
+    /// [`RemoteError`]; after an unknown outcome the next request asks for the same chunk.
+    pub(super) async fn allocate(
+        &self,
+        server: ServerId,
+        bytes: u64,
+    ) -> Result<(GlobalAddr, u64), RemoteError> {
+        let token = self.token(server);
+        let request = PoolRequest::AllocateChunk { bytes, token };
+        // Retries are safe: all requests with the same token get the same chunk.
+        let (at, bytes) = match self.client.ask_harmless(server, &request).await {
+            Ok(Reply::Chunk { at, bytes }) => (at, bytes),
+            Ok(_) => return Err(RemoteError::BadReply { server }),
+            Err(error) => {
+                if let RemoteError::Indeterminate(_) = error {
+                    self.in_doubt[server.index()].borrow_mut().push(token);
+                }
+                return Err(error);
+            }
+        };
+        let sensible = at.server() == server
+            && at.offset().is_multiple_of(NodeCarver::NODE_ALIGN)
+            && at.offset() > 0;
+        if sensible { Ok((at, bytes)) } else { Err(RemoteError::BadReply { server }) }
+    }
+
+    /// The token for the next request to `server`.
+    fn token(&self, server: ServerId) -> u64 {
+        self.in_doubt[server.index()].borrow_mut().pop().unwrap_or_else(|| {
+            let token = self.next_token.get();
+            self.next_token.set(token.wrapping_add(1));
+            token
+        })
+    }
+}
