@@ -112,6 +112,7 @@ fn cluster(dice: &mut Dice, is_dex: bool) -> ClusterSpec {
         in_groups: false,
         handles_per_client: dice.of(&[1, 1, 3, 8]),
         keys: KeysSpec::U64,
+        inline_bytes: None,
         page_words: dice.of(&[16, 16, 16, 24, 24, 40, 128]),
         pool_bytes: 8 << 20,
         chunk_bytes: dice.of(&[4_096, 16_384, 65_536]),

@@ -16,10 +16,12 @@ use crate::processes;
 use crate::reshaping::{balancer, grower, mover};
 use crate::scenario::{DesignSpec, ErrorKind, KeysSpec, Scenario};
 use crate::setup::{
-    Servers, coarse_options, dex_options, fine_options, hybrid_options, sim_config, start,
+    Servers, block_options, coarse_options, dex_options, fine_options, hybrid_options, sim_config,
+    start,
 };
 use crate::workload;
 use farleaf_core::cache::CacheCounters;
+use farleaf_core::index::blocks::Blocks;
 use farleaf_core::index::coarse::Coarse;
 use farleaf_core::index::dex::Dex;
 use farleaf_core::index::fine::Fine;
@@ -173,11 +175,45 @@ fn play_and_count(
 
 /// Selects the code for the scenario's page size. A checked scenario has a supported one.
 fn play(scenario: &Scenario, seed: u64, board: &Board) -> Result<(), String> {
+    if let Some(inline_bytes) = scenario.cluster.inline_bytes {
+        return play_blocks(scenario, seed, board, inline_bytes);
+    }
     match (scenario.cluster.keys, scenario.cluster.page_words) {
         (KeysSpec::Bytes, 64) => play_design::<Bytes<64>>(scenario, seed, board),
         (KeysSpec::Bytes, words) => Err(format!("unsupported page size: {words} words")),
         (KeysSpec::U64, words) => {
             with_page_words(words, || play_design::<Fixed8<CHOSEN>>(scenario, seed, board))
+        }
+    }
+}
+
+/// Runs a scenario with value blocks.
+fn play_blocks(
+    scenario: &Scenario,
+    seed: u64,
+    board: &Board,
+    inline_bytes: usize,
+) -> Result<(), String> {
+    type L = Bytes<64>;
+    match &scenario.design {
+        DesignSpec::Coarse { partitioning } => {
+            let design = coarse_options::<L>(scenario, *partitioning);
+            let options = block_options(inline_bytes, design);
+            play_uninspected::<L, Blocks<Coarse>>(scenario, seed, board, &options)
+        }
+        DesignSpec::Fine { chunk_nodes_log2, leaves_per_head } => {
+            let design = fine_options(*chunk_nodes_log2, *leaves_per_head);
+            let options = block_options(inline_bytes, design);
+            play_uninspected::<L, Blocks<Fine>>(scenario, seed, board, &options)
+        }
+        DesignSpec::Hybrid { chunk_nodes_log2 } => {
+            let design = hybrid_options::<L>(scenario, *chunk_nodes_log2);
+            let options = block_options(inline_bytes, design);
+            play_uninspected::<L, Blocks<Hybrid>>(scenario, seed, board, &options)
+        }
+        DesignSpec::Dex { .. } => {
+            let options = block_options(inline_bytes, dex_options::<L>(scenario)?);
+            play_uninspected::<L, Blocks<Dex>>(scenario, seed, board, &options)
         }
     }
 }

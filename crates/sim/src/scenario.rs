@@ -40,6 +40,7 @@ pub const SCENARIOS: &[(&str, &str)] = &[
         include_str!("../scenarios/canary-hybrid-skipped-checksum.toml"),
     ),
     ("canary-skipped-validation", include_str!("../scenarios/canary-skipped-validation.toml")),
+    ("coarse-blocks-churn", include_str!("../scenarios/coarse-blocks-churn.toml")),
     ("coarse-bulk", include_str!("../scenarios/coarse-bulk.toml")),
     ("coarse-bytes-churn", include_str!("../scenarios/coarse-bytes-churn.toml")),
     ("coarse-bytes-faults", include_str!("../scenarios/coarse-bytes-faults.toml")),
@@ -60,6 +61,8 @@ pub const SCENARIOS: &[(&str, &str)] = &[
     ("coarse-small-root", include_str!("../scenarios/coarse-small-root.toml")),
     ("dex-balance", include_str!("../scenarios/dex-balance.toml")),
     ("dex-balance-faults", include_str!("../scenarios/dex-balance-faults.toml")),
+    ("dex-blocks-churn", include_str!("../scenarios/dex-blocks-churn.toml")),
+    ("dex-blocks-faults", include_str!("../scenarios/dex-blocks-faults.toml")),
     ("dex-bulk", include_str!("../scenarios/dex-bulk.toml")),
     ("dex-bytes-churn", include_str!("../scenarios/dex-bytes-churn.toml")),
     ("dex-bytes-crash", include_str!("../scenarios/dex-bytes-crash.toml")),
@@ -129,6 +132,10 @@ pub const SCENARIOS: &[(&str, &str)] = &[
     ("dex-small-pool", include_str!("../scenarios/dex-small-pool.toml")),
     ("dex-tiny-cache", include_str!("../scenarios/dex-tiny-cache.toml")),
     ("dex-two-movers", include_str!("../scenarios/dex-two-movers.toml")),
+    ("fine-blocks-churn", include_str!("../scenarios/fine-blocks-churn.toml")),
+    ("fine-blocks-client-dies", include_str!("../scenarios/fine-blocks-client-dies.toml")),
+    ("fine-blocks-faults", include_str!("../scenarios/fine-blocks-faults.toml")),
+    ("fine-blocks-slow-reads", include_str!("../scenarios/fine-blocks-slow-reads.toml")),
     ("fine-bulk", include_str!("../scenarios/fine-bulk.toml")),
     ("fine-bytes-churn", include_str!("../scenarios/fine-bytes-churn.toml")),
     ("fine-bytes-client-dies", include_str!("../scenarios/fine-bytes-client-dies.toml")),
@@ -147,6 +154,7 @@ pub const SCENARIOS: &[(&str, &str)] = &[
     ("fine-slow-collectors-die", include_str!("../scenarios/fine-slow-collectors-die.toml")),
     ("fine-slow-gainers", include_str!("../scenarios/fine-slow-gainers.toml")),
     ("fine-small-pool", include_str!("../scenarios/fine-small-pool.toml")),
+    ("hybrid-blocks-faults", include_str!("../scenarios/hybrid-blocks-faults.toml")),
     ("hybrid-bulk", include_str!("../scenarios/hybrid-bulk.toml")),
     ("hybrid-bytes-churn", include_str!("../scenarios/hybrid-bytes-churn.toml")),
     ("hybrid-bytes-faults", include_str!("../scenarios/hybrid-bytes-faults.toml")),
@@ -348,6 +356,9 @@ pub struct ClusterSpec {
     /// What keys and values are.
     #[serde(default)]
     pub keys: KeysSpec,
+    /// For byte strings: longer values are in blocks. Not set: the design has no blocks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub inline_bytes: Option<usize>,
     /// Words per page, one of [`PAGE_WORDS`], or of [`BYTES_PAGE_WORDS`] for byte strings.
     pub page_words: usize,
     /// Bytes of each memory server's pool.
@@ -795,6 +806,17 @@ impl Scenario {
             KeysSpec::U64 => PAGE_WORDS,
             KeysSpec::Bytes => BYTES_PAGE_WORDS,
         };
+        if cluster.inline_bytes.is_some() {
+            let moves = matches!(self.design, DesignSpec::Dex { moves: 1.., .. });
+            if cluster.keys != KeysSpec::Bytes
+                || self.crash.is_some()
+                || self.processes.is_some()
+                || moves
+            {
+                return Err("inline_bytes needs byte strings, without crashes, processes or moves"
+                    .to_owned());
+            }
+        }
         if !sizes.contains(&cluster.page_words) {
             return Err(format!("page_words must be one of {sizes:?}"));
         }

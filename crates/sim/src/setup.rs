@@ -6,6 +6,7 @@
 use crate::scenario::{DesignSpec, PartitioningSpec, Scenario};
 use crate::workload;
 use farleaf_core::cache::CacheOptions;
+use farleaf_core::index::blocks::BlockOptions;
 use farleaf_core::index::coarse::{CoarseOptions, Partitioning};
 use farleaf_core::index::dex::DexOptions;
 use farleaf_core::index::fine::FineOptions;
@@ -100,6 +101,17 @@ pub(crate) fn dex_options<L: Named>(
         balance,
         ..options
     })
+}
+
+/// Options with value blocks: few are cached, and what leaves lose is used again soon.
+pub(crate) fn block_options<O>(inline_bytes: usize, design: O) -> BlockOptions<O> {
+    BlockOptions {
+        inline_bytes,
+        cache_bytes: 1_000,
+        chunk_bytes: 4_096,
+        most_lost: 3,
+        ..BlockOptions::new(design)
+    }
 }
 
 /// Memory servers, by number.

@@ -13,9 +13,10 @@ use farleaf_core::index::hybrid::{Hybrid, HybridOptions};
 use farleaf_core::index::{Design, Exchange, IndexAdmin, IndexError, RangeIndex, Scan};
 use farleaf_core::page::{Bytes, MOST_BLOCK_BYTES, Named};
 use farleaf_core::remote::GRACE_NS;
+use farleaf_core::rules::KnownRule;
 use farleaf_core::server::MemoryServerConfig;
 use farleaf_fabric::local::LocalConfig;
-use farleaf_fabric::sim::SimConfig;
+use farleaf_fabric::sim::{Faults, SimConfig, Slow, Verb};
 use farleaf_fabric::{Cluster, CounterSnapshot, Fabric};
 
 type Small = Bytes<128>;
@@ -291,4 +292,81 @@ fn an_exchange_compares_values_and_not_what_is_stored() {
             assert_eq!(few.get(b"absent").await, Ok(None));
         }
     });
+}
+
+/// A provider with a planted bug, or without one.
+fn simulated(bug: Option<&str>, faults: Faults) -> AnyProvider {
+    let broken = bug.map(|bug| KnownRule::with_bug(bug).unwrap().rule);
+    sim(SimConfig { broken, faults, give_up_after_ns: 60_000_000_000, ..SimConfig::default() })
+}
+
+/// A compute server dies whose cached leaf has lost a block, so the leaf in the pool still refers
+/// to it. If the block had been used again, the old value would be gone with the new one.
+fn value_after_a_crash(bug: Option<&str>) -> Result<Option<Vec<u8>>, IndexError> {
+    let provider = &simulated(bug, Faults::default());
+    let mut setup = with_blocks(dex(provider, caches()[1]));
+    (setup.options.cache_bytes, setup.options.design.boundaries) = (0, vec![]);
+    let cluster = setup.with_index::<Small, Blocks<Dex>>();
+    let compute = || <Blocks<Dex> as Design<Small>>::compute(&setup.options).unwrap();
+    let (first, second) = (&compute(), &compute());
+    let mut found = cluster.run(&[0], |fabric, _| async move {
+        let index = <Blocks<Dex> as Design<Small>>::open(fabric.clone(), first).await.unwrap();
+        index.insert(b"key", &[1; 300]).await.unwrap();
+        index.flush().await.unwrap();
+        index.upsert(b"key", &[2; 300]).await.unwrap();
+        fabric.sleep(2 * GRACE_NS).await;
+        for other in 0..20 {
+            index.insert(&[other], &[3; 300]).await.unwrap();
+        }
+        // The cache is lost here.
+        let index = <Blocks<Dex> as Design<Small>>::open(fabric, second).await.unwrap();
+        index.get(b"key").await
+    });
+    found.pop().flatten().unwrap()
+}
+
+#[test]
+fn a_crash_brings_no_lost_block_back_that_is_used_again() {
+    assert_eq!(value_after_a_crash(None), Ok(Some(vec![1; 300])));
+    let error = value_after_a_crash(Some("frees_blocks_early")).unwrap_err();
+    assert!(matches!(error, IndexError::Contended { .. }), "{error}");
+}
+
+/// Lookups whose READs take longer than the grace period, beside updates that use the blocks of
+/// other keys again. Returns how many found what another key has, or nothing that was ever written.
+fn wrong_values(bug: Option<&str>) -> usize {
+    let slow = Slow {
+        verbs: vec![Verb::Read],
+        compute_servers: vec![1],
+        probability: 0.2,
+        replies: false,
+        max_ns: 4 * GRACE_NS,
+    };
+    let provider = &simulated(bug, Faults { slow: vec![slow], ..Faults::default() });
+    let mut setup = with_blocks(fine(provider));
+    (setup.options.cache_bytes, setup.options.most_lost) = (0, 1);
+    let cluster = setup.with_index::<Small, Blocks<Fine>>();
+    let compute = &<Blocks<Fine> as Design<Small>>::compute(&setup.options).unwrap();
+    let found = cluster.run(&[0, 1], |fabric, client| async move {
+        let index = <Blocks<Fine> as Design<Small>>::open(fabric.clone(), compute).await.unwrap();
+        let mut wrong = 0;
+        for round in 0..300_u64 {
+            let key = round as u8 % 8;
+            if client == 0 {
+                let value = [&[key; 200][..], &round.to_le_bytes()].concat();
+                index.upsert(&[key], &value).await.unwrap();
+                fabric.sleep(GRACE_NS / 10).await;
+            } else if let Some(value) = index.get(&[key]).await.unwrap() {
+                wrong += usize::from(value[..200] != [key; 200]);
+            }
+        }
+        wrong
+    });
+    found.into_iter().flatten().sum()
+}
+
+#[test]
+fn a_block_that_is_used_again_is_not_taken_for_the_old_one() {
+    assert_eq!(wrong_values(None), 0);
+    assert!(wrong_values(Some("believes_blocks")) > 0);
 }
