@@ -112,7 +112,7 @@ pub const MUTANTS: &[Mutant] = &[
         &["random-fine-slow", "random-hybrid-slow"],
         "the same, and its versions go on (V3), so that no lock by an old copy succeeds",
     ),
-    seen("refers_before_block", &["fine-blocks-churn", "dex-blocks-churn"]),
+    seen("refers_before_block", &["fine-blocks-faults", "dex-blocks-faults"]),
     unseen(
         "frees_blocks_early",
         &["fine-blocks-slow-reads", "dex-blocks-churn"],

@@ -89,8 +89,10 @@ impl<F: Fabric, L: Layout> BlockClient<F, L> {
     async fn fill(&self, block: BlockRef, words: &[u64]) -> Result<(), RemoteError> {
         let (place, server) = (Place::of(block), block.at.server());
         if self.fabric().breaks(rules::BLOCKS_FIRST) {
-            let words = words.to_vec();
-            drop(self.post(block.at, &words, 0..words.len().min(1)));
+            for piece in pieces(words.len()) {
+                let buffer = self.fabric().buffer(piece.len() * 8)?;
+                drop(self.post_into(buffer, block.at, words, piece));
+            }
             return Ok(());
         }
         let mut backoff = Backoff::default();
@@ -147,11 +149,6 @@ impl<F: Fabric, L: Layout> BlockClient<F, L> {
         let place = at.plus(piece.start as u64 * 8);
         words[piece].iter().enumerate().for_each(|(index, word)| buffer.set(index, *word));
         self.fabric().write(place, buffer)
-    }
-
-    fn post(&self, at: GlobalAddr, words: &[u64], piece: Range<usize>) -> Option<F::Op<Buffer>> {
-        let buffer = self.fabric().buffer(piece.len() * 8).ok()?;
-        Some(self.post_into(buffer, at, words, piece))
     }
 
     async fn next(&self, in_flight: &mut VecDeque<F::Op<Buffer>>) -> Result<(), FabricError> {
