@@ -3,7 +3,7 @@
 
 use crate::ending::metrics;
 use crate::launched::{Launched, eventually, farleaf, signal, text};
-use crate::serving::{DEADLINE, compute, connect_to, serving};
+use crate::serving::{DEADLINE, compute, connect_to, honest, serving, try_both_of};
 use farleaf_cluster::launch::Folder;
 use farleaf_cluster::text::Textual;
 use farleaf_core::index::{Exchange, IndexError, RangeIndex, Scan};
@@ -174,6 +174,43 @@ fn byte_strings_are_served_over_tcp() {
 #[test]
 fn byte_strings_are_served_over_shm() {
     byte_strings_are_served("shm");
+}
+
+/// The death of a memory server loses the index. The cluster then serves a new one, which is empty
+/// but for what was written since.
+fn a_memory_server_dies(transport: &str) {
+    let mut cluster = serving(transport, &["--keys", "bytes", "--boundaries", "m", "--restart"]);
+    let mut model = Model::new();
+    work(&cluster, &mut model, 3);
+    assert!(model.len() > 100, "{}", model.len());
+    let connection = connect_to::<Bytes>(&cluster, DEADLINE);
+    let keys: [&[u8]; 2] = [b"apple", b"zebra"];
+    let value = &[7; 50][..];
+    signal(cluster.memory(1).unwrap().pid, Signal::KILL);
+    keys.iter().for_each(|key| honest(try_both_of(&connection, key, value)));
+    cluster.await_line("memory server 1 has been restarted");
+    for key in keys {
+        eventually("service", || {
+            try_both_of(&connection, key, value).iter().all(Result::is_ok).then_some(())
+        });
+    }
+    let all = connection.run(async |client| client.scan(&Scan::range(..)).await);
+    let all: Result<Model, IndexError> = all.map(|records| records.into_iter().collect());
+    assert_eq!(all, Ok(keys.iter().map(|key| (key.to_vec(), value.to_vec())).collect()));
+    let mut model = all.unwrap();
+    work(&cluster, &mut model, 4);
+    assert_same(&cluster, &model);
+    assert_eq!(cluster.end(Signal::TERM), Some(1), "a server has died");
+}
+
+#[test]
+fn a_memory_server_of_byte_strings_dies_over_tcp() {
+    a_memory_server_dies("tcp");
+}
+
+#[test]
+fn a_memory_server_of_byte_strings_dies_over_shm() {
+    a_memory_server_dies("shm");
 }
 
 #[test]
@@ -394,10 +431,12 @@ fn popular_byte_strings_move_to_an_idle_server() {
     assert!((1_300..1_700).contains(&place(&before)), "the load divided the keys: {before}");
     // Popular keys lie side by side from the first one on, so server 0 does nearly everything.
     let busy = ["--clustered", "--distribution", "zipfian:0.99", "--seconds", "2"];
-    let after = eventually("a move", || {
+    let round = |_| {
         bench(&cluster, &[&flags[..], &busy].concat());
         Some(boundary()).filter(|now| place(now) < place(&before) / 2)
-    });
+    };
+    let after = (0..30).find_map(round);
+    let after = after.expect("a move comes within a minute of work");
     // The boundary is a fence: a separator that is shorter than keys.
     assert!(after.starts_with("user") && after.len() < 23, "{after}");
     assert!(keys(&cluster) == loaded, "no key is lost");
