@@ -1,4 +1,4 @@
-//! The other ordered indexes, as their users would apply them to keys of numbers or of byte strings,
+//! The other ordered indexes, as their users would apply them to numbers or byte strings as keys,
 //! and to values of 8 bytes.
 //!
 //! None has a bulk load, so all are loaded in a scattered order. That leaves trees about as full as

@@ -138,8 +138,8 @@ impl<P: AsRef<Path>> From<P> for ConnectOptions {
     }
 }
 
-/// Connects to a running cluster: `connect("/tmp/farleaf")`, or with [`ConnectOptions`]. The cluster
-/// must have `u64` keys; [`connect_bytes()`] is for byte strings.
+/// Connects to a running cluster of `u64` keys: `connect("/tmp/farleaf")`, or with
+/// [`ConnectOptions`]. [`connect_bytes()`] is for byte strings.
 ///
 /// It reads the catalog, which blocks the thread for a few milliseconds, and longer if the catalog
 /// does not answer. The handle connects to a compute server when it first sends it something, and
@@ -153,8 +153,8 @@ pub fn connect(options: impl Into<ConnectOptions>) -> Result<Index, Error> {
     index_of::<Fixed8, u64>(located(&options)?, &options)
 }
 
-/// As [`connect()`], to a cluster of byte strings: `farleaf cluster --keys bytes`, with pages of any
-/// size.
+/// As [`connect()`], to a cluster of byte strings: `farleaf cluster --keys bytes`, with pages of
+/// any size.
 ///
 /// # Errors
 /// As for [`connect()`]; [`Error::Connect`] if the cluster has `u64` keys.

@@ -21,7 +21,8 @@ enum State<K: ?Sized + Data> {
     Ended,
 }
 
-/// An operation on an [`crate::Index`] of keys `K`, with a result `T`: `.await` it, or call [`Operation::wait`].
+/// An operation on an [`crate::Index`] of keys `K`, with a result `T`: `.await` it, or call
+/// [`Operation::wait`].
 ///
 /// Nothing happens before the first poll. Dropping the operation later does not undo it: it
 /// continues, and its result is lost.

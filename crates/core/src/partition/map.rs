@@ -1,8 +1,9 @@
 //! The partition map: sorted boundaries, the owner of each range between them, and an epoch.
 //!
 //! *Invariants*: Q1. Every key has exactly one owner, and each compute server owns one range or
-//! nothing. Q2. Two maps of the same epoch are equal. Q3. A map fits a message. *Thread safety*:
-//! immutable.
+//! nothing. Q2. Two maps of the same epoch are equal. map.Q3. A map fits a message.
+//!
+//! *Thread safety*: immutable.
 
 use crate::cache::OwnedRange;
 use crate::index::{IndexError, Scan};
@@ -37,7 +38,7 @@ pub struct Move<K> {
     pub grown: OwnedRange<K>,
 }
 
-/// Maximum bytes of a map in a message (Q3). What else a message has takes less than the rest.
+/// Maximum bytes of a map in a message (map.Q3). What else a message has takes less than the rest.
 const MOST_MAP_BYTES: usize = MAX_MESSAGE_BYTES / 2;
 
 /// Checks that a map with these boundaries fits a message.

@@ -42,14 +42,15 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "N", default_value = "1M", value_parser = units::positive)]
     keys: u64,
     /// Take keys of this form: `u64`, or in a cluster of byte strings `ycsb` (user and 19 digits),
-    /// `dlsm` (20 digits), `urls` (generated), or the lines of `file:PATH`, with numbers behind them
-    /// if they are fewer than the keys [default: what the cluster has: u64 or ycsb]
+    /// `dlsm` (20 digits), `urls` (generated), or the lines of `file:PATH`, with numbers behind
+    /// them if they are fewer than the keys [default: what the cluster has: u64 or ycsb]
     #[arg(long, value_name = "FORM", value_parser = units::key_form)]
     key_form: Option<OptionalForm>,
     /// Give byte strings values of N bytes, or of A to B bytes [default: 8]
     #[arg(long, value_name = "N|A-B", value_parser = units::value_bytes)]
     value_bytes: Option<RangeInclusive<usize>>,
-    /// Use the numbers of this CSV file as keys instead, plain or gzip, as for `farleaf client load`
+    /// Use the numbers of this CSV file as keys instead, plain or gzip, as for `farleaf client
+    /// load`
     #[arg(long, value_name = "FILE", conflicts_with_all = ["keys", "key_form"])]
     keys_from: Option<PathBuf>,
     /// Take the keys from this column of that file [default: `key`, or the first of a file without
