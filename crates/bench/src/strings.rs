@@ -36,6 +36,9 @@ pub enum KeyForm {
     Ycsb,
     /// dLSM's: 20 digits.
     Dlsm,
+    /// Generated addresses of web pages in folders, about 56 bytes, of which neighbours share most.
+    /// As for a file, each stands for several keys where there are many.
+    Urls,
     /// The lines of a file. Where there are fewer lines than keys, each line stands for several
     /// keys, told apart by a number at the end; where there are more, an even selection is taken.
     File(PathBuf),
@@ -48,8 +51,9 @@ impl FromStr for KeyForm {
         match (text, text.strip_prefix("file:")) {
             ("ycsb", _) => Ok(Self::Ycsb),
             ("dlsm", _) => Ok(Self::Dlsm),
+            ("urls", _) => Ok(Self::Urls),
             (_, Some(path)) if !path.is_empty() => Ok(Self::File(path.into())),
-            _ => Err("expected u64, ycsb, dlsm or file:PATH".into()),
+            _ => Err("expected u64, ycsb, dlsm, urls or file:PATH".into()),
         }
     }
 }
@@ -59,6 +63,7 @@ impl Display for KeyForm {
         match self {
             Self::Ycsb => f.write_str("ycsb"),
             Self::Dlsm => f.write_str("dlsm"),
+            Self::Urls => f.write_str("urls"),
             Self::File(path) => write!(f, "file:{}", path.display()),
         }
     }
@@ -124,6 +129,7 @@ impl<const WORDS: usize> Strings<WORDS> {
         let loaded = match form {
             KeyForm::Ycsb => Loaded::Digits { prefix: "user", digits: 19 },
             KeyForm::Dlsm => Loaded::Digits { prefix: "", digits: 20 },
+            KeyForm::Urls => tiled(urls(n.min(MOST_URLS)), n),
             KeyForm::File(path) => lines_of(path, n)?,
         };
         let value_bytes = (*value_bytes.start(), *value_bytes.end());
@@ -194,22 +200,63 @@ fn tile_bytes(digits: usize) -> usize {
 fn lines_of(path: &PathBuf, n: u64) -> Result<Loaded, StringsError> {
     let text =
         std::fs::read(path).map_err(|error| StringsError::File { path: path.clone(), error })?;
-    let mut lines: Vec<_> = text
-        .split(|byte| *byte == b'\n')
-        .filter(|line| !line.is_empty())
-        .map(<[u8]>::to_vec)
-        .collect();
-    lines.sort_unstable();
-    lines.dedup();
+    let lines = text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
+    let lines: Vec<_> = lines.map(<[u8]>::to_vec).collect();
     if lines.is_empty() {
         return Err(StringsError::Empty(path.clone()));
     }
     if lines.iter().flatten().any(|byte| *byte <= TILE) {
         return Err(StringsError::Control(path.clone()));
     }
+    Ok(tiled(lines, n))
+}
+
+/// `n` keys from lines in any order.
+fn tiled(mut lines: Vec<Vec<u8>>, n: u64) -> Loaded {
+    lines.sort_unstable();
+    lines.dedup();
     let tiles = n.div_ceil(lines.len() as u64);
     let digits = if tiles > 1 { (tiles - 1).to_string().len() } else { 0 };
-    Ok(Loaded::Lines { lines, tiles, digits })
+    Loaded::Lines { lines, tiles, digits }
+}
+
+/// Maximum number of generated addresses: as many pages as a toolchain's documentation has.
+const MOST_URLS: u64 = 50_000;
+
+/// Different addresses: a host, one to four folders and a page. Few hosts and folders have most.
+fn urls(count: u64) -> Vec<Vec<u8>> {
+    const HOSTS: [&str; 4] = ["docs.example.org", "example.com", "static.example.net", "wiki.test"];
+    const FOLDERS: [&str; 12] = [
+        "reference",
+        "std",
+        "collections",
+        "iter",
+        "traits",
+        "archive",
+        "2024",
+        "images",
+        "users",
+        "sync",
+        "atomic",
+        "en-us",
+    ];
+    const PAGES: [&str; 5] = ["struct.", "trait.", "fn.", "index-", "constant."];
+    // The smaller of two draws, so that the first ones are frequent.
+    let skewed = |random: u64, length: usize| {
+        let draw = |random: u64| random as usize % length;
+        draw(random).min(draw(random >> 16))
+    };
+    let url = |number: u64| {
+        let random = mix64(number);
+        let mut url = format!("https://{}/", HOSTS[skewed(random, HOSTS.len())]);
+        for depth in 0..1 + (random >> 32) % 4 {
+            url += FOLDERS[skewed(mix64(random ^ depth), FOLDERS.len())];
+            url.push('/');
+        }
+        let page = PAGES[(random >> 40) as usize % PAGES.len()];
+        format!("{url}{page}{number:05x}.html").into_bytes()
+    };
+    (0..count).map(url).collect()
 }
 
 impl<const WORDS: usize> Naming<Bytes<WORDS>> for Strings<WORDS> {
@@ -283,7 +330,8 @@ mod tests {
     fn every_form_keeps_order_and_names() {
         let text = b"b\nb/a\nb!\na/long/path\n\nzz\nb\n\xc3\xa4\n";
         let file = TestFile::new("lines", text);
-        let forms = [KeyForm::Ycsb, KeyForm::Dlsm, KeyForm::File(file.path().into())];
+        let forms =
+            [KeyForm::Ycsb, KeyForm::Dlsm, KeyForm::Urls, KeyForm::File(file.path().into())];
         for form in forms {
             for n in [1, 3, 6, 7, 1000, 4321] {
                 keep_order_and_names(&Strings::new(&form, n, 8..=40, true).unwrap());
@@ -302,6 +350,19 @@ mod tests {
         assert_eq!(ycsb.value_named(7).len(), 900);
         let lengths: Vec<_> = (0..100).map(|name| dlsm.value_named(name).len()).collect();
         assert_eq!((lengths.iter().min(), lengths.iter().max()), (Some(&8), Some(&16)));
+    }
+
+    #[test]
+    fn generated_addresses_share_most_of_their_bytes() {
+        let urls = Strings::<128>::new(&KeyForm::Urls, 20_000, 8..=8, true).unwrap();
+        let keys: Vec<_> = urls.keys().records().map(|(key, _)| urls.key_named(key)).collect();
+        let shared = |pair: &[Vec<u8>]| {
+            pair[0].iter().zip(&pair[1]).take_while(|(one, other)| one == other).count()
+        };
+        let shared = keys.windows(2).map(shared).sum::<usize>() as f64 / keys.len() as f64;
+        let (bytes, _) = urls.record_bytes();
+        assert!((45.0..70.0).contains(&bytes), "{bytes}");
+        assert!((0.7..0.95).contains(&(shared / bytes)), "{shared} of {bytes}");
     }
 
     #[test]

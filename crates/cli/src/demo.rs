@@ -1,30 +1,44 @@
 //! `farleaf demo`: runs a few workloads on every design in an embedded cluster, and prints one
 //! table.
 
-use crate::bench::{NUMBERS_IN_PAGE, memory_servers, pool_bytes, warn_of_errors};
-use crate::designs::{self, DesignName, FabricConfig, IndexOptions, PartitioningName, Task};
+use crate::bench::{
+    NUMBERS_IN_PAGE, memory_servers, pool_bytes, string_bytes_in_page, string_weights,
+    warn_of_errors,
+};
+use crate::designs::{
+    self, DesignName, FabricConfig, IndexOptions, PartitioningName, Providers, Task,
+};
 use crate::output::{JsonTarget, bar, grouped};
-use crate::units;
+use crate::{units, usage};
 use clap::{Args, ValueEnum};
-use farleaf_bench::driver::{Amount, Reshaping, Run, Testbed};
+use farleaf_bench::driver::{Amount, Form, Numbers, Reshaping, Run, Testbed};
 use farleaf_bench::input::{ColumnNames, read_records};
 use farleaf_bench::keys::KeySpace;
 use farleaf_bench::report::Report;
+use farleaf_bench::strings::{KeyForm, Strings};
 use farleaf_bench::table::narrow_table;
 use farleaf_bench::workload::{Harness, Mix, OperationKind, StreamConfig};
 use farleaf_core::cache::CacheOptions;
 use farleaf_core::index::dex::{DexOptions, EntryWeights, spreading_level};
 use farleaf_core::index::fine::FineOptions;
-use farleaf_core::index::{Design, Scan};
-use farleaf_core::page::Fixed8;
+use farleaf_core::index::{Design, Naming, Scan};
+use farleaf_core::page::OwnedKey;
 use farleaf_fabric::Provider;
 use farleaf_fabric::local::LocalConfig;
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
+
+/// The form of byte strings; `None` for numbers.
+type OptionalForm = Option<KeyForm>;
+
+/// The demo's pages of byte strings have 1 KiB.
+type Strings1K = Strings<128>;
 
 /// Options of `farleaf demo`.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  farleaf demo\n  farleaf demo --keys 10M\n  \
-    farleaf demo --input orders.csv --key-column id --value-column amount\n\n\
+    farleaf demo --input orders.csv --key-column id --value-column amount\n  \
+    farleaf demo --key-form ycsb --value-bytes 8-100\n\n\
     The cluster is embedded: 4 memory servers and 1 compute server with 2 threads, in this process.\n\
     The costs per operation hold on any network; the times are those of this machine's memory.\n\n\
     Exit codes: 0 success, 1 failure, 2 invalid command line or input file.")]
@@ -32,6 +46,19 @@ pub(crate) struct Arguments {
     /// Load this many generated records
     #[arg(long, value_name = "N", default_value = "1M", value_parser = units::positive)]
     keys: u64,
+    /// Take keys of this form: `u64`, or byte strings in pages of 1 KiB: `ycsb` (user and 19
+    /// digits), `dlsm` (20 digits), `urls` (generated), or the lines of `file:PATH`
+    #[arg(
+        long,
+        value_name = "FORM",
+        default_value = "u64",
+        value_parser = units::key_form,
+        conflicts_with = "input"
+    )]
+    key_form: OptionalForm,
+    /// Give byte strings values of N bytes, or of A to B bytes [default: 8]
+    #[arg(long, value_name = "N|A-B", value_parser = units::value_bytes)]
+    value_bytes: Option<RangeInclusive<usize>>,
     /// Load the records of this CSV file instead, plain or gzip, in any order; of rows with the
     /// same key the last one counts
     #[arg(long, value_name = "FILE", conflicts_with = "keys")]
@@ -81,42 +108,51 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         }
         None => KeySpace::spread(arguments.keys),
     };
-    let weights = vec![1; usize::from(MEMORY_SERVERS)];
-    let inserts = OPERATIONS * WORKLOADS.len() as u64;
-    let demo = Demo {
-        keys: &keys,
-        seed: arguments.seed,
-        pool_bytes: pool_bytes(keys.len(), NUMBERS_IN_PAGE, FILL, inserts, &weights)?,
-        design: DesignName::Coarse,
-        json: &json,
+    let reports = match &arguments.key_form {
+        Some(form) => {
+            let values = arguments.value_bytes.clone().unwrap_or(8..=8);
+            let strings = Strings1K::new(form, keys.len(), values, true)
+                .or_else(|error| usage(error.to_string()))?;
+            let (key_bytes, value_bytes) = strings.record_bytes();
+            let bytes_in_page = string_bytes_in_page(key_bytes + value_bytes);
+            let demo = Demo {
+                keys: strings.keys(),
+                form: &strings,
+                bytes_in_page,
+                weights: string_weights(bytes_in_page),
+                record_bytes: key_bytes + value_bytes,
+                name: &|report| {
+                    report.key_form = Some(form.to_string());
+                    report.key_bytes = Some(key_bytes);
+                    report.value_bytes = Some(value_bytes);
+                    report.page_bytes = Some(1024);
+                },
+                key: &|number| strings.key_named(number).escape_ascii().to_string(),
+                value: &|number| strings.value_named(number).escape_ascii().to_string(),
+                seed: arguments.seed,
+                json: &json,
+            };
+            demo.of_all_designs(|number| strings.key_named(number))?
+        }
+        None if arguments.value_bytes.is_some() => {
+            return usage("--value-bytes needs byte strings: --key-form");
+        }
+        None => {
+            let demo = Demo {
+                keys: &keys,
+                form: &Numbers,
+                bytes_in_page: NUMBERS_IN_PAGE,
+                record_bytes: 16.0,
+                weights: EntryWeights::default(),
+                name: &|_| (),
+                key: &|number| number.to_string(),
+                value: &|number| number.to_string(),
+                seed: arguments.seed,
+                json: &json,
+            };
+            demo.of_all_designs(|number| number)?
+        }
     };
-    json.say(&format!(
-        "{} keys on {MEMORY_SERVERS} memory servers, 1 compute server with {THREADS} threads, all in \
-         this process",
-        grouped(keys.len())
-    ))?;
-    let options = IndexOptions {
-        partitioning: PartitioningName::Range,
-        boundaries: keys.boundaries(&weights),
-        fine: FineOptions::default(),
-        dex: DexOptions {
-            placement_level: spreading_level::<Fixed8>(
-                keys.len(),
-                EntryWeights::default(),
-                FILL,
-                MEMORY_SERVERS,
-            ),
-            ..DexOptions::with_boundaries(Vec::new(), cache_of(keys.len()))
-        },
-        single_pool_bytes: pool_bytes(keys.len(), NUMBERS_IN_PAGE, FILL, inserts, &[1])?,
-    };
-    let fabric =
-        FabricConfig::Local(LocalConfig { seed: arguments.seed, ..LocalConfig::default() });
-    let mut reports = Vec::new();
-    for design in DesignName::value_variants() {
-        let demo = Demo { design: *design, ..demo };
-        reports.extend(designs::run(*design, &options, &fabric, demo)?);
-    }
     json.say(&narrow_table(&reports))?;
     json.say(
         "reads, writes, CAS (and FETCH-ADD), RPCs and bytes are those of one operation on average",
@@ -125,40 +161,96 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     reports.iter().try_for_each(warn_of_errors)
 }
 
-/// A cache for about a third of the records.
-fn cache_of(records: u64) -> CacheOptions {
-    CacheOptions { bytes: records * 16 / 3, ..CacheOptions::default() }
-}
-
-#[derive(Clone, Copy)]
-struct Demo<'a> {
+/// A demo on every design.
+struct Demo<'a, O> {
     keys: &'a KeySpace,
+    form: &'a O,
+    /// Bytes of a full page for each record.
+    bytes_in_page: f64,
+    /// Bytes of a key and a value.
+    record_bytes: f64,
+    weights: EntryWeights,
+    /// Completes the settings in a report.
+    name: &'a dyn Fn(&mut Report),
+    /// Keys and values as text.
+    key: &'a dyn Fn(u64) -> String,
+    value: &'a dyn Fn(u64) -> String,
     seed: u64,
-    pool_bytes: usize,
-    design: DesignName,
     json: &'a JsonTarget,
 }
 
-impl Task for Demo<'_> {
+impl<O: Form<Layout: Providers>> Demo<'_, O> {
+    /// Runs all designs; `key` makes the key of a number.
+    fn of_all_designs(
+        &self,
+        key: impl Fn(u64) -> OwnedKey<O::Layout>,
+    ) -> anyhow::Result<Vec<Report>> {
+        let keys = self.keys;
+        let weights = vec![1; usize::from(MEMORY_SERVERS)];
+        let inserts = OPERATIONS * WORKLOADS.len() as u64;
+        let pool = |weights| pool_bytes(keys.len(), self.bytes_in_page, FILL, inserts, weights);
+        self.json.say(&format!(
+            "{} keys on {MEMORY_SERVERS} memory servers, 1 compute server with {THREADS} threads, \
+             all in this process",
+            grouped(keys.len())
+        ))?;
+        // A cache for about a third of the records.
+        let cache_bytes = (keys.len() as f64 * self.record_bytes / 3.0) as u64;
+        let cache = CacheOptions { bytes: cache_bytes, ..CacheOptions::default() };
+        let options = IndexOptions {
+            partitioning: PartitioningName::Range,
+            boundaries: keys.boundaries(&weights),
+            fine: FineOptions::default(),
+            dex: DexOptions {
+                placement_level: spreading_level::<O::Layout>(
+                    keys.len(),
+                    self.weights,
+                    FILL,
+                    MEMORY_SERVERS,
+                ),
+                ..DexOptions::with_boundaries(Vec::new(), cache)
+            },
+            single_pool_bytes: pool(&[1])?,
+        };
+        let options = options.named(key);
+        let fabric = FabricConfig::Local(LocalConfig { seed: self.seed, ..LocalConfig::default() });
+        let mut reports = Vec::new();
+        for design in DesignName::value_variants() {
+            let one = OneDesign { demo: self, name: design.name(), pool_bytes: pool(&weights)? };
+            reports.extend(designs::run::<O::Layout, _>(*design, &options, &fabric, one)?);
+        }
+        Ok(reports)
+    }
+}
+
+/// The demo of one design.
+struct OneDesign<'a, O> {
+    demo: &'a Demo<'a, O>,
+    name: &'static str,
+    pool_bytes: usize,
+}
+
+impl<O: Form> Task<O::Layout> for OneDesign<'_, O> {
     type Output = anyhow::Result<Vec<Report>>;
 
-    fn run<D: Design<Fixed8>, P: Provider>(
+    fn run<D: Design<O::Layout>, P: Provider>(
         self,
         provider: &P,
         options: &D::Options,
     ) -> anyhow::Result<Vec<Report>> {
-        let name = self.design.name();
-        let services = memory_servers(MEMORY_SERVERS, self.pool_bytes)?;
-        let mut testbed = Testbed::<D, P>::start(provider, services, options)?;
-        let loading = bar(&format!("{name}: load"), Some(self.keys.len()));
-        let load_ns = testbed.load(self.keys, FILL, &|done| loading.inc(done))?;
+        let Self { demo, name, pool_bytes } = self;
+        let services = memory_servers(MEMORY_SERVERS, pool_bytes)?;
+        let form = demo.form.clone();
+        let mut testbed = Testbed::<D, P, O>::start_with(provider, services, options, form)?;
+        let loading = bar(&format!("{name}: load"), Some(demo.keys.len()));
+        let load_ns = testbed.load(demo.keys, FILL, &|done| loading.inc(done))?;
         loading.finish_and_clear();
         let load_seconds = load_ns as f64 / 1e9;
-        self.json.say(&format!(
+        demo.json.say(&format!(
             "{name}: {} records loaded in {load_seconds:.2} s",
             grouped(testbed.records())
         ))?;
-        self.show(&testbed)?;
+        demo.show(&testbed)?;
         let mut reports = Vec::new();
         for workload in WORKLOADS {
             let mix = Mix::named(workload)?;
@@ -171,8 +263,8 @@ impl Task for Demo<'_> {
                     mix,
                     distribution,
                     clustered: false,
-                    keys: self.keys.clone(),
-                    seed: self.seed,
+                    keys: demo.keys.clone(),
+                    seed: demo.seed,
                     harness: Harness::default(),
                 },
                 compute_servers: 1,
@@ -192,11 +284,11 @@ impl Task for Demo<'_> {
                 workload: workload.to_owned(),
                 distribution: distribution.to_string(),
                 fabric: "local".to_owned(),
-                keys: self.keys.len(),
+                keys: demo.keys.len(),
                 threads: THREADS,
                 memory_servers: MEMORY_SERVERS,
                 compute_servers: 1,
-                seed: self.seed,
+                seed: demo.seed,
                 fill: FILL,
                 server_threads: Some(0),
                 partitioning: PartitioningName::Range.name().to_owned(),
@@ -207,21 +299,28 @@ impl Task for Demo<'_> {
             let report =
                 report.with_measurement(&measured).with_cached_bytes(testbed.cached_bytes());
             let (usage, local_bytes) = (testbed.usage(), testbed.local_bytes());
-            reports.push(report.with_memory(&usage, local_bytes, testbed.records()));
+            let mut report = report.with_memory(&usage, local_bytes, testbed.records());
+            (demo.name)(&mut report);
+            reports.push(report);
         }
         Ok(reports)
     }
 }
 
-impl Demo<'_> {
+impl<O: Form> Demo<'_, O> {
     /// Prints one lookup and one small scan from the middle of the keys.
-    fn show<D: Design<Fixed8>, P: Provider>(&self, testbed: &Testbed<D, P>) -> anyhow::Result<()> {
+    fn show<D: Design<O::Layout>, P: Provider>(
+        &self,
+        testbed: &Testbed<D, P, O>,
+    ) -> anyhow::Result<()> {
         let key = self.keys.key(self.keys.len() / 2);
-        let value = testbed.get(key)?.map_or("nothing".to_owned(), |value| value.to_string());
-        self.json.say(&format!("  get({key}) = {value}"))?;
+        let value = testbed.get(key)?.map_or("nothing".to_owned(), self.value);
+        let text = (self.key)(key);
+        self.json.say(&format!("  get({text}) = {value}"))?;
         let records = testbed.scan(&Scan::range(key..).limit(3))?;
-        let records: Vec<_> =
-            records.iter().map(|(key, value)| format!("{key}: {value}")).collect();
-        self.json.say(&format!("  scan({key}.., limit 3) = {{ {} }}", records.join(", ")))
+        let record =
+            |(key, value): &(u64, u64)| format!("{}: {}", (self.key)(*key), (self.value)(*value));
+        let records: Vec<_> = records.iter().map(record).collect();
+        self.json.say(&format!("  scan({text}.., limit 3) = {{ {} }}", records.join(", ")))
     }
 }

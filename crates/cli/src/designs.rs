@@ -10,12 +10,10 @@ use farleaf_core::index::coarse::{Coarse, CoarseOptions, Partitioning};
 use farleaf_core::index::dex::{Dex, DexOptions};
 use farleaf_core::index::fine::{Fine, FineOptions};
 use farleaf_core::index::hybrid::{Hybrid, HybridOptions};
-use farleaf_core::page::Fixed8;
-#[cfg(feature = "verbs")]
-use farleaf_fabric::Either;
-use farleaf_fabric::Provider;
+use farleaf_core::page::{Bytes, Fixed8, Layout, OwnedKey};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::SimConfig;
+use farleaf_fabric::{Either, Provider};
 #[cfg(feature = "verbs")]
 use farleaf_fabric_verbs::VerbsConfig;
 
@@ -88,18 +86,42 @@ impl PartitioningName {
     }
 }
 
-/// Options of an index, for all designs.
+/// Options of an index with keys `K`, for all designs.
 #[derive(Clone, Debug)]
-pub(crate) struct IndexOptions {
+pub(crate) struct IndexOptions<K = u64> {
     /// How keys are divided among memory servers.
     pub(crate) partitioning: PartitioningName,
     /// The boundaries under range partitioning: one fewer than there are servers.
-    pub(crate) boundaries: Vec<u64>,
+    pub(crate) boundaries: Vec<K>,
     pub(crate) fine: FineOptions,
     /// DEX's partitioning among compute servers, and their caches.
-    pub(crate) dex: DexOptions<u64>,
+    pub(crate) dex: DexOptions<K>,
     /// Pool size of a design that has all its memory in one place.
     pub(crate) single_pool_bytes: usize,
+}
+
+impl IndexOptions {
+    /// The same options for keys that have these numbers.
+    pub(crate) fn named<K>(&self, key: impl Fn(u64) -> K) -> IndexOptions<K> {
+        let keys = |numbers: &[u64]| numbers.iter().copied().map(&key).collect();
+        let dex = &self.dex;
+        IndexOptions {
+            partitioning: self.partitioning,
+            boundaries: keys(&self.boundaries),
+            fine: self.fine,
+            dex: DexOptions {
+                boundaries: keys(&dex.boundaries),
+                spare_compute_servers: dex.spare_compute_servers,
+                spare_memory_servers: dex.spare_memory_servers,
+                balance: dex.balance.clone(),
+                at_load: dex.at_load,
+                cache: dex.cache,
+                placement_level: dex.placement_level,
+                chunk_nodes_log2: dex.chunk_nodes_log2,
+            },
+            single_pool_bytes: self.single_pool_bytes,
+        }
+    }
 }
 
 /// A fabric with its settings.
@@ -121,23 +143,19 @@ pub(crate) fn simulated(seed: u64, only_reads: bool) -> SimConfig {
     SimConfig { seed, quantum_ns, ..SimConfig::default() }
 }
 
-/// Work to do with a design on a fabric, generic over both.
-pub(crate) trait Task {
+/// Work to do with a design on a fabric, generic over both, on pages of layout `L`.
+pub(crate) trait Task<L: Layout = Fixed8> {
     /// The result.
     type Output;
 
     /// Does the work.
-    fn run<D: Design<Fixed8>, P: Provider>(
-        self,
-        provider: &P,
-        options: &D::Options,
-    ) -> Self::Output;
+    fn run<D: Design<L>, P: Provider>(self, provider: &P, options: &D::Options) -> Self::Output;
 }
 
 /// Runs `task` with a design on a fabric.
-pub(crate) fn run<T: Task>(
+pub(crate) fn run<L: Providers, T: Task<L>>(
     design: DesignName,
-    options: &IndexOptions,
+    options: &IndexOptions<OwnedKey<L>>,
     fabric: &FabricConfig,
     task: T,
 ) -> T::Output {
@@ -148,38 +166,76 @@ pub(crate) fn run<T: Task>(
                 PartitioningName::Range => Partitioning::Range { boundaries },
                 PartitioningName::Hash => Partitioning::Hash,
             };
-            on_fabric::<Coarse, T>(&CoarseOptions { partitioning }, fabric, task)
+            L::on_fabric::<Coarse, T>(&CoarseOptions { partitioning }, fabric, task)
         }
         // Nodes are placed on the servers in turn, whatever the boundaries are.
-        DesignName::Fine => on_fabric::<Fine, T>(&options.fine, fabric, task),
+        DesignName::Fine => L::on_fabric::<Fine, T>(&options.fine, fabric, task),
         DesignName::Hybrid => {
-            on_fabric::<Hybrid, T>(&HybridOptions::with_boundaries(boundaries), fabric, task)
+            L::on_fabric::<Hybrid, T>(&HybridOptions::with_boundaries(boundaries), fabric, task)
         }
-        DesignName::Dex => on_fabric::<Dex, T>(&options.dex, fabric, task),
+        DesignName::Dex => L::on_fabric::<Dex, T>(&options.dex, fabric, task),
         DesignName::Local => {
             let options = SingleMachineOptions::with_pool_bytes(options.single_pool_bytes);
-            on_fabric::<SingleMachine, T>(&options, fabric, task)
+            L::on_fabric::<SingleMachine, T>(&options, fabric, task)
         }
     }
 }
 
-fn on_fabric<D: Design<Fixed8>, T: Task>(
-    options: &D::Options,
-    fabric: &FabricConfig,
-    task: T,
-) -> T::Output {
-    // Each provider is another copy of all designs. Those whose processor time does not matter
-    // share one.
-    #[cfg(feature = "verbs")]
-    let other = |config: &SimConfig| Either::<_, VerbsConfig>::Left(config.clone());
-    #[cfg(not(feature = "verbs"))]
-    let other = SimConfig::clone;
-    match fabric {
-        FabricConfig::Local(config) => task.run::<D, _>(config, options),
-        FabricConfig::Sim(config) => task.run::<D, _>(&other(config), options),
+/// A layout, and which providers share a copy of the designs on it: each provider by itself is
+/// another copy.
+pub(crate) trait Providers: Layout {
+    /// Runs `task` with a design on a fabric.
+    fn on_fabric<D: Design<Self>, T: Task<Self>>(
+        options: &D::Options,
+        fabric: &FabricConfig,
+        task: T,
+    ) -> T::Output;
+}
+
+/// The design on `local` has a copy of its own, because its processor time is measured. The others
+/// share one.
+impl Providers for Fixed8 {
+    fn on_fabric<D: Design<Self>, T: Task<Self>>(
+        options: &D::Options,
+        fabric: &FabricConfig,
+        task: T,
+    ) -> T::Output {
         #[cfg(feature = "verbs")]
-        FabricConfig::Verbs(config) => {
-            task.run::<D, _>(&Either::<SimConfig, _>::Right((**config).clone()), options)
+        let other = |config: &SimConfig| Either::<_, VerbsConfig>::Left(config.clone());
+        #[cfg(not(feature = "verbs"))]
+        let other = SimConfig::clone;
+        match fabric {
+            FabricConfig::Local(config) => task.run::<D, _>(config, options),
+            FabricConfig::Sim(config) => task.run::<D, _>(&other(config), options),
+            #[cfg(feature = "verbs")]
+            FabricConfig::Verbs(config) => {
+                task.run::<D, _>(&Either::<SimConfig, _>::Right((**config).clone()), options)
+            }
         }
+    }
+}
+
+/// All share one copy for each size of pages.
+impl<const WORDS: usize> Providers for Bytes<WORDS> {
+    fn on_fabric<D: Design<Self>, T: Task<Self>>(
+        options: &D::Options,
+        fabric: &FabricConfig,
+        task: T,
+    ) -> T::Output {
+        #[cfg(feature = "verbs")]
+        type Local = Either<LocalConfig, VerbsConfig>;
+        #[cfg(not(feature = "verbs"))]
+        type Local = LocalConfig;
+        #[cfg(feature = "verbs")]
+        let local = |config: &LocalConfig| Local::Left(config.clone());
+        #[cfg(not(feature = "verbs"))]
+        let local = LocalConfig::clone;
+        let provider: Either<SimConfig, Local> = match fabric {
+            FabricConfig::Sim(config) => Either::Left((**config).clone()),
+            FabricConfig::Local(config) => Either::Right(local(config)),
+            #[cfg(feature = "verbs")]
+            FabricConfig::Verbs(config) => Either::Right(Local::Right((**config).clone())),
+        };
+        task.run::<D, _>(&provider, options)
     }
 }

@@ -116,8 +116,7 @@ fn bad_values_end_with_one_line_and_code_2() {
         ),
         (&["bench", "--network-latency-ns", "2G"], "at most 1G"),
         (&["bench", "--trace", "x.csv", "--keys", "5"], "cannot be used with"),
-        (&["bench", "--key-form", "words"], "expected u64, ycsb, dlsm or file:PATH"),
-        (&["bench", "--key-form", "ycsb"], "needs --index dex --fabric sim"),
+        (&["bench", "--key-form", "words"], "expected u64, ycsb, dlsm, urls or file:PATH"),
         (&["bench", "--value-bytes", "100"], "need byte strings: --key-form"),
         (&["bench", "--page-bytes", "3k"], "expected 1k, 2k or 4k"),
         (&[&STRINGS[..], &["--value-bytes", "400-100"]].concat(), "or a range such as 100-400"),
@@ -151,6 +150,9 @@ fn bad_values_end_with_one_line_and_code_2() {
         (&["bench", "--shift-hotspot-by", "25"], "not provided: --shift-hotspot-at"),
         (&["bench", "--trace", "x.csv", "--timeline", "x"], "cannot be used with"),
         (&["demo", "--key-column", "k"], "not provided: --input"),
+        (&["demo", "--value-bytes", "9"], "needs byte strings: --key-form"),
+        (&["demo", "--key-form", "ycsb", "--input", "x.csv"], "cannot be used with"),
+        (&["demo", "--key-form", "dlsm", "--value-bytes", "5"], "must have at least 8 bytes"),
         (&["demo", "--input", "x.csv", "--key-column", "k", "--keys", "5"], "cannot be used with"),
         (&["sim", "--scenario", "nope"], "scenario nope"),
         (&["sim", "--count", "0"], "must be at least 1"),
@@ -232,6 +234,31 @@ fn the_single_machine_costs_nothing_on_the_network() {
     assert!(error(2, &hashed).contains("not hash partitioned"));
     let tiny = ["bench", "--index", "local", "--keys", "1M", "--pool-bytes", "4Mi"];
     assert!(error(1, &tiny).contains("has no memory left"), "the pools of four are too small");
+}
+
+#[test]
+fn every_design_runs_on_byte_strings() {
+    let small = ["--keys", "4k", "--operations", "2k", "--json", "-", "--compute-servers", "2"];
+    for index in ["coarse", "fine", "hybrid", "dex", "local"] {
+        for (fabric, page, values, workload) in [
+            ("local", "1k", "8-100", "ycsb-a"),
+            ("sim", "1k", "8-100", "ycsb-e"),
+            ("local", "2k", "200", "ycsb-d"),
+            ("sim", "4k", "900", "ycsb-b"),
+        ] {
+            let what = ["bench", "--index", index, "--fabric", fabric, "--workload", workload];
+            let form = ["--key-form", "ycsb", "--value-bytes", values, "--page-bytes", page];
+            let report = json(&[&what[..], &form, &small].concat());
+            assert_eq!((&report["errors"], &report["misses"]), (&0.into(), &0.into()), "{report}");
+            assert_eq!((&report["index"], &report["fabric"]), (&index.into(), &fabric.into()));
+            let bytes = (report["key_bytes"].as_f64(), report["value_bytes"].as_f64());
+            let expected = if values == "8-100" { 54.0 } else { values.parse().unwrap() };
+            assert_eq!(bytes, (Some(23.0), Some(expected)));
+            // Records are in the pages, keys without what they share.
+            let pool = report["memory"]["pool_bytes_per_key"].as_f64().unwrap();
+            assert!(pool > expected && pool < 10.0 * (23.0 + expected), "{pool}: {report}");
+        }
+    }
 }
 
 #[test]
@@ -393,6 +420,25 @@ fn the_demo_shows_every_workload() {
     assert!(table.map(|line| line.chars().count()).max().unwrap() <= 100, "{stdout}");
     assert!(!stdout.contains("an operation cost"), "the table is not said again: {stdout}");
     assert!(output.stderr.is_empty(), "no bars where no terminal is");
+}
+
+#[test]
+fn the_demo_shows_byte_strings() {
+    let file = TestFile::new("demo.json", b"");
+    let flags = ["--key-form", "ycsb", "--value-bytes", "8-60", "--json", file.path()];
+    let output = farleaf(&[&["demo", "--keys", "5k"], &flags[..]].concat());
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let stdout = text(&output.stdout);
+    for expected in ["get(user", "scan(user", "coarse", "hybrid", "dex", "local"] {
+        assert!(stdout.contains(expected), "{expected}: {stdout}");
+    }
+    let reports: Value = serde_json::from_slice(&std::fs::read(file.path()).unwrap()).unwrap();
+    let reports = reports.as_array().unwrap();
+    assert_eq!(reports.len(), 25, "5 workloads on 5 designs");
+    for report in reports {
+        assert_eq!((&report["errors"], &report["misses"]), (&0.into(), &0.into()), "{report}");
+        assert_eq!((&report["key_form"], &report["key_bytes"]), (&"ycsb".into(), &23.0.into()));
+    }
 }
 
 #[test]

@@ -13,25 +13,26 @@
 //! *Thread safety*: a contender runs the sessions of a round on threads of its own. A session
 //! belongs to one thread.
 
+use crate::keys::{Key, Keys, Owned};
 use anyhow::ensure;
-use farleaf_bench::keys::KeySpace;
 use farleaf_bench::workload::{Inserted, Operation, OperationStream, StreamConfig};
 use farleaf_core::index::IndexError;
 use farleaf_fabric::sync::Arc;
+use std::borrow::Borrow;
 use std::future::Future;
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 /// An index that takes part in the comparison.
-pub(crate) trait Contender {
+pub(crate) trait Contender<K: Keys> {
     /// The name in the table.
     fn name(&self) -> &'static str;
 
     /// Loads all keys of the space. Called once, before any other operation.
-    fn load(&mut self, keys: &KeySpace) -> anyhow::Result<()>;
+    fn load(&mut self, keys: &K) -> anyhow::Result<()>;
 
     /// Looks keys up in order, in a single session.
-    fn look_up(&self, keys: &[u64]) -> anyhow::Result<Vec<Option<u64>>>;
+    fn look_up(&self, keys: &[Owned<K>]) -> anyhow::Result<Vec<Option<K::Value>>>;
 
     /// Whether it has batch operations that are faster than single ones.
     fn has_groups(&self) -> bool {
@@ -39,35 +40,39 @@ pub(crate) trait Contender {
     }
 
     /// Runs `round` with a session per thread, and returns each thread's tally.
-    fn run(&self, round: &Round) -> anyhow::Result<Vec<Tally>>;
+    fn run(&self, round: &Round<K>) -> anyhow::Result<Vec<Tally>>;
 }
 
 /// One thread's access to an index. The futures of in-memory indexes are ready at once.
-pub(crate) trait Session {
+pub(crate) trait Session<K: Keys> {
     /// Looks `key` up.
-    fn get(&self, key: u64) -> impl Future<Output = Result<Option<u64>, IndexError>>;
+    fn get(&self, key: &Key<K>) -> impl Future<Output = Result<Option<K::Value>, IndexError>>;
 
     /// Changes the value of `key`. Returns `false` if the index can tell that the key is missing.
-    fn update(&self, key: u64, value: u64) -> impl Future<Output = Result<bool, IndexError>>;
+    fn update(
+        &self,
+        key: &Key<K>,
+        value: K::Value,
+    ) -> impl Future<Output = Result<bool, IndexError>>;
 
     /// Executes a step alone. Returns whether it found its key.
     #[inline(always)]
-    fn execute(&self, step: Step) -> impl Future<Output = Result<bool, IndexError>> {
+    fn execute(&self, step: &Step<K>) -> impl Future<Output = Result<bool, IndexError>> {
         async move {
-            match step.value {
-                0 => Ok(self.get(step.key).await?.is_some()),
-                value => self.update(step.key, value).await,
+            match step.value == K::LOOKUP {
+                true => Ok(self.get(step.key.borrow()).await?.is_some()),
+                false => self.update(step.key.borrow(), step.value).await,
             }
         }
     }
 
     /// Executes several steps. Returns how many did not find their key.
     #[inline]
-    fn execute_all(&self, steps: &[Step]) -> impl Future<Output = Result<u64, IndexError>> {
+    fn execute_all(&self, steps: &[Step<K>]) -> impl Future<Output = Result<u64, IndexError>> {
         async move {
             let mut missed = 0;
             for step in steps {
-                missed += u64::from(!self.execute(*step).await?);
+                missed += u64::from(!self.execute(step).await?);
             }
             Ok(missed)
         }
@@ -86,24 +91,21 @@ pub(crate) struct Tally {
 }
 
 /// An operation in compact form: the loop reads many of them in order while it searches the index.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Step {
-    pub(crate) key: u64,
-    /// The new value, or 0 for a lookup. (Values of a stream are never 0.)
-    pub(crate) value: u64,
+#[derive(Debug)]
+pub(crate) struct Step<K: Keys> {
+    pub(crate) key: Owned<K>,
+    /// The new value, or [`Keys::LOOKUP`]. (Values of a stream are never 0.)
+    pub(crate) value: K::Value,
 }
-
-/// Steps per thread; a fast index repeats them several times in a round.
-const STEPS: usize = 1 << 21;
 
 /// Steps between two readings of the clock.
 const STEPS_PER_CLOCK: usize = 64;
 
 /// The work that each contender does in turn.
 #[derive(Debug)]
-pub(crate) struct Round {
+pub(crate) struct Round<K: Keys> {
     /// The steps of each thread.
-    steps: Vec<Vec<Step>>,
+    steps: Vec<Vec<Step<K>>>,
     duration: Duration,
     /// Steps that a session executes in one call.
     batch: usize,
@@ -111,12 +113,13 @@ pub(crate) struct Round {
     start: Barrier,
 }
 
-impl Round {
+impl<K: Keys> Round<K> {
     /// Draws the operations of `threads` clients, each of which works for `duration`.
     ///
     /// # Errors
     /// If the mix has operations other than lookups and updates.
     pub(crate) fn new(
+        keys: &K,
         config: &StreamConfig,
         threads: usize,
         duration: Duration,
@@ -125,11 +128,13 @@ impl Round {
         let steps_of = |thread| {
             let mut stream = OperationStream::new(config, thread, &inserted);
             let step = |_| match stream.next() {
-                Some(Operation::Get { key }) => Ok(Step { key, value: 0 }),
-                Some(Operation::Update { key, value }) => Ok(Step { key, value }),
+                Some(Operation::Get { key }) => Ok(Step { key: keys.key(key), value: K::LOOKUP }),
+                Some(Operation::Update { key, value }) => {
+                    Ok(Step { key: keys.key(key), value: K::value(value) })
+                }
                 other => anyhow::bail!("only lookups and updates are compared, not {other:?}"),
             };
-            (0..STEPS).map(step).collect()
+            (0..K::STEPS).map(step).collect()
         };
         let steps = (0..threads).map(steps_of).collect::<anyhow::Result<_>>()?;
         Ok(Self { steps, duration, batch: 1, start: Barrier::new(threads) })
@@ -155,7 +160,7 @@ impl Round {
     /// # Errors
     /// The error of the first operation that fails.
     #[expect(clippy::disallowed_methods, reason = "this measures real time")]
-    pub(crate) async fn work<S: Session>(
+    pub(crate) async fn work<S: Session<K>>(
         &self,
         session: &S,
         thread: usize,
@@ -168,7 +173,7 @@ impl Round {
             for steps in self.steps[thread].chunks(STEPS_PER_CLOCK) {
                 for call in steps.chunks(self.batch) {
                     let outcome = match call {
-                        [step] => session.execute(*step).await.map(|found| u64::from(!found)),
+                        [step] => session.execute(step).await.map(|found| u64::from(!found)),
                         _ => session.execute_all(call).await,
                     };
                     match outcome {
@@ -196,7 +201,10 @@ impl Round {
 ///
 /// # Errors
 /// If an operation fails or does not find its key (contender.N1).
-pub(crate) fn measure(contender: &dyn Contender, round: &Round) -> anyhow::Result<f64> {
+pub(crate) fn measure<K: Keys>(
+    contender: &dyn Contender<K>,
+    round: &Round<K>,
+) -> anyhow::Result<f64> {
     let tallies = contender.run(round)?;
     let missed: u64 = tallies.iter().map(|tally| tally.missed).sum();
     ensure!(missed == 0, "{}: {missed} operations did not find their key", contender.name());
@@ -211,16 +219,18 @@ const VERIFY_EVERY: usize = 1_000;
 ///
 /// # Errors
 /// If a sampled key has the wrong value.
-pub(crate) fn verify(contender: &dyn Contender, keys: &KeySpace) -> anyhow::Result<()> {
-    let places = || (0..keys.len()).step_by(VERIFY_EVERY);
-    let loaded: Vec<u64> = places().map(|place| keys.key(place)).collect();
-    for (place, found) in places().zip(contender.look_up(&loaded)?) {
-        let (name, key) = (contender.name(), keys.key(place));
-        ensure!(found == Some(keys.value(place)), "{name}: the value of {key} is {found:?}");
+pub(crate) fn verify<K: Keys>(contender: &dyn Contender<K>, keys: &K) -> anyhow::Result<()> {
+    let (name, numbers) = (contender.name(), keys.space());
+    let places = || (0..numbers.len()).step_by(VERIFY_EVERY);
+    let loaded: Vec<_> = places().map(|place| keys.key(numbers.key(place))).collect();
+    for ((place, key), found) in places().zip(&loaded).zip(contender.look_up(&loaded)?) {
+        let expected = Some(K::value(numbers.value(place)));
+        ensure!(found == expected, "{name}: the value of {key:?} is {found:?}");
     }
-    let absent: Vec<u64> = places().filter_map(|place| keys.new_key(place, 0)).collect();
+    let absent = places().filter_map(|place| numbers.new_key(place, 0));
+    let absent: Vec<_> = absent.map(|number| keys.key(number)).collect();
     for (key, found) in absent.iter().zip(contender.look_up(&absent)?) {
-        ensure!(found.is_none(), "{}: {key}, never loaded, has a value", contender.name());
+        ensure!(found.is_none(), "{name}: {key:?}, never loaded, has a value");
     }
     Ok(())
 }

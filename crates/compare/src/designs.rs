@@ -3,6 +3,7 @@
 //! *Thread safety*: as [`Contender`].
 
 use crate::contender::{Contender, Round, Session, Step, Tally};
+use crate::keys::{ByteKeys, InPage, Key, Keys, Owned};
 use anyhow::Context;
 use farleaf_bench::keys::KeySpace;
 use farleaf_bench::single_machine::{SingleMachine, SingleMachineOptions};
@@ -12,11 +13,13 @@ use farleaf_core::index::dex::{Dex, DexOptions};
 use farleaf_core::index::fine::{Fine, FineOptions};
 use farleaf_core::index::hybrid::{Hybrid, HybridOptions};
 use farleaf_core::index::{Action, Design, IndexError, LeafEdit, RangeIndex};
-use farleaf_core::page::Fixed8;
+use farleaf_core::page::Layout;
 use farleaf_core::server::{MemoryServer, MemoryServerConfig};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Cluster, Provider, ServerId};
+use std::borrow::Borrow;
+use std::marker::PhantomData;
 
 /// Memory servers of each design.
 const MEMORY_SERVERS: u16 = 4;
@@ -24,72 +27,92 @@ const MEMORY_SERVERS: u16 = 4;
 /// Fill factor of pages in the load.
 const FILL: f64 = 0.7;
 
+/// A list of contenders.
+type Contenders<K> = Vec<Box<dyn Contender<K>>>;
+
 /// All designs, in one table. To add one, add a line with its options, including those of its
 /// cache.
-pub(crate) fn all(keys: &KeySpace) -> anyhow::Result<Vec<Box<dyn Contender>>> {
+pub(crate) fn all(keys: &KeySpace) -> anyhow::Result<Contenders<KeySpace>> {
     let boundaries = keys.boundaries(&[1; MEMORY_SERVERS as usize]);
     let range = Partitioning::Range { boundaries: boundaries.clone() };
     Ok(vec![
-        contender::<SingleMachine>(&SingleMachineOptions::with_pool_bytes(pool_bytes(keys)), keys)?,
-        contender::<Coarse>(&CoarseOptions { partitioning: range }, keys)?,
-        contender::<Fine>(&FineOptions::default(), keys)?,
-        contender::<Dex>(&DexOptions::with_boundaries(Vec::new(), everything(keys)), keys)?,
-        contender::<Hybrid>(&HybridOptions::with_boundaries(boundaries), keys)?,
+        contender::<SingleMachine, _>(&single_machine(keys), keys)?,
+        contender::<Coarse, _>(&CoarseOptions { partitioning: range }, keys)?,
+        contender::<Fine, _>(&FineOptions::default(), keys)?,
+        contender::<Dex, _>(&DexOptions::with_boundaries(Vec::new(), everything(keys)), keys)?,
+        contender::<Hybrid, _>(&HybridOptions::with_boundaries(boundaries), keys)?,
     ])
 }
 
-/// A cache that holds the whole index: records take 1.6 times their bytes at 70% fill, and this is
-/// twice as much.
-fn everything(keys: &KeySpace) -> CacheOptions {
-    CacheOptions { bytes: keys.len() * 32 + (1 << 20), ..CacheOptions::default() }
+/// The designs that are compared on byte strings: the tree, and the one that caches it.
+pub(crate) fn of_bytes(keys: &ByteKeys) -> anyhow::Result<Contenders<ByteKeys>> {
+    Ok(vec![
+        contender::<SingleMachine, _>(&single_machine(keys), keys)?,
+        contender::<Dex, _>(&DexOptions::with_boundaries(Vec::new(), everything(keys)), keys)?,
+    ])
+}
+
+fn single_machine<K: Keys>(keys: &K) -> SingleMachineOptions {
+    SingleMachineOptions::with_pool_bytes(pool_bytes(keys))
+}
+
+/// A cache that holds the whole index.
+fn everything<K: Keys>(keys: &K) -> CacheOptions {
+    let bytes = keys.space().len() * keys.most_bytes() + (1 << 20);
+    CacheOptions { bytes, ..CacheOptions::default() }
 }
 
 /// Bytes of a pool that holds all keys at any fill. The system provides memory as it is used.
-fn pool_bytes(keys: &KeySpace) -> usize {
-    (keys.len() as usize * 64 + (64 << 20)).next_multiple_of(1 << 21)
+fn pool_bytes<K: Keys>(keys: &K) -> usize {
+    let bytes = keys.space().len() * 2 * keys.most_bytes() + (64 << 20);
+    (bytes as usize).next_multiple_of(1 << 21)
 }
 
-type LocalCluster = <LocalConfig as Provider>::Cluster<MemoryServer<Fixed8>>;
+type LocalCluster<K> = <LocalConfig as Provider>::Cluster<MemoryServer<<K as Keys>::Layout>>;
 
 /// An index of one design with memory servers of its own.
-struct Farleaf<D: Design<Fixed8>> {
-    cluster: LocalCluster,
+struct Farleaf<D: Design<K::Layout>, K: Keys> {
+    cluster: LocalCluster<K>,
     compute: D::Compute,
 }
 
-fn contender<D: Design<Fixed8>>(
+fn contender<D: Design<K::Layout>, K: Keys>(
     options: &D::Options,
-    keys: &KeySpace,
-) -> anyhow::Result<Box<dyn Contender>> {
+    keys: &K,
+) -> anyhow::Result<Box<dyn Contender<K>>> {
     let config = MemoryServerConfig { pool_bytes: pool_bytes(keys), ..Default::default() };
     let server = |number| MemoryServer::new(ServerId::new(number), &config).map(Arc::new);
     let servers = (0..MEMORY_SERVERS).map(server).collect::<Result<_, _>>();
     let cluster = LocalConfig::default().start(servers.context("cannot start memory servers")?);
     cluster.run_one(|fabric| async move { D::create(&fabric, options).await })?;
     let compute = D::compute(options)?;
-    Ok(Box::new(Farleaf::<D> { cluster, compute }))
+    Ok(Box::new(Farleaf::<D, K> { cluster, compute }))
 }
 
-impl<D: Design<Fixed8>> Contender for Farleaf<D> {
+impl<D: Design<K::Layout>, K: Keys> Contender<K> for Farleaf<D, K> {
     fn name(&self) -> &'static str {
         D::NAME
     }
 
-    fn load(&mut self, keys: &KeySpace) -> anyhow::Result<()> {
+    fn load(&mut self, keys: &K) -> anyhow::Result<()> {
         let compute = &self.compute;
         self.cluster.run_one(async |fabric| {
-            D::open(fabric, compute).await?.bulk_load(keys.records(), FILL).await
+            let value = |number| Borrow::<InPage<K>>::borrow(&K::value(number)).to_owned();
+            let records = keys.space().records();
+            let records = records.map(|(number, held)| (keys.key(number), value(held)));
+            D::open(fabric, compute).await?.bulk_load(records, FILL).await
         })?;
         Ok(())
     }
 
-    fn look_up(&self, keys: &[u64]) -> anyhow::Result<Vec<Option<u64>>> {
+    fn look_up(&self, keys: &[Owned<K>]) -> anyhow::Result<Vec<Option<K::Value>>> {
         let compute = &self.compute;
         let found: Result<_, IndexError> = self.cluster.run_one(async |fabric| {
             let index = D::open(fabric, compute).await?;
             let mut values = Vec::with_capacity(keys.len());
             for key in keys {
-                values.push(index.get(key).await?);
+                let value = index.get(K::Layout::key(key)).await?;
+                values.push(value.and_then(|value| K::found(K::Layout::value(&value))));
             }
             Ok(values)
         });
@@ -100,13 +123,13 @@ impl<D: Design<Fixed8>> Contender for Farleaf<D> {
         true
     }
 
-    fn run(&self, round: &Round) -> anyhow::Result<Vec<Tally>> {
+    fn run(&self, round: &Round<K>) -> anyhow::Result<Vec<Tally>> {
         let compute = &self.compute;
         let compute_servers = vec![0; round.threads()];
         let tallies = self.cluster.run(&compute_servers, async |fabric, thread| {
             // Returning an error here would leave the other threads waiting at the start barrier.
             let index = D::open(fabric, compute).await.expect("the index was opened before");
-            round.work(&Handle(index), thread).await
+            round.work(&Handle(index, PhantomData), thread).await
         });
         let alive = tallies.into_iter().map(|tally| tally.context("a client has died"));
         alive.map(|tally| Ok(tally??)).collect()
@@ -114,20 +137,25 @@ impl<D: Design<Fixed8>> Contender for Farleaf<D> {
 }
 
 /// An index handle as a session.
-struct Handle<I>(I);
+struct Handle<I, K>(I, PhantomData<K>);
 
-impl<I: RangeIndex<Key = u64, Value = u64>> Session for Handle<I> {
+impl<K, I> Session<K> for Handle<I, K>
+where
+    K: Keys,
+    I: RangeIndex<Key = Key<K>, Value = InPage<K>>,
+{
     #[inline(always)]
-    async fn get(&self, key: u64) -> Result<Option<u64>, IndexError> {
-        self.0.get(&key).await
+    async fn get(&self, key: &Key<K>) -> Result<Option<K::Value>, IndexError> {
+        let value = self.0.get(key).await?;
+        Ok(value.and_then(|value| K::found(K::Layout::value(&value))))
     }
 
     #[inline(always)]
-    async fn update(&self, key: u64, value: u64) -> Result<bool, IndexError> {
-        self.0.update(&key, &value).await
+    async fn update(&self, key: &Key<K>, value: K::Value) -> Result<bool, IndexError> {
+        self.0.update(key, value.borrow()).await
     }
 
-    async fn execute_all(&self, steps: &[Step]) -> Result<u64, IndexError> {
+    async fn execute_all(&self, steps: &[Step<K>]) -> Result<u64, IndexError> {
         let edits: Vec<_> = steps.iter().map(edit_of).collect();
         let mut missed = 0;
         for answer in self.0.execute_all(&edits).await {
@@ -137,9 +165,10 @@ impl<I: RangeIndex<Key = u64, Value = u64>> Session for Handle<I> {
     }
 }
 
-fn edit_of(Step { key, value }: &Step) -> LeafEdit<&u64, &u64> {
-    match value {
-        0 => LeafEdit { key, action: Action::Get },
-        value => LeafEdit { key, action: Action::Update(value) },
+fn edit_of<K: Keys>(step: &Step<K>) -> LeafEdit<&Key<K>, &InPage<K>> {
+    let key = K::Layout::key(&step.key);
+    match step.value == K::LOOKUP {
+        true => LeafEdit { key, action: Action::Get },
+        false => LeafEdit { key, action: Action::Update(step.value.borrow()) },
     }
 }

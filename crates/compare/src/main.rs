@@ -21,6 +21,10 @@
 //! - [`congee`](https://docs.rs/congee): an adaptive radix tree with optimistic lock coupling.
 //! - [`crossbeam-skiplist`](https://docs.rs/crossbeam-skiplist): a lock-free skip list.
 //! - `RwLock<BTreeMap>`: the standard library's map behind one lock.
+//! - [`redb`](https://docs.rs/redb): a store of byte strings, with transactions, in memory.
+//!
+//! With `--key-form`, keys are byte strings: `local`, `dex`, Bf-Tree, redb, the skip list and the
+//! locked map. congee takes keys of 8 bytes only.
 //!
 //! All of them build on the stable toolchain that the workspace pins. This crate is a member of the
 //! workspace, so that the lints see it, but not a default member, so that ordinary builds skip the
@@ -30,6 +34,7 @@
 
 mod contender;
 mod designs;
+mod keys;
 mod maps;
 
 use anyhow::{Context, ensure};
@@ -38,7 +43,9 @@ use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{CellAlignment, Table};
 use contender::{Contender, Round, measure, verify};
 use farleaf_bench::keys::KeySpace;
+use farleaf_bench::strings::KeyForm;
 use farleaf_bench::workload::{Distribution, Harness, Mix, OperationKind, StreamConfig};
+use keys::{ByteKeys, Keys};
 use serde::Serialize;
 use std::io::Write;
 use std::time::Duration;
@@ -50,6 +57,11 @@ struct Arguments {
     /// Load this many keys, evenly spread over all 64-bit numbers; k, M and G may follow the number
     #[arg(long, value_name = "N", default_value = "2M", value_parser = count)]
     keys: u64,
+    /// Take byte strings as keys: `ycsb` (user and 19 digits), `dlsm` (20 digits), `urls`
+    /// (generated), or the lines of `file:PATH`, with numbers behind them if they are fewer than
+    /// the keys. Values have 8 bytes
+    #[arg(long, value_name = "FORM")]
+    key_form: Option<KeyForm>,
     /// Run each contender for this many seconds in each round
     #[arg(long, value_name = "S", default_value = "1", value_parser = seconds)]
     seconds: Duration,
@@ -125,6 +137,8 @@ fn lookups_and_updates(name: &str) -> Result<Mix, String> {
 #[derive(Debug, Serialize)]
 struct Comparison {
     keys: u64,
+    /// The form of byte strings; `u64` for numbers.
+    key_form: String,
     workload: String,
     distribution: String,
     seconds: f64,
@@ -166,12 +180,31 @@ fn main() -> anyhow::Result<()> {
 }
 
 fn compare(arguments: &Arguments) -> anyhow::Result<Comparison> {
-    let keys = KeySpace::spread(arguments.keys);
-    let contenders = contenders(arguments, &keys)?;
+    match &arguments.key_form {
+        None => {
+            let keys = KeySpace::spread(arguments.keys);
+            let all = designs::all(&keys)?.into_iter().chain(maps::all());
+            compare_on(arguments, &keys, all.collect())
+        }
+        Some(form) => {
+            // The keys that must be absent are longer than loaded ones.
+            let keys = ByteKeys::new(form, arguments.keys, 8..=8, true)?;
+            let all = designs::of_bytes(&keys)?.into_iter().chain(maps::of_bytes());
+            compare_on(arguments, &keys, all.collect())
+        }
+    }
+}
+
+fn compare_on<K: Keys>(
+    arguments: &Arguments,
+    keys: &K,
+    all: Vec<Box<dyn Contender<K>>>,
+) -> anyhow::Result<Comparison> {
+    let contenders = contenders(arguments, keys, all)?;
     let entries = entries(arguments, &contenders);
     let mut rows = Vec::new();
     for threads in &arguments.threads {
-        let samples = rounds(arguments, &keys, *threads, &entries)?;
+        let samples = rounds(arguments, keys, *threads, &entries)?;
         let mut local = f64::NAN;
         for ((contender, batch), mut samples) in entries.iter().zip(samples) {
             samples.sort_by(f64::total_cmp);
@@ -192,6 +225,7 @@ fn compare(arguments: &Arguments) -> anyhow::Result<Comparison> {
     }
     Ok(Comparison {
         keys: arguments.keys,
+        key_form: arguments.key_form.as_ref().map_or("u64".to_owned(), KeyForm::to_string),
         workload: arguments.workload.name.to_string(),
         distribution: arguments.distribution.to_string(),
         seconds: arguments.seconds.as_secs_f64(),
@@ -202,9 +236,11 @@ fn compare(arguments: &Arguments) -> anyhow::Result<Comparison> {
 }
 
 /// Loads and checks the requested contenders, `local` first.
-fn contenders(arguments: &Arguments, keys: &KeySpace) -> anyhow::Result<Vec<Box<dyn Contender>>> {
-    let mut all = designs::all(keys)?;
-    all.extend(maps::all());
+fn contenders<K: Keys>(
+    arguments: &Arguments,
+    keys: &K,
+    mut all: Vec<Box<dyn Contender<K>>>,
+) -> anyhow::Result<Vec<Box<dyn Contender<K>>>> {
     ensure!(all[0].name() == LOCAL, "the baseline must come first");
     let names: Vec<_> = all.iter().map(|contender| contender.name()).collect();
     if let Some(unknown) = arguments.only.iter().find(|name| !names.contains(&name.as_str())) {
@@ -218,18 +254,21 @@ fn contenders(arguments: &Arguments, keys: &KeySpace) -> anyhow::Result<Vec<Box<
         let name = contender.name();
         contender.load(keys).with_context(|| format!("cannot load {name}"))?;
         verify(&**contender, keys)?;
-        eprintln!("{name}: {} keys loaded and checked", keys.len());
+        eprintln!("{name}: {} keys loaded and checked", keys.space().len());
     }
     Ok(all)
 }
 
 /// A contender, and how many operations it gets in one call.
-type Entry<'a> = (&'a dyn Contender, u16);
+type Entry<'a, K> = (&'a dyn Contender<K>, u16);
 
 /// The entries of a round: each contender with single operations and, where supported, with groups.
-fn entries<'a>(arguments: &Arguments, contenders: &'a [Box<dyn Contender>]) -> Vec<Entry<'a>> {
+fn entries<'a, K: Keys>(
+    arguments: &Arguments,
+    contenders: &'a [Box<dyn Contender<K>>],
+) -> Vec<Entry<'a, K>> {
     let batches = || [1].into_iter().chain(arguments.batch.iter().copied().filter(|n| *n > 1));
-    let of = |contender: &'a dyn Contender| {
+    let of = |contender: &'a dyn Contender<K>| {
         let batches = batches().filter(|batch| *batch == 1 || contender.has_groups());
         batches.map(move |batch| (contender, batch))
     };
@@ -237,11 +276,11 @@ fn entries<'a>(arguments: &Arguments, contenders: &'a [Box<dyn Contender>]) -> V
 }
 
 /// Runs all rounds and returns the samples of each entry.
-fn rounds(
+fn rounds<K: Keys>(
     arguments: &Arguments,
-    keys: &KeySpace,
+    keys: &K,
     threads: u16,
-    entries: &[Entry<'_>],
+    entries: &[Entry<'_, K>],
 ) -> anyhow::Result<Vec<Vec<f64>>> {
     let mut samples = vec![Vec::new(); entries.len()];
     for round in 0..arguments.rounds {
@@ -249,11 +288,11 @@ fn rounds(
             mix: arguments.workload.clone(),
             distribution: arguments.distribution,
             clustered: false,
-            keys: keys.clone(),
+            keys: keys.space().clone(),
             seed: arguments.seed.wrapping_add(round.into()),
             harness: Harness::default(),
         };
-        let mut work = Round::new(&config, threads.into(), arguments.seconds)?;
+        let mut work = Round::new(keys, &config, threads.into(), arguments.seconds)?;
         for turn in 0..entries.len() {
             let which = (turn + round as usize) % entries.len();
             let (contender, batch) = entries[which];
@@ -277,7 +316,7 @@ fn median(sorted: &[f64]) -> f64 {
 }
 
 fn render(comparison: &Comparison) -> String {
-    let Comparison { keys, workload, distribution, seconds, rounds, .. } = comparison;
+    let Comparison { keys, key_form, workload, distribution, seconds, rounds, .. } = comparison;
     let mut table = Table::new();
     table.load_style(UTF8_FULL_CONDENSED);
     table.set_header(["contender", "threads", "batch", "M ops/s", "min", "max", "x local"]);
@@ -296,7 +335,7 @@ fn render(comparison: &Comparison) -> String {
         column.set_cell_alignment(CellAlignment::Right);
     }
     format!(
-        "{workload} ({distribution}), {keys} keys, medians of {rounds} rounds of {seconds} s\n{table}"
+        "{workload} ({distribution}), {keys} keys ({key_form}), medians of {rounds} rounds of {seconds} s\n{table}"
     )
 }
 
@@ -334,6 +373,19 @@ mod tests {
     }
 
     #[test]
+    fn everybody_finds_every_byte_string() {
+        for form in ["urls", "dlsm"] {
+            let more = ["--workload", "write-intensive", "--threads", "2", "--key-form", form];
+            let comparison = compare(&parsed(&more)).unwrap();
+            let names: Vec<_> = comparison.rows.iter().map(|row| row.contender).collect();
+            let skip = "crossbeam-skiplist";
+            assert_eq!(names, ["local", "dex", "bf-tree", "redb", skip, "RwLock<BTreeMap>"]);
+            assert!(comparison.rows.iter().all(|row| row.min_m_ops_per_s > 0.0));
+            assert!(render(&comparison).contains(&format!("20000 keys ({form})")));
+        }
+    }
+
+    #[test]
     fn designs_run_in_groups_too() {
         let more = ["--only", "congee,dex", "--threads", "1", "--batch", "1,16"];
         for workload in ["read-only", "write-intensive"] {
@@ -356,9 +408,9 @@ mod tests {
     }
 
     /// A contender that loads only half of its keys.
-    struct Forgetful(Box<dyn Contender>);
+    struct Forgetful(Box<dyn Contender<KeySpace>>);
 
-    impl Contender for Forgetful {
+    impl Contender<KeySpace> for Forgetful {
         fn name(&self) -> &'static str {
             "forgetful"
         }
@@ -371,7 +423,7 @@ mod tests {
             self.0.look_up(keys)
         }
 
-        fn run(&self, round: &Round) -> anyhow::Result<Vec<contender::Tally>> {
+        fn run(&self, round: &Round<KeySpace>) -> anyhow::Result<Vec<contender::Tally>> {
             self.0.run(round)
         }
     }
@@ -387,11 +439,11 @@ mod tests {
             mix: arguments.workload,
             distribution: arguments.distribution,
             clustered: false,
-            keys,
+            keys: keys.clone(),
             seed: 1,
             harness: Harness::default(),
         };
-        let round = Round::new(&config, 1, arguments.seconds).unwrap();
+        let round = Round::new(&keys, &config, 1, arguments.seconds).unwrap();
         let error = measure(&forgetful, &round).unwrap_err().to_string();
         assert!(error.contains("did not find their key"), "{error}");
     }

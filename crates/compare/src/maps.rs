@@ -1,4 +1,5 @@
-//! The other ordered indexes, as their users would apply them to keys and values of 8 bytes.
+//! The other ordered indexes, as their users would apply them to numbers or byte strings as keys,
+//! and to values of 8 bytes.
 //!
 //! None has a bulk load, so all are loaded in a scattered order. That leaves trees about as full as
 //! Farleaf's are after a load at 70%.
@@ -6,41 +7,67 @@
 //! *Thread safety*: all threads of a round use a map through `&self`, without further locking.
 
 use crate::contender::{Contender, Round, Session, Tally};
+use crate::keys::{ByteKeys, InPage, Key, Keys, Owned};
 use bf_tree::{BfTree, LeafInsertResult, LeafReadResult, StorageBackend};
 use congee::Congee;
 use crossbeam_skiplist::SkipMap;
 use farleaf_bench::keys::KeySpace;
 use farleaf_bench::workload::Permutation;
 use farleaf_core::index::IndexError;
+use farleaf_core::page::Layout;
 use farleaf_fabric::now_or_never;
+use redb::backends::InMemoryBackend;
+use redb::{Database, Durability, ReadableDatabase, TableDefinition};
+use std::borrow::Borrow;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{PoisonError, RwLock};
 
-/// All maps, in the order of the table.
-pub(crate) fn all() -> Vec<Box<dyn Contender>> {
+/// A list of contenders.
+type Contenders<K> = Vec<Box<dyn Contender<K>>>;
+
+/// All maps of numbers, in the order of the table.
+pub(crate) fn all() -> Contenders<KeySpace> {
     vec![
         Box::new(Loaded::<Bf>::new()),
         Box::new(Loaded::<Art>::new()),
-        Box::new(Loaded::<Skip>::new()),
-        Box::new(Loaded::<Locked>::new()),
+        Box::new(Loaded::<Skip<u64>>::new()),
+        Box::new(Loaded::<Locked<u64, u64>>::new()),
+    ]
+}
+
+/// All maps of byte strings, in the order of the table.
+pub(crate) fn of_bytes() -> Contenders<ByteKeys> {
+    vec![
+        Box::new(Loaded::<Bf>::new()),
+        Box::new(Loaded::<Redb>::new()),
+        Box::new(Loaded::<Skip<Vec<u8>>>::new()),
+        Box::new(Loaded::<Locked<Vec<u8>, Vec<u8>>>::new()),
     ]
 }
 
 /// An ordered map that threads can share.
-trait Map: Sync + Sized {
+trait Map<K: Keys>: Sync + Sized {
     const NAME: &'static str;
 
-    /// An empty map with room for `keys` keys.
-    fn new(keys: u64) -> anyhow::Result<Self>;
+    /// An empty map with room for these keys.
+    fn new(keys: &K) -> anyhow::Result<Self>;
 
     /// Inserts a new key.
-    fn insert(&self, key: u64, value: u64) -> anyhow::Result<()>;
+    fn insert(&self, key: &Key<K>, value: K::Value) -> anyhow::Result<()>;
 
-    fn get(&self, key: u64) -> Option<u64>;
+    /// Inserts all keys of an empty map.
+    fn fill(&self, records: impl Iterator<Item = (Owned<K>, K::Value)>) -> anyhow::Result<()> {
+        for (key, value) in records {
+            self.insert(K::Layout::key(&key), value)?;
+        }
+        Ok(())
+    }
+
+    fn get(&self, key: &Key<K>) -> Option<K::Value>;
 
     /// Changes the value of an existing key.
-    fn update(&self, key: u64, value: u64) -> bool;
+    fn update(&self, key: &Key<K>, value: K::Value) -> bool;
 }
 
 /// A map as a contender.
@@ -49,7 +76,7 @@ struct Loaded<M> {
     map: Option<M>,
 }
 
-impl<M: Map> Loaded<M> {
+impl<M> Loaded<M> {
     fn new() -> Self {
         Self { map: None }
     }
@@ -59,29 +86,29 @@ impl<M: Map> Loaded<M> {
     }
 }
 
-impl<M: Map> Contender for Loaded<M> {
+impl<K: Keys, M: Map<K>> Contender<K> for Loaded<M> {
     fn name(&self) -> &'static str {
         M::NAME
     }
 
-    fn load(&mut self, keys: &KeySpace) -> anyhow::Result<()> {
-        let map = M::new(keys.len())?;
-        let order = Permutation::new(keys.len(), 1);
-        for place in (0..keys.len()).map(|number| order.apply(number)) {
-            map.insert(keys.key(place), keys.value(place))?;
-        }
+    fn load(&mut self, keys: &K) -> anyhow::Result<()> {
+        let (map, numbers) = (M::new(keys)?, keys.space());
+        let order = Permutation::new(numbers.len(), 1);
+        let places = (0..numbers.len()).map(|number| order.apply(number));
+        let record = |place| (keys.key(numbers.key(place)), K::value(numbers.value(place)));
+        map.fill(places.map(record))?;
         self.map = Some(map);
         Ok(())
     }
 
-    fn look_up(&self, keys: &[u64]) -> anyhow::Result<Vec<Option<u64>>> {
-        Ok(keys.iter().map(|key| self.map().get(*key)).collect())
+    fn look_up(&self, keys: &[Owned<K>]) -> anyhow::Result<Vec<Option<K::Value>>> {
+        Ok(keys.iter().map(|key| self.map().get(K::Layout::key(key))).collect())
     }
 
-    fn run(&self, round: &Round) -> anyhow::Result<Vec<Tally>> {
-        let map = self.map();
+    fn run(&self, round: &Round<K>) -> anyhow::Result<Vec<Tally>> {
+        let map = Shared(self.map());
         std::thread::scope(|scope| {
-            let start = |thread| scope.spawn(move || now_or_never(round.work(map, thread)));
+            let start = |thread| scope.spawn(move || now_or_never(round.work(&map, thread)));
             let threads: Vec<_> = (0..round.threads()).map(start).collect();
             let join = |thread: std::thread::ScopedJoinHandle<'_, _>| {
                 let result: Result<Tally, IndexError> = thread.join().expect("no map panics");
@@ -92,15 +119,26 @@ impl<M: Map> Contender for Loaded<M> {
     }
 }
 
-impl<M: Map> Session for M {
+/// A map as a session.
+struct Shared<'a, M>(&'a M);
+
+impl<M> Clone for Shared<'_, M> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<M> Copy for Shared<'_, M> {}
+
+impl<K: Keys, M: Map<K>> Session<K> for Shared<'_, M> {
     #[inline(always)]
-    async fn get(&self, key: u64) -> Result<Option<u64>, IndexError> {
-        Ok(Map::get(self, key))
+    async fn get(&self, key: &Key<K>) -> Result<Option<K::Value>, IndexError> {
+        Ok(self.0.get(key))
     }
 
     #[inline(always)]
-    async fn update(&self, key: u64, value: u64) -> Result<bool, IndexError> {
-        Ok(Map::update(self, key, value))
+    async fn update(&self, key: &Key<K>, value: K::Value) -> Result<bool, IndexError> {
+        Ok(self.0.update(key, value))
     }
 }
 
@@ -110,16 +148,17 @@ impl<M: Map> Session for M {
 struct Bf(BfTree);
 
 impl Bf {
-    /// Bytes per key of the buffer of records: several times what half-full pages take, so that
-    /// nothing is evicted. The system provides memory as it is used.
-    const BUFFER_BYTES_PER_KEY: usize = 128;
+    /// The buffer of records has this many times the bytes of Farleaf's pages, several times what
+    /// half-full pages take, so that nothing is evicted. The system provides memory as it is used.
+    const BUFFER_TIMES: u64 = 4;
 }
 
-impl Map for Bf {
+impl<K: Keys<Value: BytesOfValue>> Map<K> for Bf {
     const NAME: &'static str = "bf-tree";
 
-    fn new(keys: u64) -> anyhow::Result<Self> {
-        let buffer_bytes = usize::try_from(keys)?.saturating_mul(Self::BUFFER_BYTES_PER_KEY);
+    fn new(keys: &K) -> anyhow::Result<Self> {
+        let bytes = keys.space().len().saturating_mul(keys.most_bytes() * Self::BUFFER_TIMES);
+        let buffer_bytes = usize::try_from(bytes)?;
         let mut config = bf_tree::Config::default();
         config
             .storage_backend(StorageBackend::Memory)
@@ -130,105 +169,200 @@ impl Map for Bf {
         Ok(Self(tree.map_err(|error| anyhow::anyhow!("bf-tree: {error:?}"))?))
     }
 
-    fn insert(&self, key: u64, value: u64) -> anyhow::Result<()> {
-        anyhow::ensure!(Map::update(self, key, value), "bf-tree refuses {key}");
+    fn insert(&self, key: &Key<K>, value: K::Value) -> anyhow::Result<()> {
+        anyhow::ensure!(Map::<K>::update(self, key, value), "bf-tree refuses {key:?}");
         Ok(())
     }
 
     #[inline]
-    fn get(&self, key: u64) -> Option<u64> {
+    fn get(&self, key: &Key<K>) -> Option<K::Value> {
         let mut value = [0; 8];
-        match self.0.read(&key.to_be_bytes(), &mut value) {
-            LeafReadResult::Found(8) => Some(u64::from_le_bytes(value)),
+        match self.0.read(K::key_bytes(key).as_ref(), &mut value) {
+            LeafReadResult::Found(8) => Some(BytesOfValue::of(value)),
             _ => None,
         }
     }
 
     #[inline]
-    fn update(&self, key: u64, value: u64) -> bool {
-        let result = self.0.insert(&key.to_be_bytes(), &value.to_le_bytes());
+    fn update(&self, key: &Key<K>, value: K::Value) -> bool {
+        let result = self.0.insert(K::key_bytes(key).as_ref(), &value.bytes());
         matches!(result, LeafInsertResult::Success)
+    }
+}
+
+/// A value as bytes.
+trait BytesOfValue: Copy {
+    fn bytes(self) -> [u8; 8];
+    fn of(bytes: [u8; 8]) -> Self;
+}
+
+impl BytesOfValue for u64 {
+    fn bytes(self) -> [u8; 8] {
+        self.to_le_bytes()
+    }
+
+    fn of(bytes: [u8; 8]) -> u64 {
+        u64::from_le_bytes(bytes)
+    }
+}
+
+impl BytesOfValue for [u8; 8] {
+    fn bytes(self) -> [u8; 8] {
+        self
+    }
+
+    fn of(bytes: [u8; 8]) -> [u8; 8] {
+        bytes
     }
 }
 
 /// congee, an adaptive radix tree with optimistic lock coupling.
 struct Art(Congee<usize, usize>);
 
-impl Map for Art {
+impl Map<KeySpace> for Art {
     const NAME: &'static str = "congee";
 
-    fn new(_keys: u64) -> anyhow::Result<Self> {
+    fn new(_keys: &KeySpace) -> anyhow::Result<Self> {
         Ok(Self(Congee::default()))
     }
 
-    fn insert(&self, key: u64, value: u64) -> anyhow::Result<()> {
-        let replaced = self.0.insert(key as usize, value as usize, &self.0.pin());
+    fn insert(&self, key: &u64, value: u64) -> anyhow::Result<()> {
+        let replaced = self.0.insert(*key as usize, value as usize, &self.0.pin());
         anyhow::ensure!(matches!(replaced, Ok(None)), "congee refuses {key}");
         Ok(())
     }
 
     #[inline]
-    fn get(&self, key: u64) -> Option<u64> {
-        self.0.get(&(key as usize), &self.0.pin()).map(|value| value as u64)
+    fn get(&self, key: &u64) -> Option<u64> {
+        self.0.get(&(*key as usize), &self.0.pin()).map(|value| value as u64)
     }
 
     #[inline]
-    fn update(&self, key: u64, value: u64) -> bool {
+    fn update(&self, key: &u64, value: u64) -> bool {
         let new = |_| Some(value as usize);
-        self.0.compute_if_present(&(key as usize), new, &self.0.pin()).is_some()
+        self.0.compute_if_present(&(*key as usize), new, &self.0.pin()).is_some()
     }
 }
 
 /// crossbeam's skip list. Updates change values in place, as an insertion would replace the whole
 /// node.
-struct Skip(SkipMap<u64, AtomicU64>);
+struct Skip<Q>(SkipMap<Q, AtomicU64>);
 
-impl Map for Skip {
+impl<Q, K> Map<K> for Skip<Q>
+where
+    Q: Ord + Send + Borrow<Key<K>> + 'static,
+    K: Keys<Layout: Layout<Key: ToOwned<Owned = Q>>, Value: BytesOfValue>,
+    Self: Sync,
+{
     const NAME: &'static str = "crossbeam-skiplist";
 
-    fn new(_keys: u64) -> anyhow::Result<Self> {
+    fn new(_keys: &K) -> anyhow::Result<Self> {
         Ok(Self(SkipMap::new()))
     }
 
-    fn insert(&self, key: u64, value: u64) -> anyhow::Result<()> {
-        self.0.insert(key, AtomicU64::new(value));
+    fn insert(&self, key: &Key<K>, value: K::Value) -> anyhow::Result<()> {
+        self.0.insert(key.to_owned(), AtomicU64::new(u64::from_le_bytes(value.bytes())));
         Ok(())
     }
 
     #[inline]
-    fn get(&self, key: u64) -> Option<u64> {
-        self.0.get(&key).map(|entry| entry.value().load(Ordering::Acquire))
+    fn get(&self, key: &Key<K>) -> Option<K::Value> {
+        let entry = self.0.get(key)?;
+        Some(BytesOfValue::of(entry.value().load(Ordering::Acquire).to_le_bytes()))
     }
 
     #[inline]
-    fn update(&self, key: u64, value: u64) -> bool {
-        self.0.get(&key).map(|entry| entry.value().store(value, Ordering::Release)).is_some()
+    fn update(&self, key: &Key<K>, value: K::Value) -> bool {
+        let value = u64::from_le_bytes(value.bytes());
+        self.0.get(key).map(|entry| entry.value().store(value, Ordering::Release)).is_some()
     }
 }
 
 /// The standard library's map behind one lock.
-struct Locked(RwLock<BTreeMap<u64, u64>>);
+struct Locked<Q, V>(RwLock<BTreeMap<Q, V>>);
 
-impl Map for Locked {
+impl<Q, V, K> Map<K> for Locked<Q, V>
+where
+    Q: Ord + Send + Sync + Borrow<Key<K>>,
+    V: Borrow<InPage<K>> + Send + Sync,
+    K: Keys<Layout: Layout<Key: ToOwned<Owned = Q>, Value: ToOwned<Owned = V>>>,
+{
     const NAME: &'static str = "RwLock<BTreeMap>";
 
-    fn new(_keys: u64) -> anyhow::Result<Self> {
+    fn new(_keys: &K) -> anyhow::Result<Self> {
         Ok(Self(RwLock::new(BTreeMap::new())))
     }
 
-    fn insert(&self, key: u64, value: u64) -> anyhow::Result<()> {
-        self.0.write().unwrap_or_else(PoisonError::into_inner).insert(key, value);
+    fn insert(&self, key: &Key<K>, value: K::Value) -> anyhow::Result<()> {
+        let mut map = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        map.insert(key.to_owned(), value.borrow().to_owned());
         Ok(())
     }
 
     #[inline]
-    fn get(&self, key: u64) -> Option<u64> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner).get(&key).copied()
+    fn get(&self, key: &Key<K>) -> Option<K::Value> {
+        let map = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        map.get(key).and_then(|value| K::found(value.borrow()))
     }
 
     #[inline]
-    fn update(&self, key: u64, value: u64) -> bool {
+    fn update(&self, key: &Key<K>, value: K::Value) -> bool {
         let mut map = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        map.get_mut(&key).map(|held| *held = value).is_some()
+        map.get_mut(key).map(|held| value.borrow().clone_into(held)).is_some()
+    }
+}
+
+/// redb in memory. Each lookup is a read transaction of its own, and each update a write
+/// transaction that waits for nothing: then both are linearizable, as everywhere else here.
+struct Redb(Database);
+
+const TABLE: TableDefinition<'_, &[u8], &[u8]> = TableDefinition::new("records");
+
+impl Redb {
+    fn write(&self, key: &[u8], value: [u8; 8]) -> Result<bool, redb::Error> {
+        let mut transaction = self.0.begin_write()?;
+        transaction.set_durability(Durability::None)?;
+        let is_held = transaction.open_table(TABLE)?.insert(key, &value[..])?.is_some();
+        transaction.commit()?;
+        Ok(is_held)
+    }
+
+    fn read(&self, key: &[u8]) -> Result<Option<[u8; 8]>, redb::Error> {
+        let value = self.0.begin_read()?.open_table(TABLE)?.get(key)?;
+        Ok(value.and_then(|value| value.value().try_into().ok()))
+    }
+}
+
+impl Map<ByteKeys> for Redb {
+    const NAME: &'static str = "redb";
+
+    fn new(_keys: &ByteKeys) -> anyhow::Result<Self> {
+        let database = Database::builder().create_with_backend(InMemoryBackend::new())?;
+        Ok(Self(database))
+    }
+
+    fn insert(&self, key: &[u8], value: [u8; 8]) -> anyhow::Result<()> {
+        Ok(self.write(key, value).map(drop)?)
+    }
+
+    /// In one transaction: a load by single ones takes minutes.
+    fn fill(&self, records: impl Iterator<Item = (Vec<u8>, [u8; 8])>) -> anyhow::Result<()> {
+        let transaction = self.0.begin_write()?;
+        {
+            let mut table = transaction.open_table(TABLE)?;
+            for (key, value) in records {
+                table.insert(&key[..], &value[..])?;
+            }
+        }
+        Ok(transaction.commit()?)
+    }
+
+    fn get(&self, key: &[u8]) -> Option<[u8; 8]> {
+        // A lookup that fails does not find its key, which ends the comparison.
+        self.read(key).ok().flatten()
+    }
+
+    fn update(&self, key: &[u8], value: [u8; 8]) -> bool {
+        self.write(key, value).unwrap_or(false)
     }
 }

@@ -36,7 +36,7 @@ async fn write(
     body: String,
 ) -> Result<(), (StatusCode, String)> {
     let invalid = |_| (StatusCode::BAD_REQUEST, "the value must be a whole number\n".to_owned());
-    let value = body.trim().parse().map_err(invalid)?;
+    let value = body.trim().parse::<u64>().map_err(invalid)?;
     index.upsert(key, value).await.map_err(failed)
 }
 

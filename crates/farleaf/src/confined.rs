@@ -17,32 +17,33 @@
 
 #![expect(unsafe_code, reason = "the argument is above")]
 
+use crate::data::Data;
 use crate::engine::Engine;
 use std::fmt;
 
 /// An engine that any thread may use, one at a time.
-pub(crate) struct Confined(Box<dyn Engine>);
+pub(crate) struct Confined<K: ?Sized + Data>(Box<dyn Engine<K>>);
 
 // SAFETY: all `Rc`s that an engine reaches are reached by it alone, as the module's head argues, so
 // they move to another thread together.
-unsafe impl Send for Confined {}
+unsafe impl<K: ?Sized + Data> Send for Confined<K> {}
 
-impl fmt::Debug for Confined {
+impl<K: ?Sized + Data> fmt::Debug for Confined<K> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Confined")
     }
 }
 
-impl Confined {
+impl<K: ?Sized + Data> Confined<K> {
     /// Builds an engine.
     pub(crate) fn new<E: Send>(
-        build: impl FnOnce() -> Result<Box<dyn Engine>, E> + Send,
+        build: impl FnOnce() -> Result<Box<dyn Engine<K>>, E> + Send,
     ) -> Result<Self, E> {
         build().map(Self)
     }
 
     /// Uses the engine.
-    pub(crate) fn with<T: Send>(&mut self, act: impl FnOnce(&mut dyn Engine) -> T + Send) -> T {
+    pub(crate) fn with<T: Send>(&mut self, act: impl FnOnce(&mut dyn Engine<K>) -> T + Send) -> T {
         act(&mut *self.0)
     }
 }

@@ -1,14 +1,17 @@
 //! An index in a running cluster.
 
 use crate::cores::{Core, Cores};
+use crate::data::Data;
 use crate::engine::{Engine, Machine};
 use crate::error::{Cause, Error};
 use crate::index::Index;
 use farleaf_cluster::catalog::CatalogAddress;
-use farleaf_cluster::client::{Connection, ConnectionConfig};
+use farleaf_cluster::client::{Connection, ConnectionConfig, Located};
 use farleaf_cluster::config::read_token;
 use farleaf_cluster::error::ProgramError;
 use farleaf_cluster::launch::Folder;
+use farleaf_cluster::layouts::{ClusterLayout, LayoutName};
+use farleaf_core::page::{Bytes, Fixed8};
 use farleaf_fabric::executor::Executor;
 use farleaf_fabric::handshake::Token;
 use std::path::{Path, PathBuf};
@@ -121,11 +124,11 @@ impl ConnectOptions {
         Ok((address, token))
     }
 
-    fn open(&self) -> Result<Connection, ProgramError> {
+    fn locate(&self) -> Result<Located, ProgramError> {
         let (catalog, token) = self.find()?;
         let (cluster, deadline) = (self.cluster.clone(), self.deadline);
         let depth = self.depth.saturating_mul(REQUESTS_PER_OPERATION);
-        Connection::open(&ConnectionConfig { cluster, catalog, token, deadline, depth })
+        Located::find(&ConnectionConfig { cluster, catalog, token, deadline, depth })
     }
 }
 
@@ -135,17 +138,41 @@ impl<P: AsRef<Path>> From<P> for ConnectOptions {
     }
 }
 
-/// Connects to a running cluster: `connect("/tmp/farleaf")`, or with [`ConnectOptions`].
+/// Connects to a running cluster of `u64` keys: `connect("/tmp/farleaf")`, or with
+/// [`ConnectOptions`]. [`connect_bytes()`] is for byte strings.
 ///
 /// It reads the catalog, which blocks the thread for a few milliseconds, and longer if the catalog
 /// does not answer. The handle connects to a compute server when it first sends it something, and
 /// finds servers that have moved by itself.
 ///
 /// # Errors
-/// [`Error::Connect`] if there is no such cluster, it does not answer, or it has never served.
-/// [`Error::Invalid`] if an option is out of range.
+/// [`Error::Connect`] if there is no such cluster, it does not answer, it has never served, or its
+/// keys are byte strings. [`Error::Invalid`] if an option is out of range.
 pub fn connect(options: impl Into<ConnectOptions>) -> Result<Index, Error> {
     let options = options.into();
+    index_of::<Fixed8, u64>(located(&options)?, &options)
+}
+
+/// As [`connect()`], to a cluster of byte strings: `farleaf cluster --keys bytes`, with pages of
+/// any size.
+///
+/// # Errors
+/// As for [`connect()`]; [`Error::Connect`] if the cluster has `u64` keys.
+pub fn connect_bytes(options: impl Into<ConnectOptions>) -> Result<Index<[u8]>, Error> {
+    let options = options.into();
+    let located = located(&options)?;
+    match located.layout() {
+        // The first one says that these are others.
+        LayoutName::Numbers | LayoutName::Bytes1K => {
+            index_of::<Bytes<128>, [u8]>(located, &options)
+        }
+        LayoutName::Bytes2K => index_of::<Bytes<256>, [u8]>(located, &options),
+        LayoutName::Bytes4K => index_of::<Bytes<512>, [u8]>(located, &options),
+    }
+}
+
+/// Checks the options, and finds the cluster.
+fn located(options: &ConnectOptions) -> Result<Located, Error> {
     if options.connections == 0
         || options.depth == 0
         || options.depth > MOST_OPERATIONS
@@ -154,7 +181,15 @@ pub fn connect(options: impl Into<ConnectOptions>) -> Result<Index, Error> {
         let why = "deadline, depth and connections must not be 0, nor the depth more than 16384";
         return Err(Error::Invalid(Cause::text(why)));
     }
-    let connection = Arc::new(open(&options)?);
+    apart(|| options.locate())
+}
+
+fn index_of<L, K>(located: Located, options: &ConnectOptions) -> Result<Index<K>, Error>
+where
+    L: ClusterLayout<Key = K, Value = K>,
+    K: ?Sized + Data,
+{
+    let connection = Arc::new(apart(|| located.connect::<L>())?);
     let core = |number| {
         let connection = Arc::clone(&connection);
         let depth = options.depth;
@@ -164,19 +199,27 @@ pub fn connect(options: impl Into<ConnectOptions>) -> Result<Index, Error> {
     Ok(Index::new(Cores::new(cores)))
 }
 
-/// Opens the connection. Inside a tokio runtime it uses a separate thread: the etcd client blocks
-/// on a runtime of its own, which tokio forbids on a thread that already runs one.
-fn open(options: &ConnectOptions) -> Result<Connection, Error> {
+/// Asks the catalog. Inside a tokio runtime it uses a separate thread: the etcd client blocks on a
+/// runtime of its own, which tokio forbids on a thread that already runs one.
+fn apart<T: Send>(ask: impl FnOnce() -> Result<T, ProgramError> + Send) -> Result<T, Error> {
     if tokio::runtime::Handle::try_current().is_err() {
-        return Ok(options.open()?);
+        return Ok(ask()?);
     }
     std::thread::scope(|scope| {
-        let opened = scope.spawn(|| options.open()).join();
-        Ok(opened.unwrap_or_else(|panic| std::panic::resume_unwind(panic))?)
+        let answered = scope.spawn(ask).join();
+        Ok(answered.unwrap_or_else(|panic| std::panic::resume_unwind(panic))?)
     })
 }
 
-fn engine(connection: &Connection, number: usize, depth: usize) -> Result<Box<dyn Engine>, Error> {
+fn engine<L, K>(
+    connection: &Connection<L>,
+    number: usize,
+    depth: usize,
+) -> Result<Box<dyn Engine<K>>, Error>
+where
+    L: ClusterLayout<Key = K, Value = K>,
+    K: ?Sized + Data,
+{
     let system = |error| Error::system("cannot open an endpoint", error);
     let driver = connection.driver().map_err(system)?;
     let client = connection.client(&driver, number).map_err(system)?;

@@ -15,6 +15,7 @@
 //! *Thread safety*: any number of threads.
 
 use crate::confined::Confined;
+use crate::data::Data;
 use crate::engine::{Engine, Turned};
 use crate::error::{Cause, Error};
 use crate::request::{Outcome, Request};
@@ -37,8 +38,8 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// One engine, and what waits for it.
 #[derive(Debug)]
-pub(crate) struct Core {
-    engine: Mutex<Option<Confined>>,
+pub(crate) struct Core<K: ?Sized + Data> {
+    engine: Mutex<Option<Confined<K>>>,
     /// Operations in flight after the last turn.
     live: AtomicUsize,
     /// Readable when a turn is due.
@@ -48,10 +49,10 @@ pub(crate) struct Core {
     pub(crate) runtimes: Runtimes,
 }
 
-impl Core {
+impl<K: ?Sized + Data> Core<K> {
     /// A core whose engine `build` creates.
     pub(crate) fn new(
-        build: impl FnOnce() -> Result<Box<dyn Engine>, Error> + Send,
+        build: impl FnOnce() -> Result<Box<dyn Engine<K>>, Error> + Send,
     ) -> Result<Self, Error> {
         let mut engine = Confined::new(build)?;
         let parts = engine.with(|engine| -> io::Result<_> {
@@ -72,8 +73,8 @@ impl Core {
     /// Runs `act` on the engine; `None` if the engine has failed, now or before.
     fn with(
         &self,
-        mut engine: MutexGuard<'_, Option<Confined>>,
-        act: impl FnOnce(&mut dyn Engine) -> Turned + Send,
+        mut engine: MutexGuard<'_, Option<Confined<K>>>,
+        act: impl FnOnce(&mut dyn Engine<K>) -> Turned + Send,
     ) -> Option<Turned> {
         let confined = engine.as_mut()?;
         let turned = catch_unwind(AssertUnwindSafe(|| confined.with(act)));
@@ -98,7 +99,7 @@ impl Core {
         }
     }
 
-    fn turn_with(&self, engine: MutexGuard<'_, Option<Confined>>) -> Turned {
+    fn turn_with(&self, engine: MutexGuard<'_, Option<Confined<K>>>) -> Turned {
         let nothing = Turned { is_idle: true, is_quiet: true, live: 0 };
         self.with(engine, |engine| engine.turn()).unwrap_or(nothing)
     }
@@ -106,28 +107,28 @@ impl Core {
 
 /// An operation that has begun.
 #[derive(Debug)]
-pub(crate) struct Begun {
+pub(crate) struct Begun<K: ?Sized + Data> {
     pub(crate) core: usize,
-    slot: Arc<Slot>,
+    slot: Arc<Slot<K>>,
 }
 
 /// What all clones of a handle share.
 #[derive(Debug)]
-pub(crate) struct Cores {
-    cores: Box<[Core]>,
+pub(crate) struct Cores<K: ?Sized + Data> {
+    cores: Box<[Core<K>]>,
 }
 
-impl Cores {
-    pub(crate) fn new(cores: Vec<Core>) -> Self {
+impl<K: ?Sized + Data> Cores<K> {
+    pub(crate) fn new(cores: Vec<Core<K>>) -> Self {
         Self { cores: cores.into() }
     }
 
-    pub(crate) fn core(&self, number: usize) -> &Core {
+    pub(crate) fn core(&self, number: usize) -> &Core<K> {
         &self.cores[number]
     }
 
     /// A core that is free, or else the first one that this thread tries.
-    fn pick(&self) -> (usize, MutexGuard<'_, Option<Confined>>) {
+    fn pick(&self) -> (usize, MutexGuard<'_, Option<Confined<K>>>) {
         let mut hasher = DefaultHasher::new();
         std::thread::current().id().hash(&mut hasher);
         let first = hasher.finish() as usize % self.cores.len();
@@ -143,7 +144,7 @@ impl Cores {
     }
 
     /// Begins an operation and runs it until it has to wait.
-    pub(crate) fn begin(&self, request: Request) -> Begun {
+    pub(crate) fn begin(&self, request: Request<K>) -> Begun<K> {
         let slot = Arc::new(Slot::default());
         let (number, engine) = self.pick();
         let core = &self.cores[number];
@@ -182,17 +183,17 @@ impl Cores {
     }
 }
 
-impl Begun {
-    pub(crate) fn take(&self) -> Option<Outcome> {
+impl<K: ?Sized + Data> Begun<K> {
+    pub(crate) fn take(&self) -> Option<Outcome<K>> {
         self.slot.take()
     }
 
-    pub(crate) fn take_or_wake(&self, waker: &Waker) -> Option<Outcome> {
+    pub(crate) fn take_or_wake(&self, waker: &Waker) -> Option<Outcome<K>> {
         self.slot.take_or_wake(waker)
     }
 }
 
-impl Drop for Cores {
+impl<K: ?Sized + Data> Drop for Cores<K> {
     fn drop(&mut self) {
         for core in &self.cores {
             core.runtimes.end();
@@ -210,11 +211,11 @@ mod tests {
     /// An engine that panics over every operation but lookups of 1, which it never answers.
     struct Fragile {
         epoll: OwnedFd,
-        held: Vec<Reply>,
+        held: Vec<Reply<u64>>,
     }
 
-    impl Engine for Fragile {
-        fn start(&mut self, request: Request, reply: Reply) -> Turned {
+    impl Engine<u64> for Fragile {
+        fn start(&mut self, request: Request<u64>, reply: Reply<u64>) -> Turned {
             assert!(matches!(request, Request::Get(1)), "this engine fails");
             self.held.push(reply);
             self.turn()

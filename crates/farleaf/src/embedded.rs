@@ -1,13 +1,14 @@
 //! An index in this process: its memory servers, its cache, and its engines.
 
 use crate::cores::{Core, Cores};
+use crate::data::Data;
 use crate::engine::{Engine, InProcess, Machine};
 use crate::error::{Cause, Error};
 use crate::index::Index;
 use farleaf_core::cache::CacheOptions;
 use farleaf_core::index::Design;
 use farleaf_core::index::dex::{Dex, DexOptions};
-use farleaf_core::page::Fixed8;
+use farleaf_core::page::{Bytes, Fixed8, Layout};
 use farleaf_core::server::{MemoryServer, MemoryServerConfig};
 use farleaf_fabric::executor::Executor;
 use farleaf_fabric::local::{LocalCluster, LocalConfig};
@@ -24,20 +25,27 @@ pub struct EmbeddedOptions {
     memory_servers: u16,
     cache_bytes: u64,
     engines: usize,
+    page_bytes: usize,
 }
 
 impl Default for EmbeddedOptions {
-    /// 1 GiB for nodes on one memory server, a cache of 64 MiB, and an engine for each hardware
-    /// thread.
+    /// 1 GiB for nodes on one memory server, a cache of 64 MiB, an engine for each hardware thread,
+    /// and pages of 1 KiB.
     fn default() -> Self {
         let engines = std::thread::available_parallelism().map_or(1, NonZero::get);
-        Self { memory_bytes: 1 << 30, memory_servers: 1, cache_bytes: 64 << 20, engines }
+        Self {
+            memory_bytes: 1 << 30,
+            memory_servers: 1,
+            cache_bytes: 64 << 20,
+            engines,
+            page_bytes: PAGE_BYTES,
+        }
     }
 }
 
 impl EmbeddedOptions {
     /// Sets the most memory for nodes, in bytes, of all memory servers together. The operating
-    /// system provides it as it is used. 1 GiB holds some 40 million records.
+    /// system provides it as it is used. 1 GiB holds some 40 million records of `u64`.
     #[must_use]
     pub fn memory_bytes(mut self, bytes: u64) -> Self {
         self.memory_bytes = bytes;
@@ -66,6 +74,14 @@ impl EmbeddedOptions {
         self.engines = engines;
         self
     }
+
+    /// Sets the size of pages for byte strings: 1024, 2048 or 4096 bytes. Larger pages take longer
+    /// keys and values, and move more bytes for each operation.
+    #[must_use]
+    pub fn page_bytes(mut self, bytes: usize) -> Self {
+        self.page_bytes = bytes;
+        self
+    }
 }
 
 /// An index whose memory servers are in this process. It needs no other process and no network, and
@@ -73,7 +89,9 @@ impl EmbeddedOptions {
 #[derive(Debug)]
 pub enum Embedded {}
 
-/// Pages are whole multiples of this.
+/// The usual size of pages, and the only one of numbers.
+const PAGE_BYTES: usize = 1024;
+/// Pools are whole multiples of this.
 const POOL_ALIGN: u64 = 4096;
 /// More compute threads than any machine has.
 const MOST_ENGINES: usize = 4096;
@@ -83,53 +101,81 @@ fn invalid(why: &str) -> Error {
 }
 
 impl Embedded {
-    /// Creates an empty index.
+    /// Creates an empty index of `u64` keys and values.
     ///
     /// # Errors
     /// [`Error::Invalid`] if an option is out of range or there is no memory for it, and
     /// [`Error::System`] if the system has no more file descriptors.
     pub fn open(options: EmbeddedOptions) -> Result<Index, Error> {
-        let EmbeddedOptions { memory_bytes, memory_servers, cache_bytes, engines } = options;
-        if memory_servers == 0 || memory_servers > ServerId::LIMIT {
-            return Err(invalid("an embedded index needs at least one memory server"));
+        if options.page_bytes != PAGE_BYTES {
+            return Err(invalid("an embedded index of u64 keys has pages of 1024 bytes"));
         }
-        if engines == 0 || engines > MOST_ENGINES {
-            return Err(invalid("an embedded index needs 1 to 4096 engines"));
+        index_of::<Fixed8, u64>(options)
+    }
+
+    /// Creates an empty index of byte strings.
+    ///
+    /// # Errors
+    /// As for [`Embedded::open`].
+    pub fn open_bytes(options: EmbeddedOptions) -> Result<Index<[u8]>, Error> {
+        match options.page_bytes {
+            1024 => index_of::<Bytes<128>, [u8]>(options),
+            2048 => index_of::<Bytes<256>, [u8]>(options),
+            4096 => index_of::<Bytes<512>, [u8]>(options),
+            _ => Err(invalid("an embedded index has pages of 1024, 2048 or 4096 bytes")),
         }
-        let pool_bytes = memory_bytes / u64::from(memory_servers) / POOL_ALIGN * POOL_ALIGN;
-        let pool_bytes = usize::try_from(pool_bytes).map_err(|_| invalid("too much memory"))?;
-        let config = MemoryServerConfig { pool_bytes, ..MemoryServerConfig::default() };
-        let servers = (0..memory_servers).map(|number| {
-            let server = MemoryServer::<Fixed8>::new(ServerId::new(number), &config);
-            server.map(Arc::new).map_err(|error| Error::Invalid(Cause::of(error)))
-        });
-        let servers = servers.collect::<Result<Vec<_>, _>>()?;
-        let cluster = Arc::new(LocalCluster::start(LocalConfig::default(), servers));
-        let cache = CacheOptions { bytes: cache_bytes, ..CacheOptions::default() };
-        let options = DexOptions::with_boundaries(Vec::new(), cache);
-        let compute = <Dex as Design<Fixed8>>::compute(&options)?;
-        cluster.run_one(async |fabric| <Dex as Design<Fixed8>>::create(&fabric, &options).await)?;
-        let core = |number| {
-            let (cluster, compute) = (Arc::clone(&cluster), Arc::clone(&compute));
-            Core::new(move || engine(&cluster, &compute, number))
-        };
-        let cores = (0..engines).map(core).collect::<Result<_, _>>()?;
-        Ok(Index::new(Cores::new(cores)))
     }
 }
 
-fn engine(
-    cluster: &LocalCluster<MemoryServer<Fixed8>>,
-    compute: &<Dex as Design<Fixed8>>::Compute,
+fn index_of<L, K>(options: EmbeddedOptions) -> Result<Index<K>, Error>
+where
+    L: Layout<Key = K, Value = K>,
+    K: ?Sized + Data,
+{
+    let EmbeddedOptions { memory_bytes, memory_servers, cache_bytes, engines, .. } = options;
+    if memory_servers == 0 || memory_servers > ServerId::LIMIT {
+        return Err(invalid("an embedded index needs at least one memory server"));
+    }
+    if engines == 0 || engines > MOST_ENGINES {
+        return Err(invalid("an embedded index needs 1 to 4096 engines"));
+    }
+    let pool_bytes = memory_bytes / u64::from(memory_servers) / POOL_ALIGN * POOL_ALIGN;
+    let pool_bytes = usize::try_from(pool_bytes).map_err(|_| invalid("too much memory"))?;
+    let config = MemoryServerConfig { pool_bytes, ..MemoryServerConfig::default() };
+    let servers = (0..memory_servers).map(|number| {
+        let server = MemoryServer::<L>::new(ServerId::new(number), &config);
+        server.map(Arc::new).map_err(|error| Error::Invalid(Cause::of(error)))
+    });
+    let servers = servers.collect::<Result<Vec<_>, _>>()?;
+    let cluster = Arc::new(LocalCluster::start(LocalConfig::default(), servers));
+    let cache = CacheOptions { bytes: cache_bytes, ..CacheOptions::default() };
+    let options = DexOptions::with_boundaries(Vec::new(), cache);
+    let compute = <Dex as Design<L>>::compute(&options)?;
+    cluster.run_one(async |fabric| <Dex as Design<L>>::create(&fabric, &options).await)?;
+    let core = |number| {
+        let (cluster, compute) = (Arc::clone(&cluster), Arc::clone(&compute));
+        Core::new(move || engine(&cluster, &compute, number))
+    };
+    let cores = (0..engines).map(core).collect::<Result<_, _>>()?;
+    Ok(Index::new(Cores::new(cores)))
+}
+
+fn engine<L, K>(
+    cluster: &LocalCluster<MemoryServer<L>>,
+    compute: &<Dex as Design<L>>::Compute,
     number: usize,
-) -> Result<Box<dyn Engine>, Error> {
+) -> Result<Box<dyn Engine<K>>, Error>
+where
+    L: Layout<Key = K, Value = K>,
+    K: ?Sized + Data,
+{
     let driver = InProcess::new(cluster.driver());
     let driver = driver.map_err(|error| Error::system("cannot create an engine", error))?;
     let (fabric, opened) = (driver.open(number), Rc::new(RefCell::new(None)));
     let (compute, result) = (Arc::clone(compute), Rc::clone(&opened));
     let mut executor = Executor::new();
     executor.spawn(0, async move {
-        let index = <Dex as Design<Fixed8>>::open(fabric, &compute).await;
+        let index = <Dex as Design<L>>::open(fabric, &compute).await;
         result.replace(Some(index));
     });
     executor.run(&driver);

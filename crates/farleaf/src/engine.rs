@@ -3,6 +3,7 @@
 //! *Thread safety*: none; [`crate::confined`] makes it safe to use from several threads.
 
 use crate::alarm::Alarm;
+use crate::data::Data;
 use crate::error::Error;
 use crate::request::{Request, Served, serve};
 use crate::slot::Reply;
@@ -40,9 +41,9 @@ pub(crate) struct Turned {
 }
 
 /// An engine of any kind.
-pub(crate) trait Engine {
+pub(crate) trait Engine<K: ?Sized + Data> {
     /// Begins an operation, and turns.
-    fn start(&mut self, request: Request, reply: Reply) -> Turned;
+    fn start(&mut self, request: Request<K>, reply: Reply<K>) -> Turned;
 
     /// Takes in what has arrived, and runs tasks as far as they go.
     fn turn(&mut self) -> Turned;
@@ -133,7 +134,7 @@ impl<S: Calls> Parking for InProcess<S> {
 
 /// An engine over one driver.
 #[derive(Debug)]
-pub(crate) struct Machine<I, D> {
+pub(crate) struct Machine<K: ?Sized + Data, I, D> {
     // Dropped first: the tasks use the index, and the index its driver.
     executor: Executor<'static>,
     index: Rc<I>,
@@ -143,10 +144,10 @@ pub(crate) struct Machine<I, D> {
     /// Maximum number of operations that run at a time; the others wait in order. Without a limit,
     /// more operations than the endpoint's depth would all retry until their deadlines.
     most_live: usize,
-    waiting: VecDeque<(Request, Reply)>,
+    waiting: VecDeque<(Request<K>, Reply<K>)>,
 }
 
-impl<I: Served, D: Parking> Machine<I, D> {
+impl<K: ?Sized + Data, I: Served<K>, D: Parking> Machine<K, I, D> {
     pub(crate) fn new(
         executor: Executor<'static>,
         index: I,
@@ -192,8 +193,8 @@ impl<I: Served, D: Parking> Machine<I, D> {
     }
 }
 
-impl<I: Served, D: Parking> Engine for Machine<I, D> {
-    fn start(&mut self, request: Request, reply: Reply) -> Turned {
+impl<K: ?Sized + Data, I: Served<K>, D: Parking> Engine<K> for Machine<K, I, D> {
+    fn start(&mut self, request: Request<K>, reply: Reply<K>) -> Turned {
         let now_ns = self.alarm.now_ns();
         if now_ns.saturating_sub(self.looked_ns) > STALE_NS {
             self.turn();

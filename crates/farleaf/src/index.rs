@@ -1,25 +1,33 @@
 //! The handle.
 
 use crate::cores::Cores;
+use crate::data::{Data, Given};
 use crate::operation::Operation;
-use crate::request::{Request, Response};
+use crate::request::{Record, Request, Response};
 use crate::scan::Scan;
+use farleaf_cluster::text::Textual;
 use farleaf_core::index::Exchange;
 use std::fmt;
-use std::ops::RangeBounds;
+use std::ops::{Bound, RangeBounds};
 use std::sync::Arc;
 
-/// An ordered index of `u64` keys and values, in this process ([`crate::Embedded`]) or in a cluster
-/// ([`crate::connect()`]).
+/// An ordered index, in this process ([`crate::Embedded`]) or in a cluster ([`crate::connect()`]).
+/// Its keys and values are `u64`, or byte strings: `Index<[u8]>`.
 ///
 /// Clones are the same handle. Any number of threads and tasks may use it at the same time. When
 /// the last clone is dropped, an embedded index is gone, and a connection is closed.
-#[derive(Clone)]
-pub struct Index {
-    cores: Arc<Cores>,
+pub struct Index<K: ?Sized + Data = u64> {
+    cores: Arc<Cores<K>>,
 }
 
-impl fmt::Debug for Index {
+// Not derived: the derive would require `K: Clone`.
+impl<K: ?Sized + Data> Clone for Index<K> {
+    fn clone(&self) -> Self {
+        Self { cores: Arc::clone(&self.cores) }
+    }
+}
+
+impl<K: ?Sized + Data> fmt::Debug for Index<K> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Index").finish_non_exhaustive()
     }
@@ -35,48 +43,54 @@ macro_rules! take {
     };
 }
 
-impl Index {
-    pub(crate) fn new(cores: Cores) -> Self {
+impl<K: ?Sized + Data> Index<K> {
+    pub(crate) fn new(cores: Cores<K>) -> Self {
         Self { cores: Arc::new(cores) }
     }
 
-    fn run<T>(&self, request: Request, take: fn(Response) -> T) -> Operation<T> {
+    fn run<T>(&self, request: Request<K>, take: fn(Response<K>) -> T) -> Operation<T, K> {
         Operation::new(&self.cores, request, take)
     }
 
     /// The value of `key`.
-    pub fn get(&self, key: u64) -> Operation<Option<u64>> {
-        self.run(Request::Get(key), take!(Value))
+    pub fn get(&self, key: impl Given<K>) -> Operation<Option<K::Owned>, K> {
+        self.run(Request::Get(key.owned()), take!(Value))
     }
 
     /// Inserts `key`. Returns `false`, and changes nothing, if the key exists already.
-    pub fn insert(&self, key: u64, value: u64) -> Operation<bool> {
-        self.run(Request::Insert(key, value), take!(Applied))
+    pub fn insert(&self, key: impl Given<K>, value: impl Given<K>) -> Operation<bool, K> {
+        self.run(Request::Insert(key.owned(), value.owned()), take!(Applied))
     }
 
     /// Changes the value of `key`. Returns `false`, and changes nothing, if the key is absent.
-    pub fn update(&self, key: u64, value: u64) -> Operation<bool> {
-        self.run(Request::Update(key, value), take!(Applied))
+    pub fn update(&self, key: impl Given<K>, value: impl Given<K>) -> Operation<bool, K> {
+        self.run(Request::Update(key.owned(), value.owned()), take!(Applied))
     }
 
     /// Sets the value of `key`, whether the key exists or not.
-    pub fn upsert(&self, key: u64, value: u64) -> Operation<()> {
-        self.run(Request::Upsert(key, value), drop)
+    pub fn upsert(&self, key: impl Given<K>, value: impl Given<K>) -> Operation<(), K> {
+        self.run(Request::Upsert(key.owned(), value.owned()), drop)
     }
 
     /// Removes `key`. Returns `false` if the key is absent.
-    pub fn remove(&self, key: u64) -> Operation<bool> {
-        self.run(Request::Remove(key), take!(Applied))
+    pub fn remove(&self, key: impl Given<K>) -> Operation<bool, K> {
+        self.run(Request::Remove(key.owned()), take!(Applied))
     }
 
     /// Sets the value of `key` to `new` if its current value is `expected`.
-    pub fn compare_exchange(&self, key: u64, expected: u64, new: u64) -> Operation<Exchange<u64>> {
+    pub fn compare_exchange(
+        &self,
+        key: impl Given<K>,
+        expected: impl Given<K>,
+        new: impl Given<K>,
+    ) -> Operation<Exchange<K::Owned>, K> {
+        let (key, expected, new) = (key.owned(), expected.owned(), new.owned());
         self.run(Request::CompareExchange { key, expected, new }, take!(Exchange))
     }
 
     /// The values of `keys`, in their order. The lookups are in flight together; each is
     /// linearizable, but not all of them together.
-    pub fn multi_get(&self, keys: impl Into<Vec<u64>>) -> Operation<Vec<Option<u64>>> {
+    pub fn multi_get(&self, keys: impl Into<Vec<K::Owned>>) -> Operation<Vec<Option<K::Owned>>, K> {
         self.run(Request::MultiGet(keys.into()), take!(Values))
     }
 
@@ -84,7 +98,7 @@ impl Index {
     /// [`crate::Error::Indeterminate`]. A connection repeats a request whose answer is lost, and
     /// the first copy may take effect after the second: no other client should change these keys
     /// meanwhile.
-    pub fn upsert_all(&self, records: impl Into<Vec<(u64, u64)>>) -> Operation<()> {
+    pub fn upsert_all(&self, records: impl Into<Vec<(K::Owned, K::Owned)>>) -> Operation<(), K> {
         self.run(Request::UpsertAll(records.into()), drop)
     }
 
@@ -92,9 +106,9 @@ impl Index {
     /// Returns their number. No other client may use the index meanwhile. Readers see nothing of
     /// the load until it is complete; if it fails, the index stays empty. The iterator must not use
     /// this handle.
-    pub fn bulk_load<I>(&self, records: I) -> Operation<u64>
+    pub fn bulk_load<I>(&self, records: I) -> Operation<u64, K>
     where
-        I: IntoIterator<Item = (u64, u64)>,
+        I: IntoIterator<Item = (K::Owned, K::Owned)>,
         I::IntoIter: Send + 'static,
     {
         self.run(Request::BulkLoad(Box::new(records.into_iter())), take!(Count))
@@ -102,18 +116,30 @@ impl Index {
 
     /// Returns when the memory servers have every change that was acknowledged before the call: a
     /// crash of a compute server then loses none of them.
-    pub fn flush(&self) -> Operation<()> {
+    pub fn flush(&self) -> Operation<(), K> {
         self.run(Request::Flush, drop)
     }
 
     /// The records within `range`, in key order. An [`Iterator`] that blocks, or with
     /// [`Scan::stream`] an async stream; both fetch a few hundred records at a time.
-    pub fn scan(&self, range: impl RangeBounds<u64>) -> Scan {
+    pub fn scan(&self, range: impl RangeBounds<K::Owned>) -> Scan<K> {
         Scan::new(self.clone(), range)
     }
 
     /// One part of a scan.
-    pub(crate) fn page(&self, scan: farleaf_core::index::Scan<u64>) -> Operation<Vec<(u64, u64)>> {
+    pub(crate) fn page(
+        &self,
+        scan: farleaf_core::index::Scan<K::Owned>,
+    ) -> Operation<Vec<Record<K>>, K> {
         self.run(Request::Scan(scan), take!(Records))
+    }
+}
+
+impl Index<[u8]> {
+    /// The records whose keys begin with `prefix`, in key order, as [`Index::scan`] gives them.
+    pub fn scan_prefix(&self, prefix: impl AsRef<[u8]>) -> Scan<[u8]> {
+        let prefix = prefix.as_ref().to_vec();
+        let range = <[u8]>::with_prefix(prefix).unwrap_or((Bound::Unbounded, Bound::Unbounded));
+        self.scan(range)
     }
 }

@@ -36,11 +36,34 @@
 //! method takes and returns plain values and gives an [`Operation`]: `.await` it in async code, or
 //! call [`Operation::wait`] on a plain thread.
 //!
+//! # Byte strings
+//! Keys and values are `u64`, or byte strings in an `Index<[u8]>`, which [`Embedded::open_bytes`]
+//! and [`connect_bytes()`] open:
+//!
+//! ```
+//! use farleaf::{Embedded, EmbeddedOptions, Index};
+//!
+//! # fn main() -> Result<(), farleaf::Error> {
+//! let index: Index<[u8]> = Embedded::open_bytes(EmbeddedOptions::default())?;
+//! index.upsert("user/ada", "Ada Lovelace").wait()?;
+//! index.upsert(b"user/alan\x00", vec![0xff; 100]).wait()?;
+//! assert_eq!(index.get("user/ada").wait()?, Some(b"Ada Lovelace".to_vec()));
+//! for record in index.scan_prefix("user/").limit(10) {
+//!     let (key, value) = record?;
+//!     println!("{} has {} bytes", key.escape_ascii(), value.len());
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Keys have at most 128 bytes in pages of 1 KiB, and 256 in larger ones. A key or a value that is
+//! too long ends an operation in [`Error::Invalid`], which names the limit.
+//!
 //! # What operations promise
 //! Operations on one key are linearizable, across all clients. A [`Scan`] is not a snapshot: it
 //! sees every key that is present throughout, once and in order. An operation that fails has
 //! certainly changed nothing, unless its error is [`Error::Indeterminate`]: then it may have
-//! happened, or may still happen. Keys and values are `u64`.
+//! happened, or may still happen.
 //!
 //! # Threads and runtimes
 //! No thread stands between a caller and the network: the thread or task that polls an operation
@@ -65,6 +88,7 @@ mod alarm;
 mod confined;
 mod connect;
 mod cores;
+mod data;
 mod embedded;
 mod engine;
 mod error;
@@ -76,7 +100,8 @@ mod scan;
 mod slot;
 mod threads;
 
-pub use connect::{ConnectOptions, connect};
+pub use connect::{ConnectOptions, connect, connect_bytes};
+pub use data::{Data, Given};
 pub use embedded::{Embedded, EmbeddedOptions};
 pub use error::{Cause, Error};
 pub use farleaf_core::index::Exchange;

@@ -1,6 +1,7 @@
 //! One operation: a future, or a call that blocks.
 
 use crate::cores::{Begun, Cores};
+use crate::data::Data;
 use crate::error::Error;
 use crate::request::{Request, Response};
 use crate::runtime::ensure_task;
@@ -14,36 +15,41 @@ use tokio::runtime::Handle;
 use tokio::task::coop::poll_proceed;
 
 #[derive(Debug)]
-enum State {
-    New(Request),
-    Begun(Begun),
+enum State<K: ?Sized + Data> {
+    New(Request<K>),
+    Begun(Begun<K>),
     Ended,
 }
 
-/// An operation on an [`crate::Index`]: `.await` it, or call [`Operation::wait`].
+/// An operation on an [`crate::Index`] of keys `K`, with a result `T`: `.await` it, or call
+/// [`Operation::wait`].
 ///
 /// Nothing happens before the first poll. Dropping the operation later does not undo it: it
 /// continues, and its result is lost.
 #[must_use = "an operation does nothing until it is awaited or waited for"]
-pub struct Operation<T> {
-    cores: Arc<Cores>,
-    state: State,
-    take: fn(Response) -> T,
+pub struct Operation<T, K: ?Sized + Data = u64> {
+    cores: Arc<Cores<K>>,
+    state: State<K>,
+    take: fn(Response<K>) -> T,
 }
 
-impl<T> fmt::Debug for Operation<T> {
+impl<T, K: ?Sized + Data> fmt::Debug for Operation<T, K> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Operation").field("state", &self.state).finish_non_exhaustive()
     }
 }
 
-impl<T> Operation<T> {
-    pub(crate) fn new(cores: &Arc<Cores>, request: Request, take: fn(Response) -> T) -> Self {
+impl<T, K: ?Sized + Data> Operation<T, K> {
+    pub(crate) fn new(
+        cores: &Arc<Cores<K>>,
+        request: Request<K>,
+        take: fn(Response<K>) -> T,
+    ) -> Self {
         Self { cores: Arc::clone(cores), state: State::New(request), take }
     }
 
     /// Begins the operation if it has not begun.
-    fn begun(&mut self) -> &Begun {
+    fn begun(&mut self) -> &Begun<K> {
         if let State::New(_) = self.state {
             let State::New(request) = std::mem::replace(&mut self.state, State::Ended) else {
                 unreachable!("it has just been looked at")
@@ -68,7 +74,7 @@ impl<T> Operation<T> {
     }
 }
 
-impl<T> Future for Operation<T> {
+impl<T, K: ?Sized + Data> Future for Operation<T, K> {
     type Output = Result<T, Error>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {

@@ -1,33 +1,39 @@
 //! Operations as plain values, which cross from a caller to an engine and back.
 
+use crate::data::Data;
 use crate::error::{Cause, Error};
 use farleaf_cluster::client::Client;
-use farleaf_core::index::{Exchange, IndexError, Partitioned, RangeIndex, Records, Scan};
+use farleaf_cluster::layouts::ClusterLayout;
+use farleaf_core::index::{Exchange, IndexError, Owned, Partitioned, RangeIndex, Scan};
 use farleaf_core::page::Layout;
 use farleaf_core::partition::RoutedIndex;
 use farleaf_fabric::Fabric;
+use std::borrow::Borrow;
 use std::fmt;
 use std::future::Future;
 
 /// The records of a bulk load.
-pub(crate) type Source = Box<dyn Iterator<Item = (u64, u64)> + Send>;
+pub(crate) type Source<K> = Box<dyn Iterator<Item = Record<K>> + Send>;
+
+/// A key with its value.
+pub(crate) type Record<K> = (Owned<K>, Owned<K>);
 
 /// One operation.
-pub(crate) enum Request {
-    Get(u64),
-    Insert(u64, u64),
-    Update(u64, u64),
-    Upsert(u64, u64),
-    Remove(u64),
-    CompareExchange { key: u64, expected: u64, new: u64 },
-    MultiGet(Vec<u64>),
-    UpsertAll(Vec<(u64, u64)>),
-    BulkLoad(Source),
-    Scan(Scan<u64>),
+pub(crate) enum Request<K: ?Sized + Data> {
+    Get(K::Owned),
+    Insert(K::Owned, K::Owned),
+    Update(K::Owned, K::Owned),
+    Upsert(K::Owned, K::Owned),
+    Remove(K::Owned),
+    CompareExchange { key: K::Owned, expected: K::Owned, new: K::Owned },
+    MultiGet(Vec<K::Owned>),
+    UpsertAll(Vec<Record<K>>),
+    BulkLoad(Source<K>),
+    Scan(Scan<K::Owned>),
     Flush,
 }
 
-impl fmt::Debug for Request {
+impl<K: ?Sized + Data> fmt::Debug for Request<K> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Request").finish_non_exhaustive()
     }
@@ -35,34 +41,40 @@ impl fmt::Debug for Request {
 
 /// The result of an operation that did not fail.
 #[derive(Debug)]
-pub(crate) enum Response {
-    Value(Option<u64>),
+pub(crate) enum Response<K: ?Sized + Data> {
+    Value(Option<K::Owned>),
     Applied(bool),
     Done,
-    Exchange(Exchange<u64>),
-    Values(Vec<Option<u64>>),
-    Records(Records<u64, u64>),
+    Exchange(Exchange<K::Owned>),
+    Values(Vec<Option<K::Owned>>),
+    Records(Vec<Record<K>>),
     Count(u64),
 }
 
-pub(crate) type Outcome = Result<Response, Error>;
+pub(crate) type Outcome<K> = Result<Response<K>, Error>;
 
 /// An index that serves requests.
-pub(crate) trait Served: RangeIndex<Key = u64, Value = u64> + 'static {
+pub(crate) trait Served<K: ?Sized + Data>: RangeIndex<Key = K, Value = K> + 'static {
     /// Upserts many records, not atomically.
-    fn upsert_all(&self, records: Vec<(u64, u64)>) -> impl Future<Output = Result<(), IndexError>>;
+    fn upsert_all(&self, records: Vec<Record<K>>) -> impl Future<Output = Result<(), IndexError>>;
 }
 
-impl Served for Client {
-    async fn upsert_all(&self, records: Vec<(u64, u64)>) -> Result<(), IndexError> {
+impl<K: ?Sized + Data, L: ClusterLayout<Key = K, Value = K>> Served<K> for Client<L> {
+    async fn upsert_all(&self, records: Vec<Record<K>>) -> Result<(), IndexError> {
         Client::upsert_all(self, records).await
     }
 }
 
-impl<D: Partitioned, F: Fabric, L: Layout<Key = u64, Value = u64>> Served for RoutedIndex<D, F, L> {
-    async fn upsert_all(&self, records: Vec<(u64, u64)>) -> Result<(), IndexError> {
-        for (key, value) in records {
-            self.upsert(&key, &value).await?;
+impl<K, D, F, L> Served<K> for RoutedIndex<D, F, L>
+where
+    K: ?Sized + Data,
+    D: Partitioned,
+    F: Fabric,
+    L: Layout<Key = K, Value = K>,
+{
+    async fn upsert_all(&self, records: Vec<Record<K>>) -> Result<(), IndexError> {
+        for (key, value) in &records {
+            self.upsert(key.borrow(), value.borrow()).await?;
         }
         Ok(())
     }
@@ -72,18 +84,26 @@ impl<D: Partitioned, F: Fabric, L: Layout<Key = u64, Value = u64>> Served for Ro
 const FILL: f64 = 0.7;
 
 /// Executes one request.
-pub(crate) async fn serve(index: &impl Served, request: Request) -> Outcome {
+pub(crate) async fn serve<K: ?Sized + Data>(
+    index: &impl Served<K>,
+    request: Request<K>,
+) -> Outcome<K> {
     Ok(match request {
-        Request::Get(key) => Response::Value(index.get(&key).await?),
-        Request::Insert(key, value) => Response::Applied(index.insert(&key, &value).await?),
-        Request::Update(key, value) => Response::Applied(index.update(&key, &value).await?),
+        Request::Get(key) => Response::Value(index.get(key.borrow()).await?),
+        Request::Insert(key, value) => {
+            Response::Applied(index.insert(key.borrow(), value.borrow()).await?)
+        }
+        Request::Update(key, value) => {
+            Response::Applied(index.update(key.borrow(), value.borrow()).await?)
+        }
         Request::Upsert(key, value) => {
-            index.upsert(&key, &value).await?;
+            index.upsert(key.borrow(), value.borrow()).await?;
             Response::Done
         }
-        Request::Remove(key) => Response::Applied(index.remove(&key).await?),
+        Request::Remove(key) => Response::Applied(index.remove(key.borrow()).await?),
         Request::CompareExchange { key, expected, new } => {
-            Response::Exchange(index.compare_exchange(&key, &expected, &new).await?)
+            let (key, expected, new) = (key.borrow(), expected.borrow(), new.borrow());
+            Response::Exchange(index.compare_exchange(key, expected, new).await?)
         }
         Request::MultiGet(keys) => Response::Values(index.multi_get(&keys).await?),
         Request::UpsertAll(records) => {

@@ -10,6 +10,7 @@
 //! *Thread safety*: any number of threads.
 
 use crate::cores::{Cores, lock};
+use crate::data::Data;
 use crate::error::Error;
 use std::future::poll_fn;
 use std::io;
@@ -38,9 +39,9 @@ impl Runtimes {
 ///
 /// # Panics
 /// If the runtime cannot wait for descriptors: it was built without `enable_io`.
-pub(crate) fn ensure_task(
+pub(crate) fn ensure_task<K: ?Sized + Data>(
     runtime: &Handle,
-    cores: &Arc<Cores>,
+    cores: &Arc<Cores<K>>,
     number: usize,
 ) -> Result<(), Error> {
     let core = cores.core(number);
@@ -68,7 +69,11 @@ fn watch(descriptor: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
     AsyncFd::with_interest(descriptor, Interest::READABLE)
 }
 
-async fn drive(cores: Weak<Cores>, number: usize, descriptor: AsyncFd<OwnedFd>) {
+async fn drive<K: ?Sized + Data>(
+    cores: Weak<Cores<K>>,
+    number: usize,
+    descriptor: AsyncFd<OwnedFd>,
+) {
     loop {
         let Ok(mut ready) = descriptor.readable().await else { return };
         let Some(cores) = cores.upgrade() else { return };

@@ -3,9 +3,11 @@
 //! *Invariant*: scan.A1. at most [`PAGE_RECORDS`] records are held; the next page begins behind the
 //! last key of the one before, so changes in between neither repeat nor hide other keys.
 
+use crate::data::Data;
 use crate::error::Error;
 use crate::index::Index;
 use crate::operation::Operation;
+use crate::request::Record;
 use farleaf_core::index::Scan as Selection;
 use futures_core::Stream;
 use std::future::{Future, poll_fn};
@@ -23,15 +25,15 @@ const PAGE_RECORDS: usize = 256;
 /// key that never was. After an error it ends.
 #[derive(Debug)]
 #[must_use = "a scan does nothing until it is iterated"]
-pub struct Scan {
-    index: Index,
+pub struct Scan<K: ?Sized + Data = u64> {
+    index: Index<K>,
     /// The part not fetched yet; its limit is the number of records still allowed.
-    rest: Selection<u64>,
-    page: IntoIter<(u64, u64)>,
+    rest: Selection<K::Owned>,
+    page: IntoIter<Record<K>>,
 }
 
-impl Scan {
-    pub(crate) fn new(index: Index, range: impl RangeBounds<u64>) -> Self {
+impl<K: ?Sized + Data> Scan<K> {
+    pub(crate) fn new(index: Index<K>, range: impl RangeBounds<K::Owned>) -> Self {
         let rest = Selection::range((range.start_bound().cloned(), range.end_bound().cloned()));
         Self { index, rest, page: Vec::new().into_iter() }
     }
@@ -50,23 +52,23 @@ impl Scan {
     }
 
     /// The scan as an async stream.
-    pub fn stream(self) -> ScanStream {
+    pub fn stream(self) -> ScanStream<K> {
         ScanStream { scan: self, fetch: None }
     }
 
     /// The operation that fetches the next page; `None` at the end of the scan.
-    fn next_page(&self) -> Option<Operation<Vec<(u64, u64)>>> {
+    fn next_page(&self) -> Option<Operation<Vec<Record<K>>, K>> {
         let limit = self.rest.limit.min(PAGE_RECORDS);
         (limit > 0).then(|| self.index.page(self.rest.clone().limit(limit)))
     }
 
     /// Takes a page, or the error that ends the scan.
-    fn take_page(&mut self, page: Result<Vec<(u64, u64)>, Error>) -> Result<(), Error> {
+    fn take_page(&mut self, page: Result<Vec<Record<K>>, Error>) -> Result<(), Error> {
         let asked = self.rest.limit.min(PAGE_RECORDS);
         let page = page.inspect_err(|_| self.rest.limit = 0)?;
         self.rest.limit = match page.last() {
             Some((last, _)) if page.len() == asked => {
-                let behind = Bound::Excluded(*last);
+                let behind = Bound::Excluded(last.clone());
                 match self.rest.reverse {
                     true => self.rest.upper = behind,
                     false => self.rest.lower = behind,
@@ -80,8 +82,8 @@ impl Scan {
     }
 }
 
-impl Iterator for Scan {
-    type Item = Result<(u64, u64), Error>;
+impl<K: ?Sized + Data> Iterator for Scan<K> {
+    type Item = Result<(K::Owned, K::Owned), Error>;
 
     fn next(&mut self) -> Option<Self::Item> {
         if let Some(record) = self.page.next() {
@@ -98,20 +100,20 @@ impl Iterator for Scan {
 /// A [`Scan`] as an async stream.
 #[derive(Debug)]
 #[must_use = "a stream does nothing until it is polled"]
-pub struct ScanStream {
-    scan: Scan,
-    fetch: Option<Operation<Vec<(u64, u64)>>>,
+pub struct ScanStream<K: ?Sized + Data = u64> {
+    scan: Scan<K>,
+    fetch: Option<Operation<Vec<Record<K>>, K>>,
 }
 
-impl ScanStream {
+impl<K: ?Sized + Data> ScanStream<K> {
     /// The next record, or `None` at the end.
-    pub async fn next(&mut self) -> Option<Result<(u64, u64), Error>> {
+    pub async fn next(&mut self) -> Option<Result<(K::Owned, K::Owned), Error>> {
         poll_fn(|context| Pin::new(&mut *self).poll_next(context)).await
     }
 }
 
-impl Stream for ScanStream {
-    type Item = Result<(u64, u64), Error>;
+impl<K: ?Sized + Data> Stream for ScanStream<K> {
+    type Item = Result<(K::Owned, K::Owned), Error>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let Self { scan, fetch } = &mut *self;

@@ -9,6 +9,7 @@
 //! *Thread safety*: any number of threads.
 
 use crate::cores::{Begun, Cores, lock};
+use crate::data::Data;
 use crate::request::Outcome;
 use farleaf_fabric::provider::WakeFd;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -106,7 +107,7 @@ impl Drop for Waiting<'_> {
 }
 
 /// Waits for an operation on the calling thread.
-pub(crate) fn wait(cores: &Cores, begun: &Begun) -> Outcome {
+pub(crate) fn wait<K: ?Sized + Data>(cores: &Cores<K>, begun: &Begun<K>) -> Outcome<K> {
     if let Some(outcome) = begun.take() {
         return outcome;
     }
@@ -126,7 +127,7 @@ pub(crate) fn wait(cores: &Cores, begun: &Begun) -> Outcome {
     }
 }
 
-fn lead(cores: &Cores, begun: &Begun) -> Outcome {
+fn lead<K: ?Sized + Data>(cores: &Cores<K>, begun: &Begun<K>) -> Outcome<K> {
     let core = cores.core(begun.core);
     let call = &core.threads.call;
     let called = Waker::from(Arc::clone(call));
@@ -167,7 +168,10 @@ const IDLE_WAITS: u32 = 10;
 
 /// Starts a thread that turns the core while operations are in flight, if there is none: for
 /// executors whose event loop cannot wait for a descriptor.
-pub(crate) fn ensure_thread(cores: &Arc<Cores>, number: usize) -> io::Result<()> {
+pub(crate) fn ensure_thread<K: ?Sized + Data>(
+    cores: &Arc<Cores<K>>,
+    number: usize,
+) -> io::Result<()> {
     if cores.core(number).threads.is_helped.swap(true, Ordering::AcqRel) {
         return Ok(());
     }
@@ -180,7 +184,7 @@ pub(crate) fn ensure_thread(cores: &Arc<Cores>, number: usize) -> io::Result<()>
     started.map(drop)
 }
 
-fn help(cores: &Weak<Cores>, number: usize) {
+fn help<K: ?Sized + Data>(cores: &Weak<Cores<K>>, number: usize) {
     let mut idle_waits = 0;
     let Some(descriptor) =
         cores.upgrade().and_then(|cores| cores.core(number).descriptor.try_clone().ok())

@@ -70,9 +70,9 @@ pub(crate) struct Arguments {
     /// Load the dense keys 0, 1, 2 and so on instead
     #[arg(long)]
     pub(super) dense: bool,
-    /// Take keys of this form: `u64`, or byte strings, which need `--index dex --fabric sim`:
-    /// `ycsb` (user and 19 digits), `dlsm` (20 digits), or the lines of `file:PATH`, with numbers
-    /// behind them if they are fewer than the keys
+    /// Take keys of this form: `u64`, or byte strings: `ycsb` (user and 19 digits), `dlsm` (20
+    /// digits), `urls` (generated), or the lines of `file:PATH`, with numbers behind them if they
+    /// are fewer than the keys
     #[arg(
         long,
         value_name = "FORM",

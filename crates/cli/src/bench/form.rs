@@ -1,10 +1,8 @@
 //! The form of keys and values in a benchmark: numbers, or byte strings in pages of some size.
 //!
-//! Byte strings run with DEX in the simulator only: each design and fabric is one more copy of
-//! everything below for each page size.
+//! Each page size is one more copy of all designs.
 
-use super::arguments::{Arguments, FabricName};
-use crate::designs::DesignName;
+use super::arguments::Arguments;
 use crate::usage;
 use farleaf_bench::keys::KeySpace;
 use farleaf_bench::report::Report;
@@ -14,6 +12,18 @@ use farleaf_core::page::{Bytes, Fixed8};
 
 /// Bytes of a full page for each record of numbers.
 pub(crate) const NUMBERS_IN_PAGE: f64 = 1024.0 / 60.0;
+
+/// Bytes of a full page for each record of byte strings with so many bytes: there is also a slot,
+/// and both fields are padded to words.
+pub(crate) fn string_bytes_in_page(record_bytes: f64) -> f64 {
+    record_bytes + 24.0
+}
+
+/// Weights of a page's entries where a record of byte strings takes so many bytes of it. Separators
+/// are as short as they can be: a slot, a child, and some bytes.
+pub(crate) fn string_weights(bytes_in_page: f64) -> EntryWeights {
+    EntryWeights { record: (bytes_in_page / 8.0) as usize, child: 4 }
+}
 
 /// What the keys of a run are.
 #[derive(Clone, Debug)]
@@ -50,9 +60,6 @@ impl KeysAndValues {
                 _ => usage("--value-bytes and --page-bytes need byte strings: --key-form"),
             };
         };
-        if arguments.index != DesignName::Dex || arguments.fabric != FabricName::Sim {
-            return usage("--key-form of byte strings needs --index dex --fabric sim");
-        }
         if arguments.own_keys
             || arguments.balance
             || !arguments.moves.is_empty()
@@ -85,8 +92,7 @@ impl KeysAndValues {
 
     /// Bytes of pages that a record takes at most, on average, apart from free space.
     pub(super) fn bytes_in_page(&self) -> f64 {
-        // A slot, and two fields that are padded to words.
-        by_form!(self, _strings => self.record_bytes() + 24.0, NUMBERS_IN_PAGE)
+        by_form!(self, _strings => string_bytes_in_page(self.record_bytes()), NUMBERS_IN_PAGE)
     }
 
     /// The placement level that spreads a tree of `records` over the memory servers.
@@ -99,8 +105,7 @@ impl KeysAndValues {
         };
         let weights = match self {
             Self::Numbers => EntryWeights::default(),
-            // Separators are as short as they can be: a slot, a child, and some bytes.
-            _ => EntryWeights { record: (self.bytes_in_page() / 8.0) as usize, child: 4 },
+            _ => string_weights(self.bytes_in_page()),
         };
         of_layout(records, weights, fill, memory_servers)
     }

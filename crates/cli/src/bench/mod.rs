@@ -9,18 +9,17 @@ mod plan;
 mod reshaping;
 
 pub(crate) use arguments::Arguments;
-pub(crate) use form::NUMBERS_IN_PAGE;
+pub(crate) use form::{NUMBERS_IN_PAGE, string_bytes_in_page, string_weights};
 pub(crate) use moments::{moment, part};
 pub(crate) use plan::{memory_servers, pool_bytes};
 
-use crate::designs::{self, DesignName, Task};
+use crate::designs::{self, Task};
 use crate::output::{self, JsonTarget, bar, grouped};
 use farleaf_bench::driver::{Amount, Form, Numbers, Testbed};
 use farleaf_bench::report::Report;
 use farleaf_bench::strings::Strings;
 use farleaf_bench::table::table;
 use farleaf_bench::timeline::chart;
-use farleaf_core::index::dex::{Dex, DexOptions};
 use farleaf_core::index::{Design, Naming, Scan};
 use farleaf_core::page::{Bytes, Fixed8, Layout};
 use farleaf_fabric::Provider;
@@ -35,7 +34,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     if plan.ignores_cache {
         output::note(&format!("note: the design `{}` has no cache to size", plan.report.index));
     }
-    let report = plan.run(arguments.index)?;
+    let report = plan.run()?;
     json.say(&summary(&report))?;
     if let (Some(folder), Some(timeline)) = (folder, &report.timeline) {
         json.say(&format!("\n{}", chart(timeline)))?;
@@ -49,7 +48,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
 }
 
 impl Plan {
-    fn run(&self, index: DesignName) -> anyhow::Result<Report> {
+    fn run(&self) -> anyhow::Result<Report> {
         #[cfg(feature = "verbs")]
         if let designs::FabricConfig::Verbs(config) = &self.fabric {
             // The region must stay in place as long as the device can access it.
@@ -58,7 +57,10 @@ impl Plan {
         }
         match self.run_strings() {
             Some(report) => report,
-            None => designs::run(index, &self.index, &self.fabric, Bench(self)),
+            None => {
+                let task = Bench { plan: self, form: Numbers };
+                designs::run::<Fixed8, _>(self.design, &self.index, &self.fabric, task)
+            }
         }
     }
 
@@ -77,22 +79,9 @@ impl Plan {
         Strings<WORDS>: Form<Layout = Bytes<WORDS>> + Naming<Bytes<WORDS>>,
         Bytes<WORDS>: Layout<Key = [u8], Value = [u8]>,
     {
-        let designs::FabricConfig::Sim(config) = &self.fabric else {
-            anyhow::bail!("byte strings run in the simulator only")
-        };
-        let numbers = &self.index.dex;
-        let boundaries = numbers.boundaries.iter().map(|number| strings.key_named(*number));
-        let options = DexOptions {
-            boundaries: boundaries.collect(),
-            spare_compute_servers: numbers.spare_compute_servers,
-            spare_memory_servers: numbers.spare_memory_servers,
-            balance: numbers.balance.clone(),
-            at_load: numbers.at_load,
-            cache: numbers.cache,
-            placement_level: numbers.placement_level,
-            chunk_nodes_log2: numbers.chunk_nodes_log2,
-        };
-        Bench(self).measure::<Dex, _, _>(config.as_ref(), &options, strings.clone())
+        let options = self.index.named(|number| strings.key_named(number));
+        let task = Bench { plan: self, form: strings.clone() };
+        designs::run::<Bytes<WORDS>, _>(self.design, &options, &self.fabric, task)
     }
 }
 
@@ -184,28 +173,20 @@ fn of_cache(report: &Report) -> String {
     )
 }
 
-struct Bench<'a>(&'a Plan);
-
-impl Task for Bench<'_> {
-    type Output = anyhow::Result<Report>;
-
-    fn run<D: Design<Fixed8>, P: Provider>(
-        self,
-        provider: &P,
-        options: &D::Options,
-    ) -> anyhow::Result<Report> {
-        self.measure::<D, P, _>(provider, options, Numbers)
-    }
+struct Bench<'a, O> {
+    plan: &'a Plan,
+    form: O,
 }
 
-impl Bench<'_> {
-    fn measure<D: Design<O::Layout>, P: Provider, O: Form>(
+impl<O: Form> Task<O::Layout> for Bench<'_, O> {
+    type Output = anyhow::Result<Report>;
+
+    fn run<D: Design<O::Layout>, P: Provider>(
         self,
         provider: &P,
         options: &D::Options,
-        form: O,
     ) -> anyhow::Result<Report> {
-        let plan = self.0;
+        let Self { plan, form } = self;
         let services = memory_servers(plan.report.memory_servers, plan.pool_bytes)?;
         let mut testbed = Testbed::<D, P, O>::start_with(provider, services, options, form)?;
         let mut report = plan.report.clone();

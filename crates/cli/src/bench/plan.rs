@@ -47,6 +47,7 @@ pub(super) struct Plan {
     /// The part of the report that is known before the run.
     pub(super) report: Report,
     pub(super) form: KeysAndValues,
+    pub(super) design: DesignName,
     pub(super) index: IndexOptions,
     pub(super) fabric: FabricConfig,
     pub(super) work: Work,
@@ -194,6 +195,7 @@ impl Plan {
                 }),
                 ..Report::default()
             },
+            design: arguments.index,
             index: IndexOptions {
                 partitioning: arguments.partitioning,
                 boundaries: keys.boundaries(&weights),

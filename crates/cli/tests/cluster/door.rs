@@ -3,7 +3,7 @@
 
 use crate::launched::{Launched, eventually, signal, text};
 use crate::serving::{KEYS, compute, serving};
-use farleaf::{ConnectOptions, Error, Exchange, Index, connect};
+use farleaf::{ConnectOptions, Error, Exchange, Index, connect, connect_bytes};
 use farleaf_cluster::clock::Clock;
 use futures_util::StreamExt;
 use futures_util::future::join_all;
@@ -94,6 +94,40 @@ async fn agree_with_a_model(index: &Index) {
     assert!(up == model.clone().into_iter().collect::<Vec<_>>());
     let down: Vec<_> = index.scan(..).reverse().stream().map(Result::unwrap).collect().await;
     assert!(down == model.into_iter().rev().collect::<Vec<_>>());
+}
+
+/// A program finds out from the cluster how large pages are.
+#[test]
+fn a_handle_of_byte_strings_serves_clusters_of_them() {
+    for (size, value_bytes) in [("1k", 80), ("4k", 900)] {
+        let flags = ["--keys", "bytes", "--page-bytes", size, "--boundaries", "m"];
+        let cluster = serving("tcp", &flags);
+        let index: Index<[u8]> = connect_bytes(options(&cluster)).unwrap();
+        let record = |number: usize| {
+            let side = ["apple", "zebra"][number % 2];
+            (format!("{side}/{number:04}").into_bytes(), vec![number as u8; value_bytes])
+        };
+        let expected: BTreeMap<_, _> = (0..1_000).map(record).collect();
+        current_thread().block_on(async {
+            for (key, value) in expected.iter().take(500) {
+                assert!(index.insert(key, value).await.unwrap());
+            }
+            index.upsert_all(expected.clone().into_iter().collect::<Vec<_>>()).await.unwrap();
+            let found = index.multi_get(expected.keys().cloned().collect::<Vec<_>>()).await;
+            assert!(found.unwrap().into_iter().eq(expected.values().cloned().map(Some)));
+            assert!(index.remove("apple/0000").await.unwrap());
+        });
+        let all = index.scan(..).map(Result::unwrap);
+        assert!(all.eq(expected.clone().into_iter().skip(1)));
+        let down = index.scan_prefix("zebra/").reverse().map(|record| record.unwrap().0);
+        let zebras = expected.keys().rev().filter(|key| key.starts_with(b"zebra/"));
+        assert!(down.eq(zebras.cloned()));
+        let Err(Error::Connect(why)) = connect(options(&cluster)) else { panic!("u64") };
+        assert!(why.to_string().contains("this cluster has bytes keys in pages"), "{why}");
+    }
+    let cluster = serving("tcp", &[]);
+    let Err(Error::Connect(why)) = connect_bytes(options(&cluster)) else { panic!("bytes") };
+    assert!(why.to_string().contains("this cluster has u64 keys in pages of 1024"), "{why}");
 }
 
 #[test]

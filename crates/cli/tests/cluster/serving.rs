@@ -134,7 +134,7 @@ pub(crate) fn try_both_of<L: ClusterLayout>(
 }
 
 /// Checks that each outcome is done, known not to have happened, or unknown.
-fn honest(outcomes: [Result<(), IndexError>; 2]) {
+pub(crate) fn honest(outcomes: [Result<(), IndexError>; 2]) {
     for outcome in outcomes {
         let known = matches!(
             outcome,

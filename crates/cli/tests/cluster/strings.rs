@@ -3,7 +3,7 @@
 
 use crate::ending::metrics;
 use crate::launched::{Launched, eventually, farleaf, signal, text};
-use crate::serving::{DEADLINE, compute, connect_to, serving};
+use crate::serving::{DEADLINE, compute, connect_to, honest, serving, try_both_of};
 use farleaf_cluster::launch::Folder;
 use farleaf_cluster::text::Textual;
 use farleaf_core::index::{Exchange, IndexError, RangeIndex, Scan};
@@ -176,6 +176,43 @@ fn byte_strings_are_served_over_shm() {
     byte_strings_are_served("shm");
 }
 
+/// The death of a memory server loses the index. The cluster then serves a new one, which is empty
+/// but for what was written since.
+fn a_memory_server_dies(transport: &str) {
+    let mut cluster = serving(transport, &["--keys", "bytes", "--boundaries", "m", "--restart"]);
+    let mut model = Model::new();
+    work(&cluster, &mut model, 3);
+    assert!(model.len() > 100, "{}", model.len());
+    let connection = connect_to::<Bytes>(&cluster, DEADLINE);
+    let keys: [&[u8]; 2] = [b"apple", b"zebra"];
+    let value = &[7; 50][..];
+    signal(cluster.memory(1).unwrap().pid, Signal::KILL);
+    keys.iter().for_each(|key| honest(try_both_of(&connection, key, value)));
+    cluster.await_line("memory server 1 has been restarted");
+    for key in keys {
+        eventually("service", || {
+            try_both_of(&connection, key, value).iter().all(Result::is_ok).then_some(())
+        });
+    }
+    let all = connection.run(async |client| client.scan(&Scan::range(..)).await);
+    let all: Result<Model, IndexError> = all.map(|records| records.into_iter().collect());
+    assert_eq!(all, Ok(keys.iter().map(|key| (key.to_vec(), value.to_vec())).collect()));
+    let mut model = all.unwrap();
+    work(&cluster, &mut model, 4);
+    assert_same(&cluster, &model);
+    assert_eq!(cluster.end(Signal::TERM), Some(1), "a server has died");
+}
+
+#[test]
+fn a_memory_server_of_byte_strings_dies_over_tcp() {
+    a_memory_server_dies("tcp");
+}
+
+#[test]
+fn a_memory_server_of_byte_strings_dies_over_shm() {
+    a_memory_server_dies("shm");
+}
+
 #[test]
 fn the_commands_of_a_client_take_byte_strings() {
     let mut cluster = serving("tcp", &["--keys", "bytes", "--boundaries", "m\\x2c", "--metrics"]);
@@ -226,7 +263,9 @@ fn the_commands_of_a_client_take_byte_strings() {
         (&["get", "a\\n"][..], "a backslash begins"),
         (&["get", "--hex", "6"], "pairs of hexadecimal digits"),
         (&["scan", "a", "--prefix", "a"], "cannot be used with"),
-        (&["bench"], "this cluster has bytes keys in pages of 1024 bytes, and this needs u64"),
+        (&["bench", "--key-form", "u64"], "--key-form u64 is for numbers"),
+        (&["bench", "--keys-from", "x.csv"], "--keys-from is for numbers"),
+        (&["bench", "--value-bytes", "300"], "the value has 300 bytes, and a value of this key"),
     ] {
         let (code, _, said) = client(words);
         assert_eq!((code, said.lines().count()), (Some(2), 1), "{said}");
@@ -328,6 +367,82 @@ fn larger_pages_take_longer_strings_and_a_load_spreads_them() {
     }
 }
 
+/// Runs the benchmark; every operation must succeed and find what it looks for.
+fn bench(cluster: &Launched, flags: &[&str]) -> serde_json::Value {
+    let (code, json, said) = client(cluster, &[&["bench", "--json"], flags].concat());
+    assert_eq!(code, Some(0), "{said}");
+    let report: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!((&report["failed"], &report["missed"]), (&0.into(), &0.into()), "{json}");
+    report
+}
+
+/// Keys of a cluster, in order.
+fn keys(cluster: &Launched) -> Vec<Vec<u8>> {
+    let records = connect_to::<Bytes>(cluster, DEADLINE * 5)
+        .run(async |client| client.scan(&Scan::range(..)).await)
+        .unwrap_or_else(|error: IndexError| panic!("{error}"));
+    records.into_iter().map(|(key, _)| key).collect()
+}
+
+#[test]
+fn the_benchmark_of_a_client_takes_every_form() {
+    let mut cluster = serving("tcp", &["--keys", "bytes"]);
+    let lines = path(&cluster, "lines");
+    std::fs::write(&lines, "pear\napple\napple/red\n").unwrap();
+    let file = format!("file:{lines}");
+    let small = ["--keys", "900", "--operations", "3k", "--in-flight", "8"];
+    for (form, first, last, bytes) in [
+        ("ycsb", &b"user0000000000000000000"[..], &b"user"[..], 23.0),
+        ("dlsm", b"00000000000000000000", b"18", 20.0),
+        // Three keys of a line, each with a tab and three digits.
+        (&*file, b"apple\t000", b"pear\t299", 10.0),
+    ] {
+        let flags = ["--load", "--key-form", form, "--value-bytes", "8-100"];
+        let report = bench(&cluster, &[&small[..], &flags, &["--workload", "ycsb-a"]].concat());
+        let described = [&report["key_form"], &report["keys"], &report["operations"]];
+        assert_eq!(described, [&form.into(), &900.into(), &serde_json::Value::from(3_000)]);
+        assert_eq!((&report["key_bytes"], &report["value_bytes"]), (&bytes.into(), &54.0.into()));
+        let found = keys(&cluster);
+        assert_eq!((found.len(), &*found[0]), (900, first));
+        assert!(found[899].starts_with(last), "{:?}", found[899]);
+        // A cluster with other records than the benchmark's is measured all the same.
+        assert_eq!(client(&cluster, &["put", "another", ""]).0, Some(0));
+        let flags = ["--key-form", form, "--workload", "ycsb-e", "--seconds", "0.3"];
+        bench(&cluster, &[&flags[..], &["--keys", "900"]].concat());
+        assert!(keys(&cluster).len() > 901, "ycsb-e inserts");
+        assert_eq!(client(&cluster, &["clear"]).0, Some(0));
+    }
+    assert_eq!(cluster.end(Signal::TERM), Some(0));
+}
+
+/// The balancer of a cluster gives the keys that are asked for most to the server that does least.
+#[test]
+fn popular_byte_strings_move_to_an_idle_server() {
+    let mut cluster = serving("tcp", &["--keys", "bytes", "--balance"]);
+    let boundary = || {
+        let json = text(&farleaf(&["status", "--dir", cluster.dir(), "--json"]).stdout);
+        let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+        json["map"]["boundaries"][0].as_str().unwrap().to_owned()
+    };
+    let flags = ["--keys", "3k", "--value-bytes", "8-100", "--workload", "ycsb-b"];
+    bench(&cluster, &[&flags[..], &["--load", "--operations", "1"]].concat());
+    let (loaded, before) = (keys(&cluster), boundary());
+    let place = |boundary: &str| loaded.partition_point(|key| &**key < boundary.as_bytes());
+    assert!((1_300..1_700).contains(&place(&before)), "the load divided the keys: {before}");
+    // Popular keys lie side by side from the first one on, so server 0 does nearly everything.
+    let busy = ["--clustered", "--distribution", "zipfian:0.99", "--seconds", "2"];
+    let round = |_| {
+        bench(&cluster, &[&flags[..], &busy].concat());
+        Some(boundary()).filter(|now| place(now) < place(&before) / 2)
+    };
+    let after = (0..30).find_map(round);
+    let after = after.expect("a move comes within a minute of work");
+    // The boundary is a fence: a separator that is shorter than keys.
+    assert!(after.starts_with("user") && after.len() < 23, "{after}");
+    assert!(keys(&cluster) == loaded, "no key is lost");
+    assert_eq!(cluster.end(Signal::TERM), Some(0));
+}
+
 #[test]
 fn a_cluster_of_numbers_refuses_what_is_for_byte_strings() {
     let mut cluster = serving("tcp", &[]);
@@ -337,6 +452,8 @@ fn a_cluster_of_numbers_refuses_what_is_for_byte_strings() {
         (&["get", "--hex", "05"], "--hex is for byte strings"),
         (&["scan", "--prefix", "5"], "--prefix is for byte strings"),
         (&["load", "--no-header", "x.csv"], "--no-header is for byte strings"),
+        (&["bench", "--key-form", "ycsb"], "--key-form of byte strings and --value-bytes are for"),
+        (&["bench", "--value-bytes", "8"], "--key-form of byte strings and --value-bytes are for"),
     ] {
         let (code, _, said) = client(&cluster, words);
         assert_eq!((code, said.lines().count()), (Some(2), 1), "{said}");

@@ -5,7 +5,7 @@
 //!
 //! *Thread safety*: a [`CatalogMap`] may go to any thread; each thread has its own.
 
-use crate::catalog::{Catalog, CatalogError, Version};
+use crate::catalog::{Catalog, CatalogError, MAX_VALUE_BYTES, Version};
 use crate::error::ProgramError;
 use crate::layouts::ClusterLayout;
 use crate::records::{self, Keys, MapRecord};
@@ -74,6 +74,11 @@ impl<L: ClusterLayout> CatalogMap<L> {
 }
 
 impl<L: ClusterLayout> MapStore<OwnedKey<L>> for CatalogMap<L> {
+    fn takes(&self, state: &MapState<OwnedKey<L>>) -> bool {
+        let record = MapRecord::new::<L>(state, Some(self.generation));
+        serde_json::to_vec(&record).is_ok_and(|json| json.len() <= MAX_VALUE_BYTES)
+    }
+
     fn read(&self) -> LocalBoxFuture<'_, Option<(MapState<OwnedKey<L>>, u64)>> {
         Box::pin(async {
             let read = self.call(records::get::<MapRecord>);
@@ -100,8 +105,10 @@ impl<L: ClusterLayout> MapStore<OwnedKey<L>> for CatalogMap<L> {
             match put.await {
                 Some(Ok(true)) => Put::Done,
                 Some(Ok(false)) => Put::Changed,
-                // Nothing was sent.
-                Some(Err(CatalogError::Unreachable { .. })) => Put::Changed,
+                // Nothing was sent, or nothing was changed.
+                Some(Err(CatalogError::Unreachable { .. } | CatalogError::Refused(_))) => {
+                    Put::Changed
+                }
                 Some(Err(_)) | None => Put::Unknown,
             }
         })

@@ -308,7 +308,8 @@ pub fn boundaries_of<L: ClusterLayout>(texts: &[String]) -> Result<Vec<OwnedKey<
 ///
 /// # Errors
 /// [`ConfigError::Settings`] unless `boundaries` has one key fewer than there are servers, all of
-/// them ascending strictly from above the lowest key, and none too long.
+/// them ascending strictly from above the lowest key, none too long, and all of them short enough
+/// for a map.
 pub fn first_map<L: ClusterLayout>(
     boundaries: Vec<OwnedKey<L>>,
     compute_servers: u16,
@@ -320,11 +321,14 @@ pub fn first_map<L: ClusterLayout>(
             format!("{compute_servers} compute servers need {needed} boundaries, not {found}");
         return Err(ConfigError::Settings(what));
     }
+    let lowest = L::min_key();
+    let ascend = boundaries.is_sorted_by(|a, b| a < b)
+        && boundaries.first().is_none_or(|first| *first > lowest);
     PartitionMap::new::<L>(1, boundaries).map_err(|error| {
         ConfigError::Settings(match error {
             IndexError::KeyTooLong { .. } => format!("a boundary is too long: {error}"),
+            error if ascend => error.to_string(),
             _ => {
-                let lowest = L::min_key();
                 let lowest = L::key(&lowest).text(Notation::Escaped);
                 let lowest = if lowest.is_empty() { "the empty key".to_owned() } else { lowest };
                 format!("boundaries must ascend strictly from above {lowest}")

@@ -84,12 +84,13 @@ impl<D: Partitioned, F: Fabric, L: Layout> RoutedIndex<D, F, L> {
         is_shown: &Cell<bool>,
     ) -> Result<(), IndexError> {
         let PoolOwners { compute, pool, parts } = self.owners();
-        let boundaries = match compute.options().at_load() {
+        let map = match compute.options().at_load() {
             Boundaries::Kept => None,
             Boundaries::EqualRecords => {
-                Some(built.equal_boundaries(parts.len()).ok_or(IndexError::InvalidArgument(
-                    "there are too few leaves to give each compute server one",
-                ))?)
+                let few = "there are too few leaves to give each compute server one";
+                let boundaries = built.equal_boundaries(parts.len());
+                let boundaries = boundaries.ok_or(IndexError::InvalidArgument(few))?;
+                Some(PartitionMap::new::<L>(compute.map().epoch() + 1, boundaries)?)
             }
         };
         for part in parts {
@@ -98,9 +99,8 @@ impl<D: Partitioned, F: Fabric, L: Layout> RoutedIndex<D, F, L> {
         let former = pool.occupied().await?;
         pool.replace(built).await?;
         is_shown.set(true);
-        if let Some(boundaries) = boundaries {
-            let epoch = compute.map().epoch() + 1;
-            compute.publish(PartitionMap::new::<L>(epoch, boundaries)?);
+        if let Some(map) = map {
+            compute.publish(map);
             self.learn_map();
         }
         for part in parts {

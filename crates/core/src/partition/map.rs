@@ -1,11 +1,14 @@
 //! The partition map: sorted boundaries, the owner of each range between them, and an epoch.
 //!
 //! *Invariants*: Q1. Every key has exactly one owner, and each compute server owns one range or
-//! nothing. Q2. Two maps of the same epoch are equal. *Thread safety*: immutable.
+//! nothing. Q2. Two maps of the same epoch are equal. map.Q3. A map fits a message.
+//!
+//! *Thread safety*: immutable.
 
 use crate::cache::OwnedRange;
 use crate::index::{IndexError, Scan};
 use crate::page::Layout;
+use farleaf_fabric::MAX_MESSAGE_BYTES;
 use std::borrow::Borrow;
 use std::collections::BTreeSet;
 use std::ops::Bound;
@@ -35,6 +38,19 @@ pub struct Move<K> {
     pub grown: OwnedRange<K>,
 }
 
+/// Maximum bytes of a map in a message (map.Q3). What else a message has takes less than the rest.
+const MOST_MAP_BYTES: usize = MAX_MESSAGE_BYTES / 2;
+
+/// Checks that a map with these boundaries fits a message.
+fn check_size<L: Layout>(boundaries: &[<L::Key as ToOwned>::Owned]) -> Result<(), IndexError> {
+    let owner_bytes = size_of::<u16>();
+    let bytes = |key| L::key_bytes(L::key(key)) + owner_bytes;
+    match boundaries.iter().map(bytes).sum::<usize>() + owner_bytes <= MOST_MAP_BYTES {
+        true => Ok(()),
+        false => bad("the boundaries between compute servers are too long for a message of a map"),
+    }
+}
+
 fn bad<T>(what: &'static str) -> Result<T, IndexError> {
     Err(IndexError::InvalidArgument(what))
 }
@@ -45,7 +61,8 @@ impl<K: Clone + Ord> PartitionMap<K> {
     ///
     /// # Errors
     /// [`IndexError::InvalidArgument`] if the boundaries do not ascend strictly, if the first is
-    /// not above the smallest key, or if there are 65,535 or more.
+    /// not above the smallest key, if there are 65,535 or more, or if they are too long for a
+    /// message; [`IndexError::KeyTooLong`] if no page can hold one of them.
     pub fn new<L: Layout<Key: ToOwned<Owned = K>>>(
         epoch: u64,
         boundaries: Vec<K>,
@@ -60,6 +77,7 @@ impl<K: Clone + Ord> PartitionMap<K> {
         for boundary in &boundaries {
             L::check_key(L::key(boundary))?;
         }
+        check_size::<L>(&boundaries)?;
         let owners = (0..=boundaries.len() as u16).collect();
         Ok(Self { epoch, lowest, boundaries, owners })
     }
@@ -180,6 +198,19 @@ impl<K: Clone + Ord> PartitionMap<K> {
         Ok(Move { from, to, keys, rest, grown })
     }
 
+    /// The map of the next epoch, after the move, if it fits a message: the new boundary may be
+    /// longer than the one that it replaces, or one more.
+    ///
+    /// # Errors
+    /// [`IndexError::InvalidArgument`] if it does not.
+    pub fn checked_after<L: Layout<Key: ToOwned<Owned = K>>>(
+        &self,
+        moved: &Move<K>,
+    ) -> Result<Self, IndexError> {
+        let after = self.after(moved);
+        check_size::<L>(&after.boundaries).map(|()| after)
+    }
+
     /// The map of the next epoch, after the move.
     #[must_use]
     pub fn after(&self, moved: &Move<K>) -> Self {
@@ -207,6 +238,7 @@ impl<K: Clone + Ord> PartitionMap<K> {
 mod tests {
     use super::*;
     use crate::page::{Bytes, Fixed8};
+    use crate::wire::ClientResponse;
 
     #[test]
     fn every_key_has_the_owner_whose_range_has_it() {
@@ -224,6 +256,46 @@ mod tests {
         assert!(PartitionMap::new::<Bytes>(0, vec![vec![7; 128]]).is_ok());
         let too_long = PartitionMap::new::<Bytes>(0, vec![vec![7; 129]]);
         assert_eq!(too_long.err(), Some(IndexError::KeyTooLong { bytes: 129, most: 128 }));
+    }
+
+    /// A map must fit a message: once 500 boundaries of 256 bytes made one of twice the limit.
+    #[test]
+    fn a_map_is_bounded_by_its_bytes() {
+        type L = Bytes<256>;
+        let boundary = |number: u16, bytes: usize| {
+            let mut key = number.to_be_bytes().to_vec();
+            key.resize(bytes, b'k');
+            key
+        };
+        let map_of = |count: u16, bytes: usize| {
+            let boundaries = (1..=count).map(|number| boundary(number, bytes)).collect();
+            PartitionMap::new::<L>(1, boundaries)
+        };
+        assert!(map_of(1_000, 50).is_ok());
+        assert!(map_of(200, 256).is_ok());
+        let why = "the boundaries between compute servers are too long for a message of a map";
+        assert_eq!(map_of(500, 256).unwrap_err(), IndexError::InvalidArgument(why));
+        // The largest map that there is fits a message, and no move makes a larger one.
+        let most = (1..).find(|count| map_of(count + 1, 256).is_err()).unwrap();
+        let map = map_of(most, 256).unwrap();
+        let (boundaries, owners) = (map.boundaries().to_vec(), map.owners().to_vec());
+        let told = ClientResponse::<L>::Map { epoch: u64::MAX, boundaries, owners };
+        let bytes = told.encode().len();
+        assert!(bytes <= MAX_MESSAGE_BYTES / 2 + 64, "{bytes}");
+        assert!(bytes > MAX_MESSAGE_BYTES / 2 - 300, "{bytes}");
+        let last = boundary(most, 256);
+        let higher = [&last[..255], b"z"].concat();
+        for (to, at, fits) in [
+            (most - 1, Some(higher.clone()), true),
+            (most + 1, Some(higher), false),
+            (most + 1, Some(boundary(most + 1, 2)), true),
+            (most - 1, None, true),
+        ] {
+            let planned = map.plan(most, to, at.as_ref()).unwrap();
+            let after = map.checked_after::<L>(&planned);
+            assert_eq!(after.is_ok(), fits, "to {to} at {at:?}");
+            assert!(after.is_err() || after == Ok(map.after(&planned)));
+        }
     }
 
     #[test]

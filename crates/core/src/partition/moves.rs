@@ -72,6 +72,7 @@ impl<D: Partitioned, F: Fabric, L: Layout> RoutedIndex<D, F, L> {
                 }
             };
             let planned = map.plan(from, to, at.as_ref())?;
+            let after = map.checked_after::<L>(&planned)?;
             let begun_ns = fabric.now_ns();
             let handed_over = async {
                 let given_up = giver.index.release_range(&planned.keys, &planned.rest).await?;
@@ -94,7 +95,7 @@ impl<D: Partitioned, F: Fabric, L: Layout> RoutedIndex<D, F, L> {
             };
             // No await since `take_over` returned, so this future cannot be dropped in between.
             given_up.for_good();
-            compute.publish(map.after(&planned));
+            compute.publish(after);
             self.learn_map();
             let did = fabric.counters().snapshot() - before;
             return Ok(Reshaped {

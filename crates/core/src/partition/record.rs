@@ -66,6 +66,12 @@ pub enum Put {
 
 /// Where the record is kept.
 pub trait MapStore<K>: Debug {
+    /// Whether the record can have this content. Asked before keys are released.
+    fn takes(&self, state: &MapState<K>) -> bool {
+        let _ = state;
+        true
+    }
+
     /// The record and its version; `None` if it cannot be read now.
     fn read(&self) -> LocalBoxFuture<'_, Option<(MapState<K>, u64)>>;
 

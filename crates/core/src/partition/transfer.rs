@@ -101,13 +101,18 @@ impl<D: Partitioned, F: Fabric, L: Layout> Worker<D, F, L> {
                 }
             };
             let planned = state.map.plan(me, to, at.as_ref())?;
+            let id = self.fabric().unique();
+            let moving = Some(PendingMove { id, from: me, to, at });
+            let pending = MapState { map: state.map.clone(), moving };
+            let decided = MapState { map: state.map.checked_after::<L>(&planned)?, moving: None };
+            if !self.store().takes(&pending) || !self.store().takes(&decided) {
+                let what = "the boundaries between compute servers are too long for the map record";
+                return Err(IndexError::InvalidArgument(what));
+            }
             let Some(given_up) = self.index().release_range(&planned.keys, &planned.rest).await?
             else {
                 continue;
             };
-            let id = self.fabric().unique();
-            let moving = Some(PendingMove { id, from: me, to, at });
-            let pending = MapState { map: state.map.clone(), moving };
             let put = self.store().put_if(version, &pending).await;
             if put == Put::Changed {
                 return Err(contended); // dropping the guard restores the range

@@ -407,7 +407,7 @@ impl<D: Partitioned, F: Fabric, L: Layout> Worker<D, F, L> {
 
     /// Builds a tree from the records that `next` returns, and replaces the empty tree by it at the
     /// end. Returns boundaries that would give each owner about the same number of records; none if
-    /// there are too few.
+    /// there are too few, or if these are too long for a map.
     ///
     /// # Errors
     /// [`IndexError`]. Unless the outcome is unknown, the index is unchanged.
@@ -455,7 +455,9 @@ impl<D: Partitioned, F: Fabric, L: Layout> Worker<D, F, L> {
             self.check_halted()?;
             self.pool.replace(&built).await?;
             self.pool.give_back(former);
-            Ok(built.equal_boundaries(map.owners().len()).unwrap_or_default())
+            let equal = built.equal_boundaries(map.owners().len()).unwrap_or_default();
+            let fit = PartitionMap::new::<L>(map.epoch(), equal.clone()).is_ok();
+            Ok(if fit { equal } else { Vec::new() })
         }
         .await;
         if let Err(error) = &outcome

@@ -6,19 +6,24 @@ use crate::output;
 use crate::{bench, units, usage};
 use anyhow::Context;
 use clap::Args;
-use farleaf_bench::driver::{Amount, Due, Moment, execute, first_key};
+use farleaf_bench::driver::{Amount, Due, Form, Moment, Numbers, Undecoded, execute, first_key};
 use farleaf_bench::input::{ColumnNames, read_records};
 use farleaf_bench::keys::KeySpace;
+use farleaf_bench::strings::{KeyForm, Strings};
 use farleaf_bench::workload::{
     Distribution, Harness, Inserted, Mix, OperationStream, StreamConfig,
 };
-use farleaf_cluster::client::Client;
+use farleaf_cluster::client::Connection;
+use farleaf_cluster::layouts::{ClusterLayout, LayoutName};
 use farleaf_core::index::{IndexAdmin, IndexError, RangeIndex};
-use farleaf_core::page::Fixed8;
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::Arc;
 use std::cell::{Cell, RefCell};
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
+
+/// The form of byte strings; `None` for numbers.
+type OptionalForm = Option<KeyForm>;
 
 /// Options of `farleaf client bench`.
 #[derive(Clone, Debug, Args)]
@@ -36,8 +41,17 @@ pub(crate) struct Arguments {
     /// Use this many keys, evenly spread over all 64-bit numbers
     #[arg(long, value_name = "N", default_value = "1M", value_parser = units::positive)]
     keys: u64,
-    /// Use the keys of this CSV file instead, plain or gzip, as for `farleaf client load`
-    #[arg(long, value_name = "FILE", conflicts_with = "keys")]
+    /// Take keys of this form: `u64`, or in a cluster of byte strings `ycsb` (user and 19 digits),
+    /// `dlsm` (20 digits), `urls` (generated), or the lines of `file:PATH`, with numbers behind
+    /// them if they are fewer than the keys [default: what the cluster has: u64 or ycsb]
+    #[arg(long, value_name = "FORM", value_parser = units::key_form)]
+    key_form: Option<OptionalForm>,
+    /// Give byte strings values of N bytes, or of A to B bytes [default: 8]
+    #[arg(long, value_name = "N|A-B", value_parser = units::value_bytes)]
+    value_bytes: Option<RangeInclusive<usize>>,
+    /// Use the numbers of this CSV file as keys instead, plain or gzip, as for `farleaf client
+    /// load`
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["keys", "key_form"])]
     keys_from: Option<PathBuf>,
     /// Take the keys from this column of that file [default: `key`, or the first of a file without
     /// a header]
@@ -92,7 +106,48 @@ fn mix(name: &str) -> Result<Mix, String> {
     Mix::named(name).map_err(|error| error.to_string())
 }
 
+/// The keys of a run.
+struct Loaded {
+    /// The keys, by number.
+    keys: KeySpace,
+    /// The form's name, and the average bytes of a key and of a value.
+    form: String,
+    bytes: (f64, f64),
+}
+
 impl Arguments {
+    fn numbers(&self) -> anyhow::Result<Loaded> {
+        if !matches!(self.key_form, None | Some(None)) || self.value_bytes.is_some() {
+            return usage(
+                "--key-form of byte strings and --value-bytes are for byte strings, and this \
+                 cluster has u64 keys",
+            );
+        }
+        Ok(Loaded { keys: self.key_space()?, form: "u64".to_owned(), bytes: (8.0, 8.0) })
+    }
+
+    fn strings<const WORDS: usize>(&self) -> anyhow::Result<(Loaded, Undecoded<WORDS>)> {
+        if self.keys_from.is_some() {
+            return usage(
+                "--keys-from is for numbers, and this cluster has byte strings: use --key-form \
+                 file:PATH",
+            );
+        }
+        let form = match &self.key_form {
+            None => &KeyForm::Ycsb,
+            Some(Some(form)) => form,
+            Some(None) => {
+                return usage("--key-form u64 is for numbers, and this cluster has byte strings");
+            }
+        };
+        let values = self.value_bytes.clone().unwrap_or(8..=8);
+        let grows = self.workload.insert_share() > 0.0;
+        let strings = Strings::new(form, self.keys, values, grows)
+            .or_else(|error| usage(error.to_string()))?;
+        let (keys, bytes) = (strings.keys().clone(), strings.record_bytes());
+        Ok((Loaded { keys, form: form.to_string(), bytes }, Undecoded(strings)))
+    }
+
     fn key_space(&self) -> anyhow::Result<KeySpace> {
         let Some(path) = &self.keys_from else { return Ok(KeySpace::spread(self.keys)) };
         let names = ColumnNames { key: self.key_column.clone(), value: None };
@@ -120,8 +175,9 @@ impl Arguments {
 }
 
 /// One client and its work.
-struct Loop<'a> {
-    client: &'a Client,
+struct Loop<'a, I, F> {
+    index: &'a I,
+    fabric: &'a F,
     stream: RefCell<OperationStream>,
     tally: RefCell<Tally>,
     /// Remaining operations; below, the time after which no operation begins.
@@ -134,10 +190,10 @@ struct Loop<'a> {
     progress: &'a Progress,
 }
 
-impl Loop<'_> {
+impl<I: IndexAdmin<Key = u64, Value = u64>, F: Fabric> Loop<'_, I, F> {
     /// One of the concurrent tasks that share the client.
     async fn work(&self) {
-        let fabric = self.client.fabric();
+        let fabric = self.fabric;
         loop {
             let begin_ns = fabric.now_ns();
             if self.left.get() == 0
@@ -162,9 +218,9 @@ impl Loop<'_> {
             };
             let batch = self.stream.borrow().batch().to_vec();
             let owner = first_key(&operation, &batch)
-                .and_then(|key| self.client.compute_server_of(&key))
+                .and_then(|key| self.index.compute_server_of(&key))
                 .unwrap_or_default();
-            let outcome = execute(self.client, operation, &batch).await;
+            let outcome = execute(self.index, operation, &batch).await;
             let now_ns = fabric.now_ns();
             self.progress.count(outcome.is_err(), now_ns);
             let error = outcome.as_ref().err().map(IndexError::to_string).unwrap_or_default();
@@ -180,16 +236,17 @@ impl Loop<'_> {
 }
 
 async fn load(
-    client: &Client,
+    index: &impl RangeIndex<Key = u64, Value = u64>,
+    fabric: &impl Fabric,
     keys: &KeySpace,
     abandon: &Abandon,
     bar: &indicatif::ProgressBar,
 ) -> anyhow::Result<u64> {
-    let start_ns = client.fabric().now_ns();
+    let start_ns = fabric.now_ns();
     let records = keys.records().take_while(|_| !abandon.is_wished()).inspect(|_| bar.inc(1));
-    client.bulk_load(records, 0.7).await.context("cannot load the keys")?;
+    index.bulk_load(records, 0.7).await.context("cannot load the keys")?;
     abandon.check()?;
-    Ok(client.fabric().now_ns() - start_ns)
+    Ok(fabric.now_ns() - start_ns)
 }
 
 /// Runs the benchmark; the outcome is `Done` only if no operation failed.
@@ -199,21 +256,47 @@ pub(super) fn run(
     abandon: &Abandon,
 ) -> anyhow::Result<Outcome> {
     arguments.check()?;
-    let keys = arguments.key_space()?;
-    // Its key spaces are numbers.
     let located = access.locate(usize::from(arguments.in_flight).max(64) * 2)?;
-    let connection = located.connect::<Fixed8>()?;
+    /// Connects with the form of byte strings in pages of so many words.
+    macro_rules! run_strings {
+        ($words:literal) => {{
+            let (loaded, form) = arguments.strings::<$words>()?;
+            run_on(&located.connect()?, &form, loaded, arguments, abandon)
+        }};
+    }
+    match located.layout() {
+        LayoutName::Numbers => {
+            let loaded = arguments.numbers()?;
+            run_on(&located.connect()?, &Numbers, loaded, arguments, abandon)
+        }
+        LayoutName::Bytes1K => run_strings!(128),
+        LayoutName::Bytes2K => run_strings!(256),
+        LayoutName::Bytes4K => run_strings!(512),
+    }
+}
+
+fn run_on<O: Form<Layout: ClusterLayout>>(
+    connection: &Connection<O::Layout>,
+    form: &O,
+    loaded: Loaded,
+    arguments: &Arguments,
+    abandon: &Abandon,
+) -> anyhow::Result<Outcome> {
+    let keys = &loaded.keys;
     let mut load_ns = None;
     if arguments.load {
         let bar = output::bar("records", None);
-        load_ns = Some(connection.run(async |client| load(&client, &keys, abandon, &bar).await)?);
+        load_ns = Some(connection.run(async |client| {
+            let fabric = client.fabric().clone();
+            load(&form.by_number(client), &fabric, keys, abandon, &bar).await
+        })?);
         bar.finish_and_clear();
     }
     let config = StreamConfig {
         mix: arguments.workload.clone(),
         distribution: arguments.distribution,
         clustered: arguments.clustered,
-        keys,
+        keys: keys.clone(),
         seed: arguments.seed,
         harness: Harness::default(),
     };
@@ -221,7 +304,9 @@ pub(super) fn run(
     let inserted = Arc::new(Inserted::new(clients, 0));
     let progress = Progress::new(arguments.seconds.is_none().then_some(arguments.operations));
     let outcomes = connection.run_all(clients, async |client, number| {
-        let start_ns = client.fabric().now_ns();
+        let fabric = client.fabric().clone();
+        let index = form.by_number(client);
+        let start_ns = fabric.now_ns();
         progress.start(start_ns);
         let amount = arguments.amount().share(number, clients);
         let (left, until_ns) = match amount {
@@ -229,7 +314,8 @@ pub(super) fn run(
             Amount::Nanoseconds(ns) => (u64::MAX, start_ns.saturating_add(ns)),
         };
         let work = Loop {
-            client: &client,
+            index: &index,
+            fabric: &fabric,
             stream: RefCell::new(OperationStream::new(&config, number, &inserted)),
             tally: RefCell::new(Tally::new(start_ns)?),
             left: Cell::new(left),
@@ -242,14 +328,14 @@ pub(super) fn run(
         };
         futures_util::future::join_all((0..arguments.in_flight).map(|_| work.work())).await;
         let mut tally = work.tally.into_inner();
-        tally.end_ns = client.fabric().now_ns();
+        tally.end_ns = fabric.now_ns();
         Ok::<_, anyhow::Error>(tally)
     });
     let gave_up = progress.end();
     let mut tallies = outcomes.into_iter().collect::<anyhow::Result<Vec<_>>>()?.into_iter();
     let mut tally = tallies.next().context("a client has run")?;
     tallies.try_for_each(|other| tally.add(other))?;
-    report(arguments, config.keys.len(), load_ns, &tally)?;
+    report(arguments, &loaded, load_ns, &tally)?;
     Ok(match gave_up.or_else(|| tally.trouble()) {
         Some(why) => Outcome::No(why),
         None => Outcome::Done,
@@ -258,15 +344,19 @@ pub(super) fn run(
 
 fn report(
     arguments: &Arguments,
-    keys: u64,
+    loaded: &Loaded,
     load_ns: Option<u64>,
     tally: &Tally,
 ) -> anyhow::Result<()> {
+    let keys = loaded.keys.len();
     let load_keys_per_s = load_ns.map(|ns| keys as f64 / (ns as f64 / 1e9));
     if arguments.json {
         let json = serde_json::json!({
             "workload": arguments.workload.name,
             "keys": keys,
+            "key_form": loaded.form,
+            "key_bytes": loaded.bytes.0,
+            "value_bytes": loaded.bytes.1,
             "clients": arguments.clients,
             "in_flight": arguments.in_flight,
             "operations": tally.operations(),

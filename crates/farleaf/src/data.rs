@@ -1,0 +1,47 @@
+//! What keys and values can be.
+//!
+//! *Thread safety*: plain functions.
+
+use std::fmt::Debug;
+
+mod sealed {
+    pub trait Sealed {}
+
+    impl Sealed for u64 {}
+    impl Sealed for [u8] {}
+}
+
+/// What the keys and values of an [`crate::Index`] are: `u64`, or byte strings, `[u8]`.
+///
+/// Byte strings are ordered byte by byte, a prefix before what goes on behind it, and may be empty.
+/// Operations return them as `Vec<u8>`.
+pub trait Data:
+    sealed::Sealed
+    + Ord
+    + Debug
+    + ToOwned<Owned: Clone + Ord + Debug + Send + Sync + Unpin + 'static>
+    + 'static
+{
+}
+
+impl Data for u64 {}
+impl Data for [u8] {}
+
+/// What an operation takes as a key or a value: a `u64`, or anything with bytes in it, such as
+/// `&[u8]`, `Vec<u8>`, `&str` and `b"bytes"`.
+pub trait Given<K: ?Sized + Data> {
+    /// The key or value.
+    fn owned(self) -> K::Owned;
+}
+
+impl Given<u64> for u64 {
+    fn owned(self) -> u64 {
+        self
+    }
+}
+
+impl<T: AsRef<[u8]>> Given<[u8]> for T {
+    fn owned(self) -> Vec<u8> {
+        self.as_ref().to_vec()
+    }
+}
