@@ -13,7 +13,7 @@
 
 use crate::keys::{KeySpace, mix64};
 use farleaf_core::index::Naming;
-use farleaf_core::page::{Bytes, Layout, TooLong};
+use farleaf_core::page::{Bytes, Layout, REFERENCE_BYTES, TooLong};
 use farleaf_fabric::sync::Arc;
 use std::fmt::{Display, Formatter};
 use std::ops::RangeInclusive;
@@ -109,6 +109,8 @@ pub struct Strings<const WORDS: usize> {
     loaded: Arc<Loaded>,
     keys: KeySpace,
     value_bytes: (usize, usize),
+    /// Longer values are in blocks. `None`: none are.
+    inline_bytes: Option<usize>,
 }
 
 impl<const WORDS: usize> Strings<WORDS> {
@@ -126,6 +128,24 @@ impl<const WORDS: usize> Strings<WORDS> {
         value_bytes: RangeInclusive<usize>,
         grows: bool,
     ) -> Result<Self, StringsError> {
+        Self::with_blocks(form, n, value_bytes, None, grows)
+    }
+
+    /// As [`Strings::new`], for an index that keeps values of more than `inline_bytes` in blocks,
+    /// if that is set.
+    ///
+    /// # Errors
+    /// [`StringsError`].
+    ///
+    /// # Panics
+    /// If `n` is 0.
+    pub fn with_blocks(
+        form: &KeyForm,
+        n: u64,
+        value_bytes: RangeInclusive<usize>,
+        inline_bytes: Option<usize>,
+        grows: bool,
+    ) -> Result<Self, StringsError> {
         let loaded = match form {
             KeyForm::Ycsb => Loaded::Digits { prefix: "user", digits: 19 },
             KeyForm::Dlsm => Loaded::Digits { prefix: "", digits: 20 },
@@ -136,9 +156,14 @@ impl<const WORDS: usize> Strings<WORDS> {
         if value_bytes.0 < NUMBER_BYTES {
             return Err(StringsError::ShortValues);
         }
-        let strings = Self { loaded: Arc::new(loaded), keys: KeySpace::spread(n), value_bytes };
+        let strings =
+            Self { loaded: Arc::new(loaded), keys: KeySpace::spread(n), value_bytes, inline_bytes };
         let key_bytes = strings.most_key_bytes() + if grows { 1 + NUMBER_BYTES } else { 0 };
-        let (key, value) = (vec![0; key_bytes], vec![0; value_bytes.1]);
+        // A value that is in a block leaves its reference to the leaf.
+        let most = inline_bytes.map_or(value_bytes.1, |inline| {
+            value_bytes.1.min(inline.saturating_add(1)).max(REFERENCE_BYTES)
+        });
+        let (key, value) = (vec![0; key_bytes], vec![0; most]);
         Bytes::<WORDS>::check_record(&key, &value).map_err(StringsError::TooLong)?;
         Ok(strings)
     }
@@ -158,6 +183,22 @@ impl<const WORDS: usize> Strings<WORDS> {
             }
         };
         (key, (self.value_bytes.0 + self.value_bytes.1) as f64 / 2.0)
+    }
+
+    /// Average bytes of a loaded key and of what a leaf has for its value.
+    pub fn stored_bytes(&self) -> f64 {
+        let (key, value) = self.record_bytes();
+        let most = self.inline_bytes.map_or(value, |bytes| bytes.max(REFERENCE_BYTES) as f64);
+        key + value.min(most)
+    }
+
+    /// Bytes of blocks for a record at most, on average.
+    pub fn block_bytes(&self) -> f64 {
+        match self.inline_bytes {
+            // Sizes go in steps of an eighth.
+            Some(bytes) if bytes < self.value_bytes.1 => self.record_bytes().1.max(64.0) * 1.125,
+            _ => 0.0,
+        }
     }
 
     fn most_key_bytes(&self) -> usize {

@@ -211,6 +211,7 @@ impl<O: Form<Layout: Providers>> Demo<'_, O> {
                 ..DexOptions::with_boundaries(Vec::new(), cache)
             },
             single_pool_bytes: pool(&[1])?,
+            blocks: None,
         };
         let options = options.named(key);
         let fabric = FabricConfig::Local(LocalConfig { seed: self.seed, ..LocalConfig::default() });

@@ -6,6 +6,7 @@
 use clap::ValueEnum;
 use farleaf_bench::single_machine::{SingleMachine, SingleMachineOptions};
 use farleaf_core::index::Design;
+use farleaf_core::index::blocks::{BlockOptions, Blocks};
 use farleaf_core::index::coarse::{Coarse, CoarseOptions, Partitioning};
 use farleaf_core::index::dex::{Dex, DexOptions};
 use farleaf_core::index::fine::{Fine, FineOptions};
@@ -98,6 +99,17 @@ pub(crate) struct IndexOptions<K = u64> {
     pub(crate) dex: DexOptions<K>,
     /// Pool size of a design that has all its memory in one place.
     pub(crate) single_pool_bytes: usize,
+    /// Which byte strings are in value blocks, if any.
+    pub(crate) blocks: Option<ValueBlocks>,
+}
+
+/// Options of value blocks.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ValueBlocks {
+    /// Longer values are in blocks.
+    pub(crate) inline_bytes: usize,
+    /// Bytes of cached blocks, of all compute servers together.
+    pub(crate) cache_bytes: u64,
 }
 
 impl IndexOptions {
@@ -120,6 +132,7 @@ impl IndexOptions {
                 chunk_nodes_log2: dex.chunk_nodes_log2,
             },
             single_pool_bytes: self.single_pool_bytes,
+            blocks: self.blocks,
         }
     }
 }
@@ -159,24 +172,27 @@ pub(crate) fn run<L: Providers, T: Task<L>>(
     fabric: &FabricConfig,
     task: T,
 ) -> T::Output {
-    let boundaries = options.boundaries.clone();
+    let (boundaries, blocks) = (options.boundaries.clone(), options.blocks);
     match design {
         DesignName::Coarse => {
             let partitioning = match options.partitioning {
                 PartitioningName::Range => Partitioning::Range { boundaries },
                 PartitioningName::Hash => Partitioning::Hash,
             };
-            L::on_fabric::<Coarse, T>(&CoarseOptions { partitioning }, fabric, task)
+            L::on_fabric::<Coarse, T>(&CoarseOptions { partitioning }, blocks, fabric, task)
         }
         // Nodes are placed on the servers in turn, whatever the boundaries are.
-        DesignName::Fine => L::on_fabric::<Fine, T>(&options.fine, fabric, task),
-        DesignName::Hybrid => {
-            L::on_fabric::<Hybrid, T>(&HybridOptions::with_boundaries(boundaries), fabric, task)
-        }
-        DesignName::Dex => L::on_fabric::<Dex, T>(&options.dex, fabric, task),
+        DesignName::Fine => L::on_fabric::<Fine, T>(&options.fine, blocks, fabric, task),
+        DesignName::Hybrid => L::on_fabric::<Hybrid, T>(
+            &HybridOptions::with_boundaries(boundaries),
+            blocks,
+            fabric,
+            task,
+        ),
+        DesignName::Dex => L::on_fabric::<Dex, T>(&options.dex, blocks, fabric, task),
         DesignName::Local => {
             let options = SingleMachineOptions::with_pool_bytes(options.single_pool_bytes);
-            L::on_fabric::<SingleMachine, T>(&options, fabric, task)
+            L::on_fabric::<SingleMachine, T>(&options, blocks, fabric, task)
         }
     }
 }
@@ -187,6 +203,7 @@ pub(crate) trait Providers: Layout {
     /// Runs `task` with a design on a fabric.
     fn on_fabric<D: Design<Self>, T: Task<Self>>(
         options: &D::Options,
+        blocks: Option<ValueBlocks>,
         fabric: &FabricConfig,
         task: T,
     ) -> T::Output;
@@ -197,6 +214,7 @@ pub(crate) trait Providers: Layout {
 impl Providers for Fixed8 {
     fn on_fabric<D: Design<Self>, T: Task<Self>>(
         options: &D::Options,
+        _blocks: Option<ValueBlocks>,
         fabric: &FabricConfig,
         task: T,
     ) -> T::Output {
@@ -215,10 +233,11 @@ impl Providers for Fixed8 {
     }
 }
 
-/// All share one copy for each size of pages.
+/// All share one copy for each size of pages, which can have value blocks.
 impl<const WORDS: usize> Providers for Bytes<WORDS> {
     fn on_fabric<D: Design<Self>, T: Task<Self>>(
         options: &D::Options,
+        blocks: Option<ValueBlocks>,
         fabric: &FabricConfig,
         task: T,
     ) -> T::Output {
@@ -236,6 +255,13 @@ impl<const WORDS: usize> Providers for Bytes<WORDS> {
             #[cfg(feature = "verbs")]
             FabricConfig::Verbs(config) => Either::Right(Local::Right((**config).clone())),
         };
-        task.run::<D, _>(&provider, options)
+        let all_inline = BlockOptions::all_inline(options.clone());
+        let options = match blocks {
+            Some(ValueBlocks { inline_bytes, cache_bytes }) => {
+                BlockOptions { inline_bytes, cache_bytes, ..all_inline }
+            }
+            None => all_inline,
+        };
+        task.run::<Blocks<D>, _>(&provider, &options)
     }
 }

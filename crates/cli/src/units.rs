@@ -2,6 +2,7 @@
 
 use farleaf_bench::strings::KeyForm;
 use farleaf_cluster::text::{THOUSANDS, scaled};
+use farleaf_core::page::MOST_BLOCK_BYTES;
 use std::ops::RangeInclusive;
 
 /// Parses a count: digits, optionally with `_` between them and a suffix `k`, `M` or `G`
@@ -105,6 +106,12 @@ pub(crate) fn value_bytes(text: &str) -> Result<RangeInclusive<usize>, String> {
         (Ok(least), Ok(most)) if least <= most => Ok(least..=most),
         _ => Err("expected a number of bytes, or a range such as 100-400".to_owned()),
     }
+}
+
+/// The length of the longest values in leaves.
+pub(crate) fn inline_bytes(text: &str) -> Result<usize, String> {
+    let bytes = text.parse().ok().filter(|bytes| *bytes <= MOST_BLOCK_BYTES);
+    bytes.ok_or_else(|| format!("expected a number of bytes up to {MOST_BLOCK_BYTES}"))
 }
 
 fn within(text: &str, least: f64, most: f64, expected: &str) -> Result<f64, String> {

@@ -87,6 +87,13 @@ pub(crate) struct Arguments {
     /// Keep byte strings in pages of this size: 1k, 2k or 4k
     #[arg(long, value_name = "SIZE", default_value = "1k", value_parser = units::page_bytes)]
     pub(super) page_bytes: u64,
+    /// Keep values of more bytes in blocks beside the leaves
+    #[arg(long, value_name = "N", value_parser = units::inline_bytes)]
+    pub(super) inline_bytes: Option<usize>,
+    /// With --inline-bytes, use this percentage of the caches for blocks
+    #[arg(long, value_name = "P", default_value = "50", requires = "inline_bytes",
+        value_parser = units::limited::<u8>(0, 100))]
+    pub(super) block_cache_percent: u8,
     /// Replace insertions by upserts, drawn like lookups but from the loaded keys and the N keys
     /// after them
     #[arg(long, value_name = "N", value_parser = units::positive)]

@@ -3,6 +3,7 @@
 //! Each page size is one more copy of all designs.
 
 use super::arguments::Arguments;
+use crate::designs::DesignName;
 use crate::usage;
 use farleaf_bench::keys::KeySpace;
 use farleaf_bench::report::Report;
@@ -55,9 +56,11 @@ impl KeysAndValues {
         let (form, n) = (&arguments.key_form, arguments.keys);
         let values = arguments.value_bytes.clone().unwrap_or(8..=8);
         let Some(form) = form else {
-            return match (&arguments.value_bytes, arguments.page_bytes) {
-                (None, 1024) => Ok(Self::Numbers),
-                _ => usage("--value-bytes and --page-bytes need byte strings: --key-form"),
+            return match (&arguments.value_bytes, arguments.page_bytes, arguments.inline_bytes) {
+                (None, 1024, None) => Ok(Self::Numbers),
+                _ => usage(
+                    "--value-bytes, --page-bytes and --inline-bytes need byte strings: --key-form",
+                ),
             };
         };
         if arguments.own_keys
@@ -70,11 +73,15 @@ impl KeysAndValues {
                  or --scan-intervals",
             );
         }
+        if arguments.inline_bytes.is_some() && arguments.index == DesignName::Local {
+            return usage("--inline-bytes needs memory servers: another --index");
+        }
+        let inline = arguments.inline_bytes;
         let grows = arguments.workload.insert_share() > 0.0;
         let strings = match arguments.page_bytes {
-            1024 => Strings::new(form, n, values, grows).map(Self::In1K),
-            2048 => Strings::new(form, n, values, grows).map(Self::In2K),
-            _ => Strings::new(form, n, values, grows).map(Self::In4K),
+            1024 => Strings::with_blocks(form, n, values, inline, grows).map(Self::In1K),
+            2048 => Strings::with_blocks(form, n, values, inline, grows).map(Self::In2K),
+            _ => Strings::with_blocks(form, n, values, inline, grows).map(Self::In4K),
         };
         strings.or_else(|error| usage(error.to_string()))
     }
@@ -92,7 +99,12 @@ impl KeysAndValues {
 
     /// Bytes of pages that a record takes at most, on average, apart from free space.
     pub(super) fn bytes_in_page(&self) -> f64 {
-        by_form!(self, _strings => string_bytes_in_page(self.record_bytes()), NUMBERS_IN_PAGE)
+        by_form!(self, strings => string_bytes_in_page(strings.stored_bytes()), NUMBERS_IN_PAGE)
+    }
+
+    /// Bytes of blocks for a record at most, on average.
+    pub(super) fn bytes_in_blocks(&self) -> f64 {
+        by_form!(self, strings => strings.block_bytes(), 0.0)
     }
 
     /// The placement level that spreads a tree of `records` over the memory servers.

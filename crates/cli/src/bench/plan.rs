@@ -3,7 +3,7 @@
 use super::arguments::{Arguments, FabricName, TraceKind, Validation};
 use super::form::KeysAndValues;
 use super::{over_time, reshaping};
-use crate::designs::{self, DesignName, FabricConfig, IndexOptions, PartitioningName};
+use crate::designs::{self, DesignName, FabricConfig, IndexOptions, PartitioningName, ValueBlocks};
 use crate::usage;
 use anyhow::Context;
 use farleaf_bench::driver::{Amount, HotspotShift, Run};
@@ -138,14 +138,25 @@ impl Plan {
         let loaded = if arguments.trace.is_some() { 0 } else { arguments.keys };
         let (pool_bytes, single_pool_bytes) = match arguments.pool_bytes {
             Some(bytes) => (round_up(bytes)?, bytes_of_all(bytes, arguments.memory_servers)?),
-            None => (
-                pool_bytes(loaded, form.bytes_in_page(), arguments.fill, inserts, &weights)?,
-                pool_bytes(loaded, form.bytes_in_page(), arguments.fill, inserts, &[1])?,
-            ),
+            None => {
+                let of = |weights: &[u64]| {
+                    pool_bytes(loaded, form.bytes_in_page(), arguments.fill, inserts, weights)
+                };
+                let blocks = form.bytes_in_blocks() * (loaded + 2 * inserts) as f64 * 1.1;
+                let blocks = blocks / f64::from(arguments.memory_servers);
+                (round_up((of(&weights)? as f64 + blocks) as u64)?, of(&[1])?)
+            }
         };
         let by_trace = |text: String| if arguments.trace.is_some() { "trace".into() } else { text };
         let is_range = arguments.partitioning == PartitioningName::Range;
         let cache_bytes = cache_bytes(arguments, keys.len() as f64 * form.record_bytes());
+        let in_cache = cache_bytes.unwrap_or(DEFAULT_CACHE_BYTES);
+        let part = u64::from(arguments.block_cache_percent);
+        let of_blocks = arguments.inline_bytes.map_or(0, |_| in_cache / 100 * part);
+        let blocks = arguments.inline_bytes.map(|inline_bytes| ValueBlocks {
+            inline_bytes,
+            cache_bytes: of_blocks * u64::from(arguments.compute_servers),
+        });
         let used_servers = arguments.memory_servers.saturating_sub(arguments.spare_memory_servers);
         let placement_level = arguments.placement_level.unwrap_or_else(|| {
             form.spreading_level(keys.len(), arguments.fill, used_servers.max(1))
@@ -212,7 +223,7 @@ impl Plan {
                     ..DexOptions::with_boundaries(
                         keys.boundaries(&vec![1; usize::from(arguments.compute_servers)]),
                         CacheOptions {
-                            bytes: cache_bytes.unwrap_or(DEFAULT_CACHE_BYTES),
+                            bytes: in_cache - of_blocks,
                             admission: arguments.admission,
                             cooling: arguments.cooling,
                             cooling_percent: arguments.cooling_percent,
@@ -226,6 +237,7 @@ impl Plan {
                     )
                 },
                 single_pool_bytes,
+                blocks,
             },
             fabric,
             work,
