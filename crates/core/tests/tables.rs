@@ -249,6 +249,14 @@ fn an_index_takes_the_bytes_that_it_should() {
     assert_eq!(varied.index.bytes() as u64, fixed.index.bytes() as u64 + lengths);
     let per_record = |table: &Table| table.index.bytes() as f64 / records as f64;
     assert_eq!((per_record(&fixed), per_record(&varied)), (2.84704, 4.84704));
+    // A table of 640 KiB, the paper's at a hundredth of its size.
+    let small = paper_table(IndexKind::Compact, 1_489, |_| 400);
+    assert_eq!(small.index.bytes(), 4768);
+    let kind = IndexKind::Blocks { block_bytes: 8192, bloom_bits: 10 };
+    let blocks = paper_table(kind, records, |_| 400);
+    // Head, the digits that all fences share, and two words for each block of 18 records.
+    let fences = 24 + 16 + 16 * records.div_ceil(8192 / 440);
+    assert_eq!(blocks.index.bytes() as u64, fences + filter + 128);
 }
 
 /// What a lookup reads: exactly one record for a key that is there, and for one that is not as
