@@ -130,15 +130,16 @@ impl Index {
             return Ok(Found::Absent);
         }
         if self.footer.search == Search::Full {
-            let found = self.full()?.find(key, bound);
-            return Ok(found.map_or(Found::Absent, |words| {
-                let end = words.end;
-                Found::Record { words, end }
-            }));
+            let Some(words) = self.full()?.find(key, bound) else { return Ok(Found::Absent) };
+            let end = words.end;
+            let lies_inside = end <= self.footer.data_words;
+            return lies_inside.then_some(Found::Record { words, end }).ok_or(self.damaged());
         }
         let fences = self.fences()?;
         let group = fences.group_of(key);
-        let all = fences.group_words(group).ok_or(self.damaged())?;
+        let all = fences.group_words(group);
+        let lies_inside = |all: &Range<u32>| all.end <= self.footer.data_words;
+        let all = all.filter(lies_inside).ok_or(self.damaged())?;
         Ok(match place {
             Place::Anywhere | Place::Absent => Found::Group(all),
             // The place of another group's key may not exist here.
