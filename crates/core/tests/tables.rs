@@ -260,7 +260,7 @@ fn an_index_takes_the_bytes_that_it_should() {
 }
 
 /// What a lookup reads: exactly one record for a key that is there, and for one that is not as
-/// often as the fingerprints or the filter allow. The counts are exact, for all seeds are fixed.
+/// often as the fingerprints or the filter allow. All seeds are fixed, so the counts are exact.
 #[test]
 fn lookups_read_one_record_or_nothing() {
     let records = 20_000;
@@ -413,7 +413,8 @@ proptest! {
         for kind in KINDS {
             let Some(table) = build(5, kind, &versions) else { continue };
             let read = |words: std::ops::Range<u32>| {
-                let run = Run::new(&table.words[words.start as usize..words.end as usize], 5).unwrap();
+                let words = &table.words[words.start as usize..words.end as usize];
+                let run = Run::new(words, 5).unwrap();
                 let mut cursor = Cursor::at_start(&run);
                 let mut found = Vec::new();
                 while let Some(record) = cursor.next().unwrap() {
@@ -564,8 +565,9 @@ proptest! {
             let end = sections.len() - 16;
             read_sections(&sections[..middle], &keys);
             read_sections(&sections[middle..end], &keys);
-            let footer: Vec<u64> = sections[end..].to_vec();
-            prop_assert!(Footer::decode(&footer, 5).is_err() || footer == table.meta.footer.encode());
+            let footer = &sections[end..];
+            let is_whole = footer == table.meta.footer.encode();
+            prop_assert_eq!(Footer::decode(footer, 5).is_ok(), is_whole);
         }
     }
 
@@ -712,15 +714,20 @@ proptest! {
         }
         // The last source is a run of two tables, between whose keys it changes.
         let mut last = parts.pop().unwrap();
-        let middle = last.keys().nth(last.len() / 2).map(|version| (version.0.clone(), Reverse(u64::MAX)));
-        let end = middle.map(|middle| last.split_off(&middle)).unwrap_or_default();
-        let mut tables: Vec<Vec<Table>> = (10..).zip(&parts).map(|(id, part)| build(id, kind, part).into_iter().collect()).collect();
-        tables.push([(20, last), (21, end)].iter().filter_map(|(id, part)| build(*id, kind, part)).collect());
+        let middle = last.keys().nth(last.len() / 2).map(|version| version.0.clone());
+        let end = middle.map(|middle| last.split_off(&(middle, Reverse(u64::MAX))));
+        let run = [(20, last), (21, end.unwrap_or_default())];
+        let sources = (10..).zip(parts).map(|part| vec![part]).chain([run.into()]);
+        let build_all = |parts: Vec<(u64, Versions)>| {
+            parts.iter().filter_map(|(id, part)| build(*id, kind, part)).collect()
+        };
+        let tables: Vec<Vec<Table>> = sources.map(build_all).collect();
 
-        let ranges = below.clone().map(|ranges| {
-            ranges.into_iter().map(|(one, two)| if one <= two { (one, two) } else { (two, one) }).collect::<Vec<_>>()
-        });
-        let keys = |(one, two): &(Vec<u8>, Vec<u8>)| (KeyBuf::from_bytes(one), KeyBuf::from_bytes(two));
+        let ascending = |(one, two)| if one <= two { (one, two) } else { (two, one) };
+        let ranges = below.map(|ranges| ranges.into_iter().map(ascending).collect::<Vec<_>>());
+        let keys = |(low, high): &(Vec<u8>, Vec<u8>)| {
+            (KeyBuf::from_bytes(low), KeyBuf::from_bytes(high))
+        };
         let (lower, upper) = (range.0.then_some(range.2), range.1.then_some(range.3));
         let options = MergeOptions {
             range: Clip {
@@ -759,7 +766,8 @@ proptest! {
         }
         for (index, table) in outputs.iter().enumerate() {
             // lsm.J7, and the ends of tables.
-            let (smallest, largest) = (table.meta.smallest.key().to_vec(), table.meta.largest.key().to_vec());
+            let [smallest, largest] =
+                [&table.meta.smallest, &table.meta.largest].map(|key| key.key().to_vec());
             prop_assert!(!cuts.iter().any(|cut| smallest < *cut && *cut <= largest));
             if let Some(next) = outputs.get(index + 1) {
                 prop_assert!(table.meta.largest < next.meta.smallest);
@@ -791,8 +799,8 @@ proptest! {
         for (index, (version, value)) in versions.iter().enumerate() {
             parts[index % 2].insert(version.clone(), value.clone());
         }
-        let mut tables: Vec<Vec<Table>> =
-            (10..).zip(&parts).map(|(id, part)| build(id, KINDS[0], part).into_iter().collect()).collect();
+        let build_one = |(id, part)| build(id, KINDS[0], part).into_iter().collect();
+        let mut tables: Vec<Vec<Table>> = (10..).zip(&parts).map(build_one).collect();
         let Some(table) = tables[0].first_mut() else { return Ok(()) };
         let intact = table.words.clone();
         let data = table.data().len();

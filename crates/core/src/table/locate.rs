@@ -1,5 +1,5 @@
 //! A static function from keys to their places: which record of its group is a key's newest
-//! version, and a fingerprint that unmasks most keys of other tables.
+//! version, and a fingerprint that rejects most keys that the table does not have.
 //!
 //! ```text
 //! word 0  [segments that a first slot can lie in:32][0:24][binary logarithm of their slots:8]
