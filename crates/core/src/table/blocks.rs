@@ -1,0 +1,48 @@
+//! Looking a key up in records that lie back to back: a block, a group, or a single record.
+//!
+//! Blocks of B bytes are the ablation, and stand in for stores whose tables are made for disks: an
+//! index with a fence for each block, and a READ of a whole block for each lookup.
+//!
+//! *Thread safety*: plain values, over private copies of words.
+
+use super::damaged::{Damaged, Part};
+use super::key::Key;
+use super::record::Record;
+use std::cmp::Ordering;
+
+/// What records say of a key as of a bound.
+#[derive(Clone, Copy, Debug)]
+pub enum Picked<'a> {
+    /// The newest version at or below the bound.
+    Record(Record<'a>),
+    /// Only versions above the bound; older ones may follow.
+    TooNew,
+    /// The key is not among them.
+    Absent,
+}
+
+/// What the records of `table` in exactly these words say of `key` as of `bound`.
+pub fn pick<'a>(
+    words: &'a [u64],
+    table: u64,
+    key: Key<'_>,
+    bound: u64,
+) -> Result<Picked<'a>, Damaged> {
+    let (mut rest, mut picked) = (words, Picked::Absent);
+    while !rest.is_empty() {
+        let record = Record::parse(rest, table)?;
+        match record.key().cmp(&key) {
+            Ordering::Less => {
+                // A key's records are next to each other.
+                if matches!(picked, Picked::TooNew) {
+                    return Err(Damaged::new(table, Part::Order));
+                }
+            }
+            Ordering::Equal if record.sequence() <= bound => return Ok(Picked::Record(record)),
+            Ordering::Equal => picked = Picked::TooNew,
+            Ordering::Greater => return Ok(picked),
+        }
+        rest = &rest[record.words()..];
+    }
+    Ok(picked)
+}

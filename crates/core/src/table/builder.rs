@@ -1,0 +1,342 @@
+//! Writes a table: records in, words out.
+//!
+//! The caller sends the words on whenever it has enough of them, and the builder keeps only what
+//! the index needs: 16 bytes a key and up to 4 a record, or the entries of a full index.
+//!
+//! *Invariants*
+//! - lsm.B3. Keys ascend; the versions of a key descend and differ.
+//!
+//! *Thread safety*: a plain value.
+
+use super::fences::{FenceWriter, Grouping};
+use super::filter::{MAX_BLOOM_BITS, build_bloom};
+use super::footer::{Footer, MAX_TABLE_WORDS, Membership, Search};
+use super::full_index::FullWriter;
+use super::key::{Key, KeyBuf, MAX_KEY_BYTES};
+use super::locate::{PLACES, build_locate};
+use super::meta::{Clip, Meta};
+use super::packed::sum_of;
+use super::record::{Kind, MAX_SEQUENCE, MAX_VALUE_BYTES, Record, append_record, record_words};
+use std::cmp::Ordering;
+
+/// Records of a group of the compact index.
+pub const GROUP_RECORDS: u32 = 16;
+const _: () = assert!(GROUP_RECORDS == PLACES, "the newest version of a key has a place");
+
+/// Seeds that a static function tries. With distinct hashes the first ones nearly always suffice.
+const SEEDS: u64 = 64;
+
+/// Bits a key of the filter that replaces a static function if all seeds fail.
+const FALLBACK_BLOOM_BITS: u8 = 12;
+
+/// The kind of a table's index.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IndexKind {
+    /// Fences of groups and a static function: one READ of one record, at about 5 bytes a record.
+    Compact,
+    /// An entry for each record, and a Bloom filter: the paper's.
+    Full {
+        /// Bits a key, from 1 to 20.
+        bloom_bits: u8,
+    },
+    /// A fence for each block, and a Bloom filter.
+    Blocks {
+        /// The most bytes of a block of several records.
+        block_bytes: u32,
+        /// Bits a key, from 1 to 20.
+        bloom_bits: u8,
+    },
+}
+
+/// Why a builder did not take a record. The table stays as it was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Refused {
+    /// The key is too long.
+    #[error("the key has {bytes} bytes, and keys can have at most {MAX_KEY_BYTES}")]
+    KeyTooLong {
+        /// Its length.
+        bytes: usize,
+    },
+    /// The value is too long.
+    #[error("the value has {bytes} bytes, and values can have at most {MAX_VALUE_BYTES}")]
+    ValueTooLong {
+        /// Its length.
+        bytes: usize,
+    },
+    /// A tombstone comes with a value, or the sequence number has more than 56 bits.
+    #[error(
+        "the record cannot be stored; pass tombstones without a value, and sequence numbers below 2^56"
+    )]
+    Malformed,
+    /// The record does not follow the one before in table order.
+    #[error("the record is out of order; pass keys ascending, and versions of a key descending")]
+    OutOfOrder,
+    /// The table is at its limit.
+    #[error("the table is full; finish it, and put the record into another one")]
+    Full,
+}
+
+#[derive(Debug)]
+enum SearchWriter {
+    Fences(FenceWriter),
+    Full(FullWriter),
+}
+
+/// A table that is being written.
+#[derive(Debug)]
+pub struct Builder {
+    table: u64,
+    shard: u64,
+    kind: IndexKind,
+    search: SearchWriter,
+    /// The hash of each key, and the place of its newest version in its group.
+    keys: Vec<(u64, u8)>,
+    smallest: KeyBuf,
+    last: KeyBuf,
+    last_sequence: u64,
+    records: u64,
+    tombstones: u64,
+    data_words: u32,
+    lowest: u64,
+    highest: u64,
+    /// Fewer in the tests of what happens if all fail.
+    seeds: u64,
+}
+
+/// Words that sections and footer take beside what grows with the records, generously.
+const FIXED_WORDS: u64 = 1 << 17;
+
+impl Builder {
+    /// A table without records.
+    pub fn new(table: u64, shard: u64, kind: IndexKind) -> Self {
+        let search = match kind {
+            IndexKind::Compact => {
+                SearchWriter::Fences(FenceWriter::new(Grouping::Records(GROUP_RECORDS), true))
+            }
+            IndexKind::Full { .. } => SearchWriter::Full(FullWriter::default()),
+            IndexKind::Blocks { block_bytes, .. } => {
+                SearchWriter::Fences(FenceWriter::new(Grouping::Words(block_bytes / 8), false))
+            }
+        };
+        Self {
+            table,
+            shard,
+            kind,
+            search,
+            keys: Vec::new(),
+            smallest: KeyBuf::default(),
+            last: KeyBuf::default(),
+            last_sequence: 0,
+            records: 0,
+            tombstones: 0,
+            data_words: 0,
+            lowest: u64::MAX,
+            highest: 0,
+            seeds: SEEDS,
+        }
+    }
+
+    /// Its id.
+    pub fn table(&self) -> u64 {
+        self.table
+    }
+
+    /// Records so far.
+    pub fn records(&self) -> u64 {
+        self.records
+    }
+
+    /// Words of the records so far.
+    pub fn data_words(&self) -> u32 {
+        self.data_words
+    }
+
+    /// Appends a record to the table, and its words to `out`.
+    pub fn add(
+        &mut self,
+        key: Key<'_>,
+        sequence: u64,
+        kind: Kind,
+        value: &[u8],
+        out: &mut Vec<u64>,
+    ) -> Result<(), Refused> {
+        if key.bytes() > MAX_KEY_BYTES {
+            return Err(Refused::KeyTooLong { bytes: key.bytes() });
+        }
+        if value.len() > MAX_VALUE_BYTES {
+            return Err(Refused::ValueTooLong { bytes: value.len() });
+        }
+        let has_wrong_value = kind == Kind::Tombstone && !value.is_empty();
+        if sequence > MAX_SEQUENCE || has_wrong_value {
+            return Err(Refused::Malformed);
+        }
+        let words = record_words(key.bytes(), value.len()) as u32;
+        self.note(key, sequence, kind, words)?;
+        append_record(self.table, key, sequence, kind, value, out);
+        Ok(())
+    }
+
+    /// Appends a record of another table, and its words to `out`.
+    #[inline]
+    pub fn put(&mut self, record: Record<'_>, out: &mut Vec<u64>) -> Result<(), Refused> {
+        self.note(record.key(), record.sequence(), record.kind(), record.words() as u32)?;
+        record.append_to(self.table, out);
+        Ok(())
+    }
+
+    fn note(&mut self, key: Key<'_>, sequence: u64, kind: Kind, words: u32) -> Result<(), Refused> {
+        let previous = (self.records > 0).then(|| self.last.key());
+        let is_first = match previous.map(|previous| previous.cmp(&key)) {
+            None | Some(Ordering::Less) => true,
+            Some(Ordering::Equal) if sequence < self.last_sequence => false,
+            Some(_) => return Err(Refused::OutOfOrder),
+        };
+        // What the sections may take, with the longest fences.
+        let (index_bytes, each) = match &self.search {
+            SearchWriter::Fences(fences) => (fences.bytes() + 24 + key.bytes(), 16),
+            SearchWriter::Full(full) => (full.bytes() + 24 + key.bytes(), 8),
+        };
+        let sections = index_bytes as u64 / 8 + (self.records + 1) * each / 8 + FIXED_WORDS;
+        let data_words = u64::from(self.data_words) + u64::from(words);
+        if data_words + sections > MAX_TABLE_WORDS.into() {
+            return Err(Refused::Full);
+        }
+        let place = match &mut self.search {
+            SearchWriter::Fences(fences) => fences.push(previous, key, words),
+            SearchWriter::Full(full) => {
+                full.push(key, sequence, self.data_words..data_words as u32);
+                0
+            }
+        };
+        if is_first {
+            self.keys.push((key.hash(), place as u8));
+            self.last.set(key);
+        }
+        if self.records == 0 {
+            self.smallest.set(key);
+        }
+        self.last_sequence = sequence;
+        self.records += 1;
+        self.tombstones += u64::from(kind == Kind::Tombstone);
+        self.data_words = data_words as u32;
+        self.lowest = self.lowest.min(sequence);
+        self.highest = self.highest.max(sequence);
+        Ok(())
+    }
+
+    /// Appends the sections and the footer to `out`, and describes the table, for `level` and as
+    /// yet without extents. `None` if it has no records.
+    pub fn finish(self, level: u8, out: &mut Vec<u64>) -> Option<Meta> {
+        if self.records == 0 {
+            return None;
+        }
+        let begin = out.len();
+        let search = match self.search {
+            SearchWriter::Fences(fences) => {
+                fences.finish(out);
+                Search::Fences
+            }
+            SearchWriter::Full(full) => {
+                full.finish(out);
+                Search::Full
+            }
+        };
+        let middle = out.len();
+        let hashes = self.keys.iter().map(|key| key.0);
+        let (unit, located, bloom_bits) = match self.kind {
+            IndexKind::Compact => {
+                (GROUP_RECORDS, build_locate(&self.keys, 0..self.seeds), FALLBACK_BLOOM_BITS)
+            }
+            IndexKind::Full { bloom_bits } => (1, None, bloom_bits),
+            IndexKind::Blocks { block_bytes, bloom_bits } => (block_bytes / 8, None, bloom_bits),
+        };
+        let membership = match located {
+            Some(words) => {
+                out.extend_from_slice(&words);
+                Membership::Locate
+            }
+            None => {
+                build_bloom(hashes, bloom_bits.clamp(1, MAX_BLOOM_BITS), out);
+                Membership::Bloom
+            }
+        };
+        let footer = Footer {
+            search,
+            membership,
+            unit,
+            table: self.table,
+            shard: self.shard,
+            records: self.records,
+            keys: self.keys.len() as u64,
+            tombstones: self.tombstones,
+            data_words: self.data_words,
+            membership_start: self.data_words + (middle - begin) as u32,
+            footer_start: self.data_words + (out.len() - begin) as u32,
+            sums: [sum_of(&out[begin..middle]), sum_of(&out[middle..])],
+            lowest: self.lowest,
+            highest: self.highest,
+        };
+        out.extend_from_slice(&footer.encode());
+        Some(Meta {
+            level,
+            footer,
+            smallest: self.smallest,
+            largest: self.last,
+            clip: Clip::default(),
+            extents: Vec::new(),
+        })
+    }
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::super::{Found, Index, Picked, pick};
+    use super::*;
+
+    const KEYS: u64 = 100;
+
+    /// A compact table of `KEYS` numbers whose builder `change` has changed before the end. The
+    /// READs of each key, if it is looked up by `hash_of` its number.
+    fn reads(change: impl Fn(&mut Builder), hash_of: impl Fn(u64) -> u64) -> Vec<Found> {
+        let (mut builder, mut words) = (Builder::new(1, 0, IndexKind::Compact), Vec::new());
+        for number in 0..KEYS {
+            let key = KeyBuf::from_number(number);
+            builder.add(key.key(), 1, Kind::Value, &number.to_le_bytes(), &mut words).unwrap();
+        }
+        change(&mut builder);
+        let data = builder.finish(0, &mut words).unwrap().footer.data_words as usize;
+        let index = Index::open(words.split_off(data), 1).unwrap();
+        let find = |number| {
+            let key = KeyBuf::from_number(number);
+            let found = index.find(key.key(), hash_of(number), 1).unwrap();
+            let range = match &found {
+                Found::Absent => return found,
+                Found::Group(range) | Found::Record { words: range, .. } => range,
+            };
+            let read = &words[range.start as usize..range.end as usize];
+            assert!(matches!(pick(read, 1, key.key(), 1), Ok(Picked::Record(_))), "{number}");
+            found
+        };
+        (0..KEYS).map(find).collect()
+    }
+
+    fn hash(number: u64) -> u64 {
+        KeyBuf::from_number(number).key().hash()
+    }
+
+    /// What lsm.B5 promises if no static function can be built, and for keys with equal hashes.
+    #[test]
+    fn lookups_read_groups_where_the_static_function_fails() {
+        let found = reads(|_| {}, hash);
+        assert!(found.iter().all(|found| matches!(found, Found::Record { .. })));
+        let found = reads(|builder| builder.seeds = 0, hash);
+        assert!(found.iter().all(|found| matches!(found, Found::Group(_))));
+        // Keys 3 and 70 as if their hashes were equal.
+        let alike = |number| hash(if number == 70 { 3 } else { number });
+        let found = reads(|builder| builder.keys[70].0 = hash(3), alike);
+        for (number, found) in found.iter().enumerate() {
+            assert_eq!(matches!(found, Found::Group(_)), [3, 70].contains(&number), "{number}");
+        }
+    }
+}

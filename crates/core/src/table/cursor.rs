@@ -1,0 +1,99 @@
+//! A cursor over records that lie back to back, in both directions.
+//!
+//! *Thread safety*: plain values, over private copies of words.
+
+use super::damaged::{Damaged, Part};
+use super::key::{Key, in_table_order};
+use super::record::{Record, words_needed};
+
+/// Whole records of one table, back to back.
+#[derive(Clone, Debug)]
+pub struct Run<W> {
+    words: W,
+    table: u64,
+    /// The first word of each record, and the end.
+    starts: Vec<u32>,
+}
+
+impl<W: AsRef<[u64]>> Run<W> {
+    /// The records of `table` in exactly these words. Their checks come later, one by one.
+    pub fn new(words: W, table: u64) -> Result<Self, Damaged> {
+        let damaged = Damaged::new(table, Part::Record);
+        let (all, mut at) = (words.as_ref(), 0);
+        let mut starts = vec![0];
+        while let Some(&word) = all.get(at) {
+            at += words_needed(word).ok_or(damaged)?;
+            starts.push(u32::try_from(at).map_err(|_| damaged)?);
+        }
+        if at == all.len() { Ok(Self { words, table, starts }) } else { Err(damaged) }
+    }
+
+    /// The number of records.
+    pub fn len(&self) -> usize {
+        self.starts.len() - 1
+    }
+
+    /// Whether it has none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    fn record(&self, index: usize) -> Result<Record<'_>, Damaged> {
+        let words = self.starts[index] as usize..self.starts[index + 1] as usize;
+        Record::parse(&self.words.as_ref()[words], self.table)
+    }
+}
+
+/// A place in a [`Run`]: at a record, or at one of both ends.
+#[derive(Clone, Copy, Debug)]
+pub struct Cursor<'a, W> {
+    run: &'a Run<W>,
+    /// The next record to the right.
+    next: usize,
+}
+
+impl<'a, W: AsRef<[u64]>> Cursor<'a, W> {
+    /// Before the first record.
+    pub fn at_start(run: &'a Run<W>) -> Self {
+        Self { run, next: 0 }
+    }
+
+    /// Behind the last record.
+    pub fn at_end(run: &'a Run<W>) -> Self {
+        Self { run, next: run.len() }
+    }
+
+    /// Moves between the last record before (`key`, `sequence`) in table order and the first at or
+    /// behind it. So with the highest sequence number it moves before all versions of `key`, and
+    /// with a bound before the version to read as of the bound.
+    pub fn seek(&mut self, key: Key<'_>, sequence: u64) -> Result<(), Damaged> {
+        let (mut low, mut high) = (0, self.run.len());
+        while low < high {
+            let middle = low.midpoint(high);
+            let record = self.run.record(middle)?;
+            let order = in_table_order((record.key(), record.sequence()), (key, sequence));
+            if order.is_lt() { low = middle + 1 } else { high = middle }
+        }
+        self.next = low;
+        Ok(())
+    }
+
+    /// The record to the right, which it passes. `None` at the end.
+    #[expect(clippy::should_implement_trait, reason = "`prev` is its equal")]
+    pub fn next(&mut self) -> Result<Option<Record<'a>>, Damaged> {
+        if self.next == self.run.len() {
+            return Ok(None);
+        }
+        let record = self.run.record(self.next)?;
+        self.next += 1;
+        Ok(Some(record))
+    }
+
+    /// The record to the left, which it passes. `None` at the beginning.
+    pub fn prev(&mut self) -> Result<Option<Record<'a>>, Damaged> {
+        let Some(before) = self.next.checked_sub(1) else { return Ok(None) };
+        let record = self.run.record(before)?;
+        self.next = before;
+        Ok(Some(record))
+    }
+}

@@ -1,0 +1,48 @@
+//! The error of every function that reads words from a table.
+
+use std::fmt;
+
+/// The part of a table that does not hold what it should.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Part {
+    /// A record's header, size or check.
+    Record,
+    /// The order of records.
+    Order,
+    /// The footer.
+    Footer,
+    /// A section between records and footer.
+    Section,
+    /// What a version knows of the table.
+    Meta,
+}
+
+impl fmt::Display for Part {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Record => "a record",
+            Self::Order => "the order of records",
+            Self::Footer => "the footer",
+            Self::Section => "an index section",
+            Self::Meta => "the description",
+        })
+    }
+}
+
+/// Words that are not what the table should hold: a stray WRITE, an extent in use by another table,
+/// or a READ of a table that is no longer there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("table {table}: {part} is damaged; read it again by the shard's current version")]
+pub struct Damaged {
+    /// The table that was read.
+    pub table: u64,
+    /// The damaged part.
+    pub part: Part,
+}
+
+impl Damaged {
+    pub(super) fn new(table: u64, part: Part) -> Self {
+        Self { table, part }
+    }
+}

@@ -1,0 +1,41 @@
+//! The bytes of the LSM index's tables, and nothing else: no I/O, no allocation of remote memory.
+//! The paper is dLSM (ICDE 2023), sections V and VI.
+//!
+//! A table is words: records in order, then its index, then a footer. `docs/internals/lsm.md` draws
+//! the bytes and numbers the invariants (lsm.B1 …, lsm.J5 …). All functions work on private copies
+//! of words, and words that a table could not hold end in [`Damaged`].
+
+mod blocks;
+mod builder;
+mod cursor;
+mod damaged;
+mod fences;
+mod filter;
+mod footer;
+mod full_index;
+mod key;
+mod locate;
+mod merge;
+mod meta;
+mod packed;
+mod record;
+mod sections;
+mod survive;
+
+pub use blocks::{Picked, pick};
+pub use builder::{Builder, GROUP_RECORDS, IndexKind, Refused};
+pub use cursor::{Cursor, Run};
+pub use damaged::{Damaged, Part};
+pub use fences::Fences;
+pub use filter::{Bloom, MAX_BLOOM_BITS};
+pub use footer::{FOOTER_WORDS, Footer, MAX_TABLE_WORDS};
+pub use full_index::FullIndex;
+pub use key::{Key, KeyBuf, MAX_KEY_BYTES, in_table_order};
+pub use locate::{Locate, Place, build_locate};
+pub use merge::{Merge, MergeCounts, MergeError, MergeOptions, Progress};
+pub use meta::{Clip, ExtentRun, MAX_RUNS, Meta};
+pub use record::{
+    HEADER_WORDS, Kind, MAX_SEQUENCE, MAX_VALUE_BYTES, Record, record_words, words_needed,
+};
+pub use sections::{Found, Index};
+pub use survive::{Below, Survival};

@@ -1,0 +1,217 @@
+//! A table's index: the sections between its records and its end, as a compute server caches them.
+//!
+//! ```text
+//! [records][search: fences or full index][membership: locate or Bloom filter][footer]
+//! ```
+//!
+//! *Invariants*
+//! - lsm.B7. Nothing of a section is used before its sum is found right, so an index never answers
+//!   for words that are not its own. Answers that lead to another key's record are told by the key
+//!   in the record.
+//!
+//! *Thread safety*: plain values.
+
+use super::damaged::{Damaged, Part};
+use super::fences::Fences;
+use super::filter::Bloom;
+use super::footer::{FOOTER_WORDS, Footer, Membership, Search};
+use super::full_index::FullIndex;
+use super::key::Key;
+use super::locate::{Locate, Place};
+use super::packed::sum_of;
+use std::ops::Range;
+
+/// Where a table has a key. Words count from the table's first.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Found {
+    /// The table does not have the key.
+    Absent,
+    /// This record is the key's, or the key is absent. With a full index it is the newest version
+    /// at or below the bound; otherwise it is the newest of all, and those above the bound are
+    /// followed by older ones, at most to `end`.
+    Record {
+        /// The record.
+        words: Range<u32>,
+        /// The end of its group.
+        end: u32,
+    },
+    /// The key is among the records of this group or block, or absent.
+    Group(Range<u32>),
+}
+
+/// The sections and the footer of a table.
+#[derive(Clone, Debug)]
+pub struct Index {
+    footer: Footer,
+    words: Vec<u64>,
+}
+
+impl Index {
+    /// The index of `table` in the words behind its records, up to the table's end.
+    pub fn open(words: Vec<u64>, table: u64) -> Result<Self, Damaged> {
+        let damaged = Damaged::new(table, Part::Footer);
+        let at = words.len().checked_sub(FOOTER_WORDS).ok_or(damaged)?;
+        let footer = Footer::decode(&words[at..], table)?;
+        if at as u64 != u64::from(footer.footer_start - footer.data_words) {
+            return Err(damaged);
+        }
+        let index = Self { footer, words };
+        let is_intact = sum_of(index.search()) == footer.sums[0]
+            && sum_of(index.membership()) == footer.sums[1]
+            && index.sections_open();
+        if is_intact { Ok(index) } else { Err(Damaged::new(table, Part::Section)) }
+    }
+
+    fn sections_open(&self) -> bool {
+        let opens = match self.footer.search {
+            Search::Fences => Fences::open(self.search()).is_some(),
+            Search::Full => FullIndex::open(self.search()).is_some(),
+        };
+        opens
+            && match self.footer.membership {
+                Membership::Locate => Locate::open(self.membership()).is_some(),
+                Membership::Bloom => Bloom::open(self.membership()).is_some(),
+            }
+    }
+
+    /// The table's footer.
+    pub fn footer(&self) -> &Footer {
+        &self.footer
+    }
+
+    /// Its size in memory, without the fixed part.
+    pub fn bytes(&self) -> usize {
+        self.words.len() * 8
+    }
+
+    fn search(&self) -> &[u64] {
+        &self.words[..(self.footer.membership_start - self.footer.data_words) as usize]
+    }
+
+    fn membership(&self) -> &[u64] {
+        &self.words[self.search().len()..self.words.len() - FOOTER_WORDS]
+    }
+
+    fn damaged(&self) -> Damaged {
+        Damaged::new(self.footer.table, Part::Section)
+    }
+
+    fn fences(&self) -> Result<Fences<'_>, Damaged> {
+        Fences::open(self.search()).ok_or(self.damaged())
+    }
+
+    fn full(&self) -> Result<FullIndex<'_>, Damaged> {
+        FullIndex::open(self.search()).ok_or(self.damaged())
+    }
+
+    /// What membership alone says of a key with this hash.
+    #[inline]
+    fn place(&self, hash: u64) -> Result<Place, Damaged> {
+        match self.footer.membership {
+            Membership::Locate => {
+                Ok(Locate::open(self.membership()).ok_or(self.damaged())?.find(hash))
+            }
+            Membership::Bloom => {
+                let bloom = Bloom::open(self.membership()).ok_or(self.damaged())?;
+                Ok(if bloom.may_have(hash) { Place::Anywhere } else { Place::Absent })
+            }
+        }
+    }
+
+    /// Whether the table may have a key with this hash.
+    pub fn may_have(&self, hash: u64) -> Result<bool, Damaged> {
+        Ok(self.place(hash)? != Place::Absent)
+    }
+
+    /// Where `key` is, whose hash is `hash`, as of the sequence number `bound`.
+    pub fn find(&self, key: Key<'_>, hash: u64, bound: u64) -> Result<Found, Damaged> {
+        let place = self.place(hash)?;
+        if place == Place::Absent {
+            return Ok(Found::Absent);
+        }
+        if self.footer.search == Search::Full {
+            let Some(words) = self.full()?.find(key, bound) else { return Ok(Found::Absent) };
+            let end = words.end;
+            let lies_inside = end <= self.footer.data_words;
+            return lies_inside.then_some(Found::Record { words, end }).ok_or(self.damaged());
+        }
+        let fences = self.fences()?;
+        let group = fences.group_of(key);
+        let all = fences.group_words(group);
+        let lies_inside = |all: &Range<u32>| all.end <= self.footer.data_words;
+        let all = all.filter(lies_inside).ok_or(self.damaged())?;
+        Ok(match place {
+            Place::Anywhere | Place::Absent => Found::Group(all),
+            // The place of another group's key may not exist here.
+            Place::At(place) => match fences.record_words(group, place) {
+                Some(words) => Found::Record { words, end: all.end },
+                None => Found::Absent,
+            },
+        })
+    }
+
+    /// The number of places where reading can begin: groups, or records of a full index.
+    fn units(&self) -> Result<u32, Damaged> {
+        match self.footer.search {
+            Search::Fences => Ok(self.fences()?.groups() as u32),
+            Search::Full => Ok(self.full()?.records()),
+        }
+    }
+
+    /// The first word of a unit; the end of the data for the one behind the last.
+    fn unit_start(&self, unit: u32) -> Result<u32, Damaged> {
+        let words = match self.footer.search {
+            Search::Fences => self.fences()?.group_words(unit as usize),
+            Search::Full => self.full()?.record_words(unit),
+        };
+        match words {
+            Some(words) if words.end <= self.footer.data_words => Ok(words.start),
+            None if unit == self.units()? => Ok(self.footer.data_words),
+            _ => Err(self.damaged()),
+        }
+    }
+
+    /// The first unit for whose first word `is_behind` is true; the number of units if there is
+    /// none.
+    fn first_unit(&self, is_behind: impl Fn(u32) -> bool) -> Result<u32, Damaged> {
+        let (mut low, mut high) = (0, self.units()?);
+        while low < high {
+            let middle = low.midpoint(high);
+            if is_behind(self.unit_start(middle)?) { high = middle } else { low = middle + 1 }
+        }
+        Ok(low)
+    }
+
+    /// A word at which a record begins, with none of `key` or above before it.
+    pub fn seek(&self, key: Key<'_>) -> Result<u32, Damaged> {
+        let unit = match self.footer.search {
+            Search::Fences => self.fences()?.group_of(key) as u32,
+            Search::Full => self.full()?.seek(key, u64::MAX),
+        };
+        self.unit_start(unit)
+    }
+
+    /// Records from `word` on: about `at_most` words, but at least a group. Empty at the end. Only
+    /// for words from [`Index::seek`] and the ends of such ranges.
+    pub fn after(&self, word: u32, at_most: u32) -> Result<Range<u32>, Damaged> {
+        let reach = word.saturating_add(at_most);
+        let next = self.unit_start(self.first_unit(|start| start > word)?)?;
+        let last = match self.footer.data_words {
+            end if end <= reach => end,
+            _ => {
+                let beyond = self.first_unit(|start| start > reach)?;
+                self.unit_start(beyond.saturating_sub(1))?
+            }
+        };
+        Ok(word..next.max(last).max(word))
+    }
+
+    /// Records that end at `word`: about `at_most` words, but at least a group. Empty at the
+    /// beginning. Only for words from [`Index::seek`] and the beginnings of such ranges, and for
+    /// the end of the data.
+    pub fn before(&self, word: u32, at_most: u32) -> Result<Range<u32>, Damaged> {
+        let own = self.first_unit(|start| start >= word)?;
+        let reached = self.first_unit(|start| start >= word.saturating_sub(at_most))?;
+        Ok(self.unit_start(reached.min(own.saturating_sub(1)))?.min(word)..word)
+    }
+}

@@ -1,0 +1,83 @@
+//! Which versions stay when tables are merged.
+//!
+//! *Invariants*
+//! - lsm.J5. A version survives if it is the newest of its key, or the newest at or below a
+//!   snapshot. Snapshots that begin later are newer than all inputs.
+//! - lsm.J6. A tombstone goes only if no deeper level covers its key and no snapshot is older than
+//!   it: then no version is left that it hides.
+//!
+//! *Thread safety*: plain values.
+
+use super::key::{Key, KeyBuf};
+use super::record::{Kind, Record};
+
+/// The key ranges of the levels below the merge.
+#[derive(Clone, Debug, Default)]
+pub struct Below {
+    /// Both ends belong to a range. Ascending, and apart from each other.
+    ranges: Vec<(KeyBuf, KeyBuf)>,
+    is_everywhere: bool,
+}
+
+impl Below {
+    /// Deeper levels may have any key: no tombstone goes.
+    pub fn everything() -> Self {
+        Self { ranges: Vec::new(), is_everywhere: true }
+    }
+
+    /// The deeper levels have tables with these smallest and largest keys, in any order. Without
+    /// tables, the merge is at the bottom.
+    pub fn tables(mut ranges: Vec<(KeyBuf, KeyBuf)>) -> Self {
+        ranges.sort();
+        ranges.dedup_by(|next, kept| {
+            let overlaps = next.0 <= kept.1;
+            if overlaps && next.1 > kept.1 {
+                kept.1.set(next.1.key());
+            }
+            overlaps
+        });
+        Self { ranges, is_everywhere: false }
+    }
+
+    /// Whether a deeper level may have `key`.
+    pub fn covers(&self, key: Key<'_>) -> bool {
+        let next = self.ranges.partition_point(|range| range.1.key() < key);
+        self.is_everywhere || self.ranges.get(next).is_some_and(|range| range.0.key() <= key)
+    }
+}
+
+/// Decides record by record, in table order.
+#[derive(Clone, Debug)]
+pub struct Survival {
+    /// Ascending.
+    snapshots: Vec<u64>,
+    below: Below,
+    /// The sequence number of the record before, if it has the same key.
+    newer: Option<u64>,
+}
+
+impl Survival {
+    /// `snapshots` are the bounds of those in use, in any order.
+    pub fn new(mut snapshots: Vec<u64>, below: Below) -> Self {
+        snapshots.sort_unstable();
+        Self { snapshots, below, newer: None }
+    }
+
+    /// Whether the next record stays. `is_first` says that the record before has another key. A
+    /// second record with the same key and sequence number goes.
+    #[inline]
+    pub fn keeps(&mut self, record: Record<'_>, is_first: bool) -> bool {
+        let sequence = record.sequence();
+        let newer = if is_first { None } else { self.newer };
+        self.newer = Some(sequence);
+        let older_snapshots = self.snapshots.partition_point(|&bound| bound < sequence);
+        let is_seen = newer.is_none_or(|newer| {
+            self.snapshots.get(older_snapshots).is_some_and(|&bound| bound < newer)
+        });
+        let hides_nothing = record.kind() == Kind::Tombstone
+            && older_snapshots == 0
+            && is_seen
+            && !self.below.covers(record.key());
+        is_seen && !hides_nothing
+    }
+}
