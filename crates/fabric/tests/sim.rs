@@ -4,7 +4,8 @@ use farleaf_fabric::conformance::TestService;
 use farleaf_fabric::sim::{Faults, NetworkModel, SimCluster, SimConfig, SimFabric};
 use farleaf_fabric::sync::{Arc, AtomicU64, Ordering};
 use farleaf_fabric::{
-    Cluster, CostModel, Fabric, FabricError, GlobalAddr, RpcService, ServerId, Uncertainty, Work,
+    Cluster, CostModel, Fabric, FabricError, GlobalAddr, RpcService, Section, ServerId,
+    Uncertainty, Work,
 };
 
 const SERVER: ServerId = ServerId::new(0);
@@ -402,6 +403,55 @@ fn atomics_take_turns_on_a_unit_and_on_a_word() {
     assert_eq!(time_of(by_word, 8, add(false)), time_of(SimConfig::default(), 8, add(false)));
     let by_unit = with_network(|network| network.atomic_unit_ns = 1_000);
     assert_near(time_of(by_unit, 8, add(false)) as f64, 800.0 * 1_000.0);
+}
+
+/// A compute server's clients enter one section ten times each, on a server whose threads need
+/// 100 ns in it.
+fn time_in_section(numa_factor: u64, quantum_ns: u64, clients: usize, between_ns: u64) -> u64 {
+    let cost = CostModel { cooling_queue_ns: 100, numa_factor, ..CostModel::default() };
+    let config = SimConfig { cost, quantum_ns, ..SimConfig::default() };
+    time_of(config, clients, move |fabric, _| async move {
+        for _ in 0..10 {
+            fabric.charge(Work::Enter(Section::CoolingQueue)).await;
+            if between_ns > 0 {
+                fabric.sleep(between_ns).await;
+            }
+        }
+    })
+}
+
+#[test]
+fn the_threads_of_a_server_take_turns_in_a_section() {
+    assert_eq!(time_in_section(1, 0, 1, 0), 10 * 100);
+    assert_eq!(time_in_section(1, 0, 4, 0), 40 * 100);
+    // While three others are in it, a thread that sleeps is not late for its next turn.
+    assert_eq!(time_in_section(1, 0, 4, 300), 40 * 100 + 300);
+    // Of two threads that alternate, each finds the section on the other socket but for the first.
+    assert_eq!(time_in_section(3, 0, 2, 0), 100 + 19 * 300);
+    assert_eq!(time_in_section(3, 0, 1, 0), 10 * 100);
+    assert_eq!(time_in_section(3, 1_000, 2, 0), 100 + 19 * 300);
+    // By default a section takes no time.
+    let cost = CostModel::default();
+    assert_eq!(cost.ns(Work::Enter(Section::CoolingQueue)), 0);
+}
+
+/// Sections of different compute servers are different, and a thread arrives with its own time.
+#[test]
+fn a_section_belongs_to_one_server_and_to_virtual_time() {
+    let cost = CostModel { cooling_queue_ns: 100, ..CostModel::default() };
+    let quantum_ns = 1_000;
+    let cluster = start(SimConfig { cost, quantum_ns, ..SimConfig::default() }, 1);
+    let left = cluster.run(&[0, 0, 1], |fabric, client| async move {
+        // The first client runs ahead of virtual time, and must not keep the second one waiting.
+        let visits = if client == 0 { 5 } else { 0 };
+        for _ in 0..visits {
+            fabric.charge(Work::VisitNode).await;
+        }
+        fabric.charge(Work::Enter(Section::CoolingQueue)).await;
+        fabric.now_ns()
+    });
+    let visit_ns = CostModel::default().visit_node_ns;
+    assert_eq!(left, [Some(5 * visit_ns + 100), Some(100), Some(100)]);
 }
 
 #[test]
