@@ -317,7 +317,8 @@ const F8: Figure = Figure {
             Rule::Factor(2.4, RATIO),
         ),
         Claim::new(
-            // "With more threads … the speedup is limited": the paper gives no figure but that of two threads.
+            // "With more threads … the speedup is limited": the only figure to compare with is that
+            // of two threads.
             "skewed, 144 threads: partitions bring less than with 2 threads (\"limited\")",
             ratio(Throughput, ("skewed", "+ partitions", 144.0), ("skewed", "baseline", 144.0)),
             Rule::AtMost(2.4),
