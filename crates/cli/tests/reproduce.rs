@@ -120,8 +120,50 @@ fn the_ablation_shows_what_each_part_of_dex_costs() {
     let bars = text("figures/dex-9-1.svg");
     assert!(bars.contains("+ cooling map") && bars.contains("operations/s"), "{bars}");
     assert!(text("figures/dex-trace-1.svg").contains("hot, clock"));
+    // Only what caches nodes runs operations first, to fill its cache.
+    let commands = text("commands.txt");
+    let warms = |line: &str| line.contains(" --warm-up ");
+    let has_cache =
+        |line: &str| line.contains("--index dex") && !line.contains("--admission never");
+    let lines =
+        || commands.lines().filter(|line| line.contains(" --index ") && !line.contains("--trace"));
+    assert!(lines().any(warms) && lines().any(|line| !warms(line)), "{commands}");
+    assert!(lines().all(|line| warms(line) == has_cache(line)), "{commands}");
     // The paper states what partitions bring with 2 threads.
     assert!(text("figures/dex-8-1.svg").contains("hollow: as stated"));
+}
+
+#[test]
+fn a_figure_of_latencies_shows_how_they_are_distributed() {
+    let folder = Folder::new("latencies");
+    let small = ["trees", "--figure", "13", "--design", "coarse", "--keys", "2k", "--jobs", "2"];
+    let output = reproduce(&[&small[..], &["--out", folder.path()]].concat());
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let files = folder.files();
+    let text = |name: &str| String::from_utf8(files[Path::new(name)].clone()).unwrap();
+    let data = text("data/trees-13-latencies.csv");
+    assert!(data.starts_with("figure,panel,row,x,seed,share,latency_ns\n"));
+    // By point: all but its share and its latency.
+    let mut points: BTreeMap<&str, Vec<(f64, u64)>> = BTreeMap::new();
+    for line in data.lines().skip(1) {
+        let (point, latency) = line.rsplit_once(',').unwrap();
+        let (point, share) = point.rsplit_once(',').unwrap();
+        let at = (share.parse::<f64>().unwrap(), latency.parse::<u64>().unwrap());
+        points.entry(point).or_default().push(at);
+    }
+    assert_eq!(points.len(), 4 * 7, "mixes and numbers of clients: {:?}", points.keys());
+    for (point, distribution) in &points {
+        let medians = distribution.iter().filter(|(share, _)| *share == 0.5).count();
+        assert_eq!((medians, distribution.last().unwrap().0), (1, 1.0), "{point}");
+        assert!(distribution.is_sorted_by(|one, next| one.0 < next.0 && one.1 <= next.1));
+        assert!(distribution[0].1 > 1_000, "{point}: a message takes 850 ns each way");
+    }
+    // Four plots of medians, then four of distributions.
+    let median = text("figures/trees-13-1.svg");
+    assert!(median.contains("median latency, ns") && !median.contains("share of the"), "{median}");
+    let shares = text("figures/trees-13-8.svg");
+    assert!(shares.contains("share of the operations") && shares.contains("240 clients"));
+    assert!(!files.contains_key(Path::new("figures/trees-13-9.svg")));
 }
 
 /// A run that is killed leaves whole points; the run that continues writes the same bytes.

@@ -57,5 +57,5 @@ pub use either::Either;
 pub use error::{FabricError, Uncertainty};
 pub use message::{MAX_MESSAGE_BYTES, Message};
 pub use region::{Backing, Region, RegionError, prefetch, table};
-pub use service::{CostModel, Cpu, InlineCpu, RpcService, Rule, Work, now_or_never};
+pub use service::{CostModel, Cpu, InlineCpu, RpcService, Rule, Section, Work, now_or_never};
 pub use verbs::Fabric;

@@ -26,6 +26,29 @@ pub enum Work {
     CopyRecords(u32),
     /// A wait for another thread's latch.
     Spin,
+    /// A critical section, with the wait for other threads of the same server that are in it.
+    Enter(Section),
+}
+
+/// A critical section of a compute server: one of its threads at a time is in it. Only sections
+/// that the code shares among all threads have a name; other latches wait by [`Work::Spin`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Section {
+    /// A queue of cooling frames behind one lock.
+    CoolingQueue,
+}
+
+impl Section {
+    /// Number of sections.
+    pub(crate) const COUNT: usize = 1;
+
+    /// The section's index, below [`Self::COUNT`].
+    pub(crate) fn index(self) -> usize {
+        match self {
+            Self::CoolingQueue => 0,
+        }
+    }
 }
 
 /// The cost of each kind of work, in nanoseconds; `docs/internals/cost-model.md` has the sources of
@@ -46,6 +69,12 @@ pub struct CostModel {
     pub copy_record_ps: u64,
     /// [`Work::Spin`].
     pub spin_ns: u64,
+    /// [`Section::CoolingQueue`], if the previous thread in it was on the same socket.
+    pub cooling_queue_ns: u64,
+    /// By how much longer a thread stays in a section if the previous one was on another socket; 1
+    /// for a server with one socket. With more, a server has two, and every other endpoint is on
+    /// the second one.
+    pub numa_factor: u64,
 }
 
 impl Default for CostModel {
@@ -58,12 +87,14 @@ impl Default for CostModel {
             restructure_node_ns: 500,
             copy_record_ps: 1_500,
             spin_ns: 60,
+            cooling_queue_ns: 0,
+            numa_factor: 1,
         }
     }
 }
 
 impl CostModel {
-    /// The cost of `work`, in nanoseconds.
+    /// The cost of `work`, in nanoseconds; of a section without waits and without `numa_factor`.
     pub fn ns(&self, work: Work) -> u64 {
         match work {
             Work::Client => self.client_ns,
@@ -73,6 +104,7 @@ impl CostModel {
             Work::RestructureNode => self.restructure_node_ns,
             Work::CopyRecords(records) => (u64::from(records) * self.copy_record_ps).div_ceil(1000),
             Work::Spin => self.spin_ns,
+            Work::Enter(Section::CoolingQueue) => self.cooling_queue_ns,
         }
     }
 }

@@ -4,7 +4,8 @@ use farleaf_fabric::conformance::TestService;
 use farleaf_fabric::sim::{Faults, NetworkModel, SimCluster, SimConfig, SimFabric};
 use farleaf_fabric::sync::{Arc, AtomicU64, Ordering};
 use farleaf_fabric::{
-    Cluster, CostModel, Fabric, FabricError, GlobalAddr, RpcService, ServerId, Uncertainty, Work,
+    Cluster, CostModel, Fabric, FabricError, GlobalAddr, RpcService, Section, ServerId,
+    Uncertainty, Work,
 };
 
 const SERVER: ServerId = ServerId::new(0);
@@ -404,6 +405,77 @@ fn atomics_take_turns_on_a_unit_and_on_a_word() {
     assert_near(time_of(by_unit, 8, add(false)) as f64, 800.0 * 1_000.0);
 }
 
+/// A compute server's clients enter one section ten times each, on a server whose threads need
+/// 100 ns in it.
+fn time_in_section(numa_factor: u64, quantum_ns: u64, clients: usize, between_ns: u64) -> u64 {
+    let cost = CostModel { cooling_queue_ns: 100, numa_factor, ..CostModel::default() };
+    let config = SimConfig { cost, quantum_ns, ..SimConfig::default() };
+    time_of(config, clients, move |fabric, _| async move {
+        for _ in 0..10 {
+            fabric.charge(Work::Enter(Section::CoolingQueue)).await;
+            if between_ns > 0 {
+                fabric.sleep(between_ns).await;
+            }
+        }
+    })
+}
+
+#[test]
+fn the_threads_of_a_server_take_turns_in_a_section() {
+    assert_eq!(time_in_section(1, 0, 1, 0), 10 * 100);
+    assert_eq!(time_in_section(1, 0, 4, 0), 40 * 100);
+    // While three others are in it, a thread that sleeps is not late for its next turn.
+    assert_eq!(time_in_section(1, 0, 4, 300), 40 * 100 + 300);
+    // Of two threads that alternate, each finds the section on the other socket but for the first.
+    assert_eq!(time_in_section(3, 0, 2, 0), 100 + 19 * 300);
+    assert_eq!(time_in_section(3, 0, 1, 0), 10 * 100);
+    assert_eq!(time_in_section(3, 1_000, 2, 0), 100 + 19 * 300);
+    // By default a section takes no time.
+    let cost = CostModel::default();
+    assert_eq!(cost.ns(Work::Enter(Section::CoolingQueue)), 0);
+}
+
+/// Sections of different compute servers are different, and a thread arrives with its own time.
+#[test]
+fn a_section_belongs_to_one_server_and_to_virtual_time() {
+    let cost = CostModel { cooling_queue_ns: 100, ..CostModel::default() };
+    let quantum_ns = 1_000;
+    let cluster = start(SimConfig { cost, quantum_ns, ..SimConfig::default() }, 1);
+    let left = cluster.run(&[0, 0, 1], |fabric, client| async move {
+        // The first client runs ahead of virtual time, and must not keep the second one waiting.
+        let visits = if client == 0 { 5 } else { 0 };
+        for _ in 0..visits {
+            fabric.charge(Work::VisitNode).await;
+        }
+        fabric.charge(Work::Enter(Section::CoolingQueue)).await;
+        fabric.now_ns()
+    });
+    let visit_ns = CostModel::default().visit_node_ns;
+    assert_eq!(left, [Some(5 * visit_ns + 100), Some(100), Some(100)]);
+}
+
+/// A thread that waits for its turn spins: its other tasks wait too.
+#[test]
+fn a_thread_in_a_section_does_nothing_else() {
+    let cost = CostModel { cooling_queue_ns: 100, ..CostModel::default() };
+    let cluster = start(SimConfig { cost, ..SimConfig::default() }, 1);
+    let left = cluster.run_one(|fabric| async move {
+        let mut first = std::pin::pin!(fabric.charge(Work::Enter(Section::CoolingQueue)));
+        let mut second = std::pin::pin!(fabric.charge(Work::VisitNode));
+        std::future::poll_fn(|context| {
+            let entered = first.as_mut().poll(context);
+            if entered.is_pending() {
+                assert!(second.as_mut().poll(context).is_pending());
+            }
+            entered
+        })
+        .await;
+        second.await;
+        fabric.now_ns()
+    });
+    assert_eq!(left, 100 + CostModel::default().visit_node_ns);
+}
+
 #[test]
 fn a_second_port_doubles_what_a_nic_sends() {
     let read = |fabric: SimFabric, _| async move {
@@ -437,7 +509,11 @@ fn a_co_located_server_is_reached_without_the_network() {
         }
     });
     let statistics = cluster.statistics();
-    assert!(statistics.memory_servers.iter().all(|server| server.nic.messages_received == 2));
+    // Only what the other machine sent and received took a port, on both sides.
+    let of_servers = statistics.memory_servers.iter().map(|server| server.nic);
+    for nic in of_servers.chain(statistics.compute_server_nics.iter().copied()) {
+        assert_eq!((nic.messages_sent, nic.messages_received), (2, 2), "{statistics:?}");
+    }
 }
 
 #[test]

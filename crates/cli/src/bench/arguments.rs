@@ -205,9 +205,11 @@ pub(crate) struct Arguments {
     /// time on `sim`]
     #[arg(long, value_name = "NS", value_parser = units::count)]
     pub(super) network_latency_ns: Option<u64>,
-    /// Change the network that `sim` models: ports=N of each NIC, message=NS that a message takes a
-    /// port for at least, atomic-unit=NS and atomic-word=NS for which atomics on one server and on
-    /// one word take turns, co-located for servers of both kinds on one machine
+    /// Change what `sim` models: ports=N of each NIC, message=NS that a message takes a port for at
+    /// least, atomic-unit=NS and atomic-word=NS for which atomics on one server and on one word
+    /// take turns, cooling-queue=NS for which threads take turns at `--cooling queue`, numa=FACTOR
+    /// by which that takes longer after a thread of the other socket, co-located for servers of
+    /// both kinds on one machine
     #[arg(long, value_name = "KEY[=VALUE],…", value_delimiter = ',', value_parser = model::change)]
     pub(super) model: Vec<ModelChange>,
     /// Serve RPCs with this many cores of each memory server, on `sim` [default: 4]

@@ -2,7 +2,7 @@
 
 use super::arguments::Arguments;
 use crate::output;
-use crate::plot::{Curve, Plot};
+use crate::plot::{Axes, Curve, Plot};
 use crate::usage;
 use anyhow::Context;
 use farleaf_bench::driver::Moment;
@@ -128,6 +128,7 @@ fn plot(timeline: &Timeline, title: &str, caption: &str) -> Plot {
         caption: caption.to_owned(),
         x: "time, ms",
         y: "operations/s",
+        axes: Axes::default(),
         curves: std::iter::once(all).chain(of_servers).collect(),
         dots: false,
         marks: timeline

@@ -346,7 +346,7 @@ fn fabric(arguments: &Arguments) -> FabricConfig {
                 config.network.one_way_ns = round_trip_ns / 2;
             }
             for change in &arguments.model {
-                change.apply(&mut config.network);
+                change.apply(&mut config);
             }
             if let Some(cores) = arguments.server_cores {
                 config.cores_per_memory_server = cores.into();

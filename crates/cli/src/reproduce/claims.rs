@@ -146,8 +146,8 @@ mod tests {
     use super::*;
     use farleaf_bench::report::{PerOperation, Report};
 
-    const ROW: Row = Row { name: "dex", design: "dex", words: "" };
-    const OTHER: Row = Row { name: "other", design: "sherman", words: "" };
+    const ROW: Row = Row { name: "dex", design: "dex", words: "", caches: true };
+    const OTHER: Row = Row { name: "other", design: "sherman", words: "", caches: true };
 
     fn point(row: Row, x: f64, reads: &[f64]) -> Measured {
         let report = |reads: &f64| Report {

@@ -4,6 +4,7 @@
 //! `farleaf bench`. A claim is a statement of the paper with a value that the points define and a
 //! rule that the value must meet.
 
+use crate::plot::{Axes, Axis};
 use clap::ValueEnum;
 use farleaf_bench::report::Report;
 
@@ -63,6 +64,7 @@ pub(super) struct Figure {
     /// Label of the x axis.
     pub(super) x: &'static str,
     pub(super) xs: &'static [At],
+    pub(super) axes: Axes,
     pub(super) shape: Shape,
     pub(super) claims: &'static [Claim],
 }
@@ -83,7 +85,18 @@ impl Figure {
         claims: &'static [Claim],
     ) -> Self {
         let shape = Shape::Statements;
-        Self { id, title, words: "", panels: &[], rows: &[], x: "", xs: &[], shape, claims }
+        Self {
+            id,
+            title,
+            words: "",
+            panels: &[],
+            rows: &[],
+            x: "",
+            xs: &[],
+            axes: LINEAR,
+            shape,
+            claims,
+        }
     }
 }
 
@@ -105,6 +118,8 @@ pub(super) struct Row {
     /// The design. One that this version does not have is listed as missing.
     pub(super) design: &'static str,
     pub(super) words: &'static str,
+    /// Whether it caches nodes. If not, operations before the measurement would change nothing.
+    pub(super) caches: bool,
 }
 
 /// A position on the x axis.
@@ -139,6 +154,15 @@ impl At {
         }
     }
 }
+
+/// Both axes from 0.
+pub(super) const LINEAR: Axes = Axes { x: Axis::Linear, y: Axis::Linear, top: None };
+/// Positions that double.
+pub(super) const DOUBLING: Axes = Axes { x: Axis::Log(2.0), ..LINEAR };
+/// Positions over powers of ten.
+pub(super) const TENFOLD: Axes = Axes { x: Axis::Log(10.0), ..LINEAR };
+/// Values over powers of ten.
+pub(super) const BY_MAGNITUDE: Axes = Axes { y: Axis::Log(10.0), ..LINEAR };
 
 /// How a figure is shown.
 #[derive(Clone, Copy, Debug)]

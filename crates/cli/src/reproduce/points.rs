@@ -149,7 +149,7 @@ fn line(
             let operations = panel.each.map_or(size.operations, |each| clients * each);
             add(&["--operations", &operations.to_string()]);
         }
-        if panel.each.is_none() && size.warm_up > 0 {
+        if panel.each.is_none() && row.caches && size.warm_up > 0 {
             add(&["--warm-up", &size.warm_up.to_string()]);
         }
     }

@@ -1,10 +1,10 @@
 //! Writes what a run found: `report.md`, `report.html`, CSV files, command lines and settings.
 
 use super::claims::{Verdict, digits};
-use super::experiment::{ClosedCurve, Metric, Rule, Shape, Spot, Value};
+use super::experiment::{ClosedCurve, Metric, Panel, Rule, Shape, Spot, Value};
 use super::points::Measured;
 use super::{Options, Outcome};
-use crate::plot::{Bars, Curve, Plot};
+use crate::plot::{Axes, Axis, Bars, Curve, Plot};
 use anyhow::Context;
 use serde_json::json;
 use std::fmt::Write as _;
@@ -28,6 +28,9 @@ pub(super) fn write(outcomes: &[Outcome], arguments: &Options) -> anyhow::Result
     for outcome in outcomes {
         let name = format!("{}-{}", outcome.paper.name, outcome.figure.id);
         save(&data.join(format!("{name}.csv")), &csv(outcome))?;
+        if shows_distributions(outcome) {
+            save(&data.join(format!("{name}-latencies.csv")), &latencies(outcome))?;
+        }
         let _ = writeln!(commands, "# {name}: {}", outcome.figure.title);
         for point in outcome.points.iter().filter(|point| !point.is_missing) {
             for line in &point.lines {
@@ -107,6 +110,20 @@ fn csv(outcome: &Outcome) -> String {
                 report.placement_level.map_or(String::new(), |level| level.to_string()),
                 line.replace('"', "\"\""),
             );
+        }
+    }
+    text
+}
+
+/// The distributions of latencies, a line for each point, seed and share of the operations.
+fn latencies(outcome: &Outcome) -> String {
+    let mut text = String::from("figure,panel,row,x,seed,share,latency_ns\n");
+    for Measured { figure, panel, row, at, reports, .. } in &outcome.points {
+        for report in reports {
+            for (share, ns) in &report.latencies {
+                let (seed, row, x) = (report.seed, row.name, at.x);
+                let _ = writeln!(text, "{figure},\"{panel}\",\"{row}\",{x},{seed},{share:.4},{ns}");
+            }
         }
     }
     text
@@ -279,8 +296,46 @@ impl Picture {
 fn pictures_of(outcome: &Outcome, arguments: &Options) -> Vec<Picture> {
     match outcome.figure.xs.iter().filter(|at| !at.real).count() {
         1 => bars(outcome, arguments).into_iter().map(Picture::Bars).collect(),
-        _ => plots(outcome, arguments).into_iter().map(Picture::Curves).collect(),
+        _ => {
+            let plots = plots(outcome, arguments).into_iter();
+            plots.chain(distributions(outcome, arguments)).map(Picture::Curves).collect()
+        }
     }
+}
+
+/// Whether a figure is about latencies.
+fn shows_distributions(outcome: &Outcome) -> bool {
+    matches!(outcome.figure.shape, Shape::Lines(Metric::P50 | Metric::P99))
+}
+
+/// For figures of latencies: how they are distributed at the last position, a plot for each panel.
+fn distributions(outcome: &Outcome, arguments: &Options) -> Vec<Plot> {
+    let figure = outcome.figure;
+    let Some(last) = figure.xs.last().filter(|_| shows_distributions(outcome)) else {
+        return Vec::new();
+    };
+    let plot = |panel: &Panel| {
+        let points = outcome.points.iter();
+        let points = points.filter(|point| point.panel == panel.name && point.at.x == last.x);
+        let curve = |point: &Measured| {
+            let latencies = point.typical()?.latencies.iter();
+            let points: Vec<_> = latencies.map(|(share, ns)| (*ns as f64, *share)).collect();
+            let name = point.row.name.to_owned();
+            (!points.is_empty()).then(|| Curve { name, points, ..Curve::default() })
+        };
+        Plot {
+            title: format!("{}: {}, {} {}", figure.title, panel.name, last.x, figure.x),
+            caption: caption(outcome, arguments),
+            x: "latency, ns",
+            y: "share of the operations",
+            axes: Axes { x: Axis::Log(10.0), y: Axis::Linear, top: Some(1.0) },
+            curves: points.filter_map(curve).collect(),
+            dots: false,
+            marks: Vec::new(),
+        }
+    };
+    let plots = figure.panels.iter().map(plot);
+    plots.filter(|plot| !plot.curves.is_empty()).collect()
 }
 
 /// One plot for each panel, with a bar for each row.
@@ -368,6 +423,7 @@ fn plots(outcome: &Outcome, arguments: &Options) -> Vec<Plot> {
         },
         x: figure.x,
         y,
+        axes: figure.axes,
         curves,
         dots: true,
         marks: Vec::new(),

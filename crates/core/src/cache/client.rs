@@ -13,15 +13,15 @@
 
 use super::transfers::{Held, InDoubt};
 use super::{
-    Admit, Attached, Cache, CacheCounters, Cooled, FrameId, FreeFrame, IoMark, LiveCounters,
-    Mapped, MovingAverage, OffloadMark, OffloadName, OptimisticRef, OwnedRange, Ownership, Restart,
-    is_clean, mark_clean,
+    Admit, Attached, Cache, CacheCounters, Cooled, CoolingName, FrameId, FreeFrame, IoMark,
+    LiveCounters, Mapped, MovingAverage, OffloadMark, OffloadName, OptimisticRef, OwnedRange,
+    Ownership, Restart, is_clean, mark_clean,
 };
 use crate::page::{FencePosition, Layout, LeafOutcome, OwnedKey, Page, Probe, Words, slot_range};
 use crate::remote::{Backoff, Miss, PageClient, Pointer, RemoteError};
 use crate::rules;
 use farleaf_fabric::sync::Arc;
-use farleaf_fabric::{Fabric, FabricError, GlobalAddr, ServerId};
+use farleaf_fabric::{Fabric, FabricError, GlobalAddr, Section, ServerId, Work};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
@@ -187,6 +187,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
                 return Some(free);
             }
         }
+        self.charge_cooling().await;
         let frame = self.cache.cooling.pop(self.fabric().random())?;
         Some(self.evict_frame(frame).await)
     }
@@ -210,8 +211,16 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         }
         let Cooled::Done(oldest) = cooled else { return false };
         LiveCounters::count(&self.counters.coolings);
+        self.charge_cooling().await;
         self.drop_oldest(oldest).await;
         true
+    }
+
+    /// Charges for one access to the structure of cooling frames, if all threads share its lock.
+    async fn charge_cooling(&self) {
+        if self.cache.options().cooling == CoolingName::Queue {
+            self.fabric().charge(Work::Enter(Section::CoolingQueue)).await;
+        }
     }
 
     async fn drop_oldest(&self, oldest: Option<FrameId>) {
@@ -267,7 +276,9 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
                 // Do not evict a node for one that may be in the cache.
                 Mapped::Absent => Box::pin(self.make_room()).await?, // keeps fetches small
                 Mapped::Io => return Err(Restart::Busy),
-                Mapped::Frame(frame) => return Err(self.attach(parent, slot, address, frame)),
+                Mapped::Frame(frame) => {
+                    return Err(self.attach(parent, slot, address, frame).await);
+                }
             },
         };
         let (low, high) = slot_range(parent.page, slot);
@@ -287,7 +298,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
             Err(found) => {
                 self.keep(free);
                 Err(match found {
-                    Mapped::Frame(frame) => self.attach(parent, slot, address, frame),
+                    Mapped::Frame(frame) => self.attach(parent, slot, address, frame).await,
                     Mapped::Io => Restart::Busy,
                     Mapped::Absent => self.why_not(parent, slot),
                 })
@@ -324,7 +335,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
     ///
     /// # Errors
     /// [`Restart`] if the node is in the cache after all, or if another operation has marked it.
-    pub(crate) fn begin_remote(
+    pub(crate) async fn begin_remote(
         &self,
         parent: OptimisticRef<'_, L>,
         slot: usize,
@@ -336,12 +347,13 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         };
         let is_there = || parent.is_valid() && is_owned();
         let begun = self.cache.mapping.begin_offload(address.to_bits(), is_there);
-        begun.map_err(|found| match found {
-            Mapped::Frame(frame) => self.attach(parent, slot, address, frame),
-            Mapped::Io => Restart::Busy,
-            Mapped::Absent if parent.is_valid() => Restart::Here,
-            Mapped::Absent => Restart::Again,
-        })
+        match begun {
+            Ok(mark) => Ok(mark),
+            Err(Mapped::Frame(frame)) => Err(self.attach(parent, slot, address, frame).await),
+            Err(Mapped::Io) => Err(Restart::Busy),
+            Err(Mapped::Absent) if parent.is_valid() => Err(Restart::Here),
+            Err(Mapped::Absent) => Err(Restart::Again),
+        }
     }
 
     /// Drops the copy of a leaf that a memory server has changed, below a node that the caller has
@@ -349,6 +361,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
     /// cooling.
     pub(crate) async fn drop_copy(&self, leaf: GlobalAddr) {
         while let Mapped::Frame(frame) = self.cache.mapping.get(leaf.to_bits()) {
+            self.charge_cooling().await;
             if let Some(free) = self.cache.drop_cooling(frame, leaf) {
                 LiveCounters::count(&self.counters.invalidations);
                 self.keep(free);
@@ -369,7 +382,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         }
     }
 
-    fn attach(
+    async fn attach(
         &self,
         parent: OptimisticRef<'_, L>,
         slot: usize,
@@ -379,6 +392,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         match self.cache.attach(parent, slot, address, frame) {
             Attached::Hot { reheated } => {
                 if reheated {
+                    self.charge_cooling().await;
                     LiveCounters::count(&self.counters.reheats);
                     if parent.page.level() == 1 {
                         LiveCounters::count(&self.counters.cooling_hits);
@@ -569,6 +583,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
     }
 
     async fn admit_cold<'a>(&'a self, free: FreeFrame<'a, L>, mark: IoMark<'a>) {
+        self.charge_cooling().await;
         let oldest = self.cache.publish_cold(free, mark);
         self.drop_oldest(oldest).await;
     }

@@ -8,7 +8,7 @@ use super::world::{Clock, Shared, World};
 use crate::access::check_alignment;
 use crate::{
     BUFFER_BYTES, Buffer, BufferPool, Counters, Fabric, FabricError, GlobalAddr, MAX_MESSAGE_BYTES,
-    Message, Rule, ServerId, Uncertainty, Work,
+    Message, Rule, Section, ServerId, Uncertainty, Work,
 };
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
@@ -20,6 +20,8 @@ use std::rc::Rc;
 pub(super) struct EndpointState {
     pub(super) counters: Counters,
     pub(super) compute_server: u16,
+    /// The socket of the endpoint's thread, of the two of its compute server.
+    socket: u64,
     /// Endpoints are numbered from 1 in the order in which they were opened.
     pub(super) number: u64,
     pub(super) in_flight: Cell<usize>,
@@ -76,10 +78,13 @@ struct Own {
 
 impl SimFabric {
     pub(super) fn new(world: &Shared, compute_server: u16) -> Self {
-        let (number, servers, config) = {
+        let (number, servers, opened, config) = {
             let mut world = world.borrow_mut();
             world.endpoints += 1;
-            (world.endpoints, world.memory.len(), world.config.clone())
+            let server = world.compute_server(compute_server);
+            server.opened += 1;
+            let opened = server.opened;
+            (world.endpoints, world.memory.len(), opened, world.config.clone())
         };
         let SimConfig { seed, depth, broken, .. } = config;
         let buffers =
@@ -88,6 +93,7 @@ impl SimFabric {
         let endpoint = EndpointState {
             counters: Counters::default(),
             compute_server,
+            socket: opened % 2,
             number,
             in_flight: Cell::new(0),
             departing: Cell::new(0),
@@ -161,6 +167,33 @@ impl SimFabric {
     /// Waits for a point in virtual time.
     fn until(&self, at_ns: u64) -> Until<'_> {
         Until::new(&self.world, at_ns, Some(self.endpoint.compute_server))
+    }
+
+    /// Takes a turn in a critical section of this compute server.
+    async fn enter(&self, section: Section) {
+        let endpoint = &self.endpoint;
+        let (turn, ready_ns) = {
+            let world = self.world.borrow();
+            let cost = &world.config.cost;
+            let turn = (cost.ns(Work::Enter(section)), cost.numa_factor);
+            (turn, endpoint.busy_until_ns.get())
+        };
+        if turn.0 == 0 {
+            return;
+        }
+        if ready_ns > self.world.borrow().events.now_ns() {
+            // Threads take turns in the order in which they are ready, in virtual time.
+            self.until(ready_ns).await;
+        }
+        let until_ns = {
+            let mut world = self.world.borrow_mut();
+            let ready_ns = endpoint.busy_until_ns.get().max(world.events.now_ns());
+            let sections = &mut world.compute_server(endpoint.compute_server).sections;
+            sections.enter(section, endpoint.socket, ready_ns, turn)
+        };
+        // The thread spins until its turn comes, so its other tasks wait too.
+        endpoint.busy_until_ns.set(until_ns);
+        self.until(until_ns).await;
     }
 
     /// This compute server's clock.
@@ -300,6 +333,9 @@ impl Fabric for SimFabric {
     }
 
     async fn charge(&self, work: Work) {
+        if let Work::Enter(section) = work {
+            return self.enter(section).await;
+        }
         let until_ns = {
             let mut world = self.world.borrow_mut();
             let ns = world.work_ns(work);

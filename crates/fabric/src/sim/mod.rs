@@ -18,6 +18,7 @@ mod endpoint;
 mod events;
 mod network;
 mod op;
+mod sections;
 mod server;
 mod statistics;
 mod tearing;

@@ -14,6 +14,7 @@ use super::endpoint::EndpointState;
 use super::events::{Event, Events};
 use super::network::Nic;
 use super::op::{Body, Op};
+use super::sections::Sections;
 use super::server::{LateAnswers, MemoryServer};
 use super::tearing;
 use crate::access::check_lent;
@@ -45,6 +46,9 @@ pub(super) struct ComputeServer {
     ended: u64,
     pub(super) nic: Nic,
     pub(super) clock: Clock,
+    pub(super) sections: Sections,
+    /// Number of endpoints opened here.
+    pub(super) opened: u64,
 }
 
 /// The deviation of a compute server's clock from virtual time.
@@ -163,6 +167,7 @@ impl World {
         assert!(config.yield_ns > 0, "yield_ns must be at least 1");
         let ports = config.network.ports;
         assert!((1..=MOST_PORTS).contains(&ports), "a NIC has 1 to {MOST_PORTS} ports");
+        assert!(config.cost.numa_factor > 0, "numa_factor must be at least 1");
         let cores = config.cores_per_memory_server;
         let memory = regions.into_iter().map(|region| MemoryServer::new(region, cores)).collect();
         let mut events = Events::default();
@@ -206,7 +211,14 @@ impl World {
         let needed = usize::from(server) + 1;
         while self.compute.len() < needed {
             let clock = Clock::of(self.compute.len() as u16, &self.config);
-            self.compute.push(ComputeServer { alive: true, ended: 0, nic: Nic::default(), clock });
+            self.compute.push(ComputeServer {
+                alive: true,
+                ended: 0,
+                nic: Nic::default(),
+                clock,
+                sections: Sections::default(),
+                opened: 0,
+            });
         }
         &mut self.compute[usize::from(server)]
     }

@@ -230,7 +230,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             false => None,
         };
         let give_ticket = || ticket.map(|ticket| self.client.pages().give_ticket(ticket));
-        let begun = self.client.begin_remote(parent, slot, address);
+        let begun = self.client.begin_remote(parent, slot, address).await;
         let mark = begun.inspect_err(|_| _ = give_ticket())?;
         if self.has_detached() {
             give_ticket();
@@ -344,7 +344,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         let wanted = Scan { lower, upper, reverse: window.reverse, limit: window.limit };
         let wanted = within(&wanted, &OwnedRange { low, high });
         // A late request changes nothing, so the mark may end with this call.
-        let mark = self.client.begin_remote(parent, slot, address)?;
+        let mark = self.client.begin_remote(parent, slot, address).await?;
         if self.has_detached() {
             return Err(Restart::Here); // C18
         }
