@@ -11,5 +11,6 @@ mod dex;
 mod dex_load;
 mod dex_moves;
 mod fine;
+mod fresh_nodes;
 mod hybrid;
 mod other_pages;
