@@ -10,6 +10,7 @@ mod coarse;
 mod dex;
 mod dex_load;
 mod dex_moves;
+mod failed_loads;
 mod fine;
 mod fresh_nodes;
 mod hybrid;
