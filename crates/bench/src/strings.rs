@@ -99,7 +99,8 @@ pub enum StringsError {
 enum Loaded {
     /// A prefix, and this many digits.
     Digits { prefix: &'static str, digits: usize },
-    /// Lines, ascending, each once, and how many keys each of them stands for.
+    /// The lines that are used, ascending, each once, and how many keys each of them stands for,
+    /// except the last one, which may stand for fewer.
     Lines { lines: Vec<Vec<u8>>, tiles: u64, digits: usize },
 }
 
@@ -177,19 +178,27 @@ impl<const WORDS: usize> Strings<WORDS> {
     pub fn record_bytes(&self) -> (f64, f64) {
         let key = match &*self.loaded {
             Loaded::Digits { prefix, digits } => (prefix.len() + digits) as f64,
-            Loaded::Lines { lines, digits, .. } => {
-                let bytes: usize = lines.iter().map(Vec::len).sum();
-                bytes as f64 / lines.len() as f64 + tile_bytes(*digits) as f64
+            Loaded::Lines { lines, tiles, digits } => {
+                let [before @ .., last] = &lines[..] else { return (0.0, 0.0) };
+                let before: u64 = before.iter().map(|line| line.len() as u64 * tiles).sum();
+                let of_last = self.keys.len() - (lines.len() as u64 - 1) * tiles;
+                let of_tiles = tile_bytes(*digits) as u64 * self.keys.len();
+                let bytes = before + last.len() as u64 * of_last + of_tiles;
+                bytes as f64 / self.keys.len() as f64
             }
         };
         (key, (self.value_bytes.0 + self.value_bytes.1) as f64 / 2.0)
     }
 
-    /// Average bytes of a loaded key and of what a leaf has for its value.
+    /// Average bytes of a loaded key and of what a leaf has for its value, at most.
     pub fn stored_bytes(&self) -> f64 {
         let (key, value) = self.record_bytes();
-        let most = self.inline_bytes.map_or(value, |bytes| bytes.max(REFERENCE_BYTES) as f64);
-        key + value.min(most)
+        let stored = match self.inline_bytes {
+            Some(bytes) if bytes < self.value_bytes.0 => REFERENCE_BYTES as f64,
+            Some(bytes) => value.min(bytes.max(REFERENCE_BYTES) as f64),
+            None => value,
+        };
+        key + stored
     }
 
     /// Bytes of blocks for a record at most, on average.
@@ -219,10 +228,7 @@ impl<const WORDS: usize> Strings<WORDS> {
                 format!("{prefix}{number:0digits$}").into_bytes()
             }
             Loaded::Lines { lines, tiles, digits } => {
-                let n = self.keys.len();
-                let of_all = u128::from(n.div_ceil(*tiles));
-                let line = u128::from(place / tiles) * lines.len() as u128 / of_all;
-                let mut key = lines[line as usize].clone();
+                let mut key = lines[(place / tiles) as usize].clone();
                 if *digits > 0 {
                     key.push(TILE);
                     key.extend_from_slice(format!("{:0digits$}", place % tiles).as_bytes());
@@ -258,6 +264,9 @@ fn tiled(mut lines: Vec<Vec<u8>>, n: u64) -> Loaded {
     lines.dedup();
     let tiles = n.div_ceil(lines.len() as u64);
     let digits = if tiles > 1 { (tiles - 1).to_string().len() } else { 0 };
+    let (used, all) = (u128::from(n.div_ceil(tiles)), lines.len() as u128);
+    let place = |number: u128| (number * all / used) as usize;
+    let lines = (0..used).map(|number| std::mem::take(&mut lines[place(number)])).collect();
     Loaded::Lines { lines, tiles, digits }
 }
 
@@ -391,6 +400,21 @@ mod tests {
         assert_eq!(ycsb.value_named(7).len(), 900);
         let lengths: Vec<_> = (0..100).map(|name| dlsm.value_named(name).len()).collect();
         assert_eq!((lengths.iter().min(), lengths.iter().max()), (Some(&8), Some(&16)));
+    }
+
+    /// Also lines that no key is made of counted.
+    #[test]
+    fn lengths_are_those_of_loaded_keys() {
+        let file = TestFile::new("lengths", b"aa\nb\ncccc\nd\nee\nf\n");
+        let form = KeyForm::File(file.path().into());
+        for n in [1, 3, 4, 6, 7, 11, 100] {
+            let strings = Strings::<128>::new(&form, n, 8..=8, false).unwrap();
+            let keys: Vec<_> = strings.keys().records().map(|(key, _)| key).collect();
+            let lengths: Vec<_> = keys.iter().map(|key| strings.key_named(*key).len()).collect();
+            let average = lengths.iter().sum::<usize>() as f64 / n as f64;
+            assert_eq!((lengths.len() as u64, strings.record_bytes().0), (n, average), "{n} keys");
+            assert_eq!(Some(strings.most_key_bytes()), lengths.into_iter().max(), "{n} keys");
+        }
     }
 
     #[test]

@@ -63,13 +63,17 @@ fn requests() -> Vec<(Request<Fixed8>, &'static str)> {
             PoolRequest::AllocateChunk { bytes: value, token: 7 }.into(),
             "0908070605040302010700000000000000",
         ),
-        (TreeRequest::LoadBegin { fill_permille: 0x0201 }.into(), "0a0102"),
         (
-            TreeRequest::LoadAppend { records: vec![(key, value), (1, 2)] }.into(),
-            "0b020000008877665544332211080706050403020101000000000000000200000000000000",
+            TreeRequest::LoadBegin { load: value, fill_permille: 0x0201 }.into(),
+            "0a08070605040302010102",
         ),
-        (TreeRequest::LoadEnd.into(), "0c"),
-        (TreeRequest::LoadAbort.into(), "0d"),
+        (
+            TreeRequest::LoadAppend { load: value, records: vec![(key, value), (1, 2)] }.into(),
+            "0b0807060504030201020000008877665544332211080706050403020101000000000000000200000000000000",
+        ),
+        (TreeRequest::LoadEnd { load: value }.into(), "0c0807060504030201"),
+        (TreeRequest::LoadAbort { load: value }.into(), "0d0807060504030201"),
+        (TreeRequest::LoadAbandon { compute_server: 0x0201 }.into(), "1b0102"),
         (TreeRequest::Collect.into(), "0e"),
         (PoolRequest::Usage.into(), "0f"),
         (
@@ -327,7 +331,7 @@ fn unknown_tags_are_no_messages() {
     for tag in 0..=u8::MAX {
         for rest in 0..64 {
             let message = [&[tag][..], &vec![0; rest]].concat();
-            let known = [tag < 27, tag < 12, tag < 16, tag < 9];
+            let known = [tag < 28, tag < 12, tag < 16, tag < 9];
             assert!(known[0] || Request::<Fixed8>::decode(&message).is_none(), "request {tag}");
             assert!(known[1] || Reply::<Fixed8>::decode(&message).is_none(), "reply {tag}");
             assert!(known[2] || ClientRequest::<Fixed8>::decode(&message).is_none(), "ask {tag}");

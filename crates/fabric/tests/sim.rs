@@ -4,8 +4,8 @@ use farleaf_fabric::conformance::TestService;
 use farleaf_fabric::sim::{Faults, NetworkModel, SimCluster, SimConfig, SimFabric};
 use farleaf_fabric::sync::{Arc, AtomicU64, Ordering};
 use farleaf_fabric::{
-    Cluster, CostModel, Fabric, FabricError, GlobalAddr, RpcService, Section, ServerId,
-    Uncertainty, Work,
+    Call, Calls, Cluster, CostModel, Cpu, Fabric, FabricError, GlobalAddr, Message, Region,
+    RpcService, Section, ServerId, Uncertainty, Work,
 };
 
 const SERVER: ServerId = ServerId::new(0);
@@ -514,6 +514,32 @@ fn a_co_located_server_is_reached_without_the_network() {
     for nic in of_servers.chain(statistics.compute_server_nics.iter().copied()) {
         assert_eq!((nic.messages_sent, nic.messages_received), (2, 2), "{statistics:?}");
     }
+}
+
+/// A service without memory, as a compute server's is.
+struct Echo;
+
+impl Calls for Echo {
+    fn memory(&self) -> Option<&Arc<Region>> {
+        None
+    }
+
+    async fn call<C: Cpu>(&self, _cpu: &C, call: Call<'_>) {
+        call.reply.extend_from_slice(call.request);
+    }
+}
+
+/// The servers of a run have one sequence of numbers, and those of compute servers are no memory
+/// servers' numbers.
+#[test]
+fn no_compute_server_is_co_located_with_itself() {
+    let config = with_network(|network| network.co_located = true);
+    let cluster = SimCluster::start(config, vec![Arc::new(Echo)]);
+    let took_ns = cluster.run_one(|fabric| async move {
+        fabric.call(SERVER, Message::from_slice(&[1; 8])).await.unwrap();
+        fabric.now_ns()
+    });
+    assert!(took_ns > 2 * NetworkModel::default().one_way_ns, "{took_ns} ns");
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Killed servers of a cluster of processes: what survives, and how soon the others notice.
 
-use crate::launched::{Launched, eventually, farleaf, signal, text};
+use crate::launched::{Launched, eventually, farleaf, signal, stop, text};
 use crate::serving::{DEADLINE, compute, connect, serving};
 use farleaf_cluster::client::Client;
 use farleaf_cluster::clock::Clock;
@@ -111,7 +111,7 @@ fn no_change_is_acknowledged_when_a_memory_server_is_known_to_be_gone() {
             (said.contains(missed) == missing).then_some(())
         };
         let pid = cluster.memory(1).unwrap().pid;
-        signal(pid, Signal::STOP);
+        stop(pid);
         eventually("news of it", || says(true));
         signal(pid, Signal::CONT);
         eventually("better news", || says(false));

@@ -1,7 +1,7 @@
 //! The crate `farleaf` against a cluster of processes: one handle that is kept, used from threads,
 //! from runtimes and from a program outside the workspace, and that outlives a compute server.
 
-use crate::launched::{Launched, eventually, signal, text};
+use crate::launched::{Launched, eventually, signal, stop, text};
 use crate::serving::{KEYS, compute, serving};
 use farleaf::{ConnectOptions, Error, Exchange, Index, connect, connect_bytes};
 use farleaf_cluster::clock::Clock;
@@ -224,14 +224,6 @@ fn more_operations_than_the_depth_wait_in_order() {
     });
 }
 
-fn all_threads_stand_still(pid: u32) -> bool {
-    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
-    threads.flatten().all(|thread| {
-        let state = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
-        state.contains(") T ")
-    })
-}
-
 #[test]
 fn timers_fire_and_others_are_served_while_an_operation_hangs() {
     let cluster = serving("tcp", &[]);
@@ -241,8 +233,7 @@ fn timers_fire_and_others_are_served_while_an_operation_hangs() {
         index.upsert(key, 1).wait().unwrap();
     }
     let stopped = compute(&cluster, 0).unwrap().pid;
-    signal(stopped, Signal::STOP);
-    eventually("the stop of every thread", || all_threads_stand_still(stopped).then_some(()));
+    stop(stopped);
     current_thread().block_on(async {
         let ticks = Arc::new(AtomicU64::new(0));
         let counted = Arc::clone(&ticks);

@@ -37,6 +37,20 @@ pub(crate) fn signal(pid: u32, signal: Signal) {
     kill_process(Pid::from_raw(pid as i32).unwrap(), signal).unwrap();
 }
 
+/// Stops a process, and waits until all its threads stand still. On a loaded machine some of them
+/// go on for a while, and could still accept a connection and serve it.
+pub(crate) fn stop(pid: u32) {
+    signal(pid, Signal::STOP);
+    let stands_still = |thread: std::fs::DirEntry| {
+        let state = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+        state.contains(") T ")
+    };
+    eventually("the stop of every thread", || {
+        let threads = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+        threads.flatten().all(stands_still).then_some(())
+    });
+}
+
 pub(crate) fn is_running(pid: u32) -> bool {
     test_kill_process(Pid::from_raw(pid as i32).unwrap()).is_ok()
 }

@@ -1,7 +1,7 @@
 //! Clients of a whole cluster of processes: their results, and their errors when a server dies or
 //! hangs.
 
-use crate::launched::{Launched, eventually, farleaf, signal, text};
+use crate::launched::{Launched, eventually, farleaf, signal, stop, text};
 use farleaf_cluster::client::{Connection, ConnectionConfig};
 use farleaf_cluster::clock::Clock;
 use farleaf_cluster::launch::Folder;
@@ -159,7 +159,7 @@ fn a_compute_server_that_stands_still_or_dies_is_missed_alone() {
         assert_eq!(try_both(&connection, key), [Ok(()), Ok(())]);
     }
     let first = compute(&cluster, 0).unwrap();
-    signal(first.pid, Signal::STOP);
+    stop(first.pid);
     let [read, write] = try_both(&connection, KEYS[0]);
     // The server accepts no connection, so nothing is sent; once its lease has ended, it is not
     // registered.
@@ -192,7 +192,7 @@ fn a_memory_server_that_stands_still_or_dies_holds_nobody_for_ever() {
         assert_eq!(try_both(&connection, key), [Ok(()), Ok(())]);
     }
     let pid = cluster.memory(0).unwrap().pid;
-    signal(pid, Signal::STOP);
+    stop(pid);
     for key in KEYS {
         honest(try_both(&connection, key));
     }

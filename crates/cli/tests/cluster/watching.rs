@@ -1,6 +1,6 @@
 //! The shell and the live view on a whole cluster of processes.
 
-use crate::launched::{Launched, eventually, farleaf, signal, text};
+use crate::launched::{Launched, eventually, farleaf, signal, stop, text};
 use crate::serving::{compute, serving};
 use farleaf_cluster::launch::Folder;
 use rustix::process::Signal;
@@ -194,7 +194,7 @@ fn the_view_shows_load_and_who_does_not_answer() {
     // One is dead and one hangs; the catalog keeps both for a minute.
     signal(compute(&cluster, 1).unwrap().pid, Signal::KILL);
     let still = cluster.memory(1).unwrap().pid;
-    signal(still, Signal::STOP);
+    stop(still);
     let said = eventually("the others", || {
         let said = top();
         let is = |server: &str, state: &str| cells(&said, server).iter().any(|cell| cell == state);

@@ -18,7 +18,8 @@ thread_local! {
 /// Runs `play` with pages of `words` words, where a layout's number of words is [`CHOSEN`].
 ///
 /// # Panics
-/// If it runs within another choice: pages of one size would become pages of another.
+/// If it runs within another choice: pages of one size would become pages of another. If no page
+/// can have this size.
 pub fn with_page_words<T>(words: usize, play: impl FnOnce() -> T) -> T {
     /// Ends the choice, also after a panic.
     struct Choice;
@@ -28,10 +29,16 @@ pub fn with_page_words<T>(words: usize, play: impl FnOnce() -> T) -> T {
         }
     }
 
-    let before = WORDS.replace(words);
-    assert_eq!(before, CHOSEN, "a thread chooses one page size at a time");
+    assert!(is_sensible(words), "a page has 16 to 136 words, not {words}");
+    assert_eq!(WORDS.get(), CHOSEN, "a thread chooses one page size at a time");
+    WORDS.set(words);
     let _choice = Choice;
     play()
+}
+
+/// Whether a page of this size holds at least four entries, and one word its deleted bits.
+pub(super) const fn is_sensible(words: usize) -> bool {
+    16 <= words && words <= 136
 }
 
 /// The words of a page whose layout says `words`.
@@ -48,6 +55,18 @@ pub(super) fn words_of(words: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_choice_is_a_size_that_pages_can_have_and_stays() {
+        for words in [CHOSEN, 15, 137] {
+            assert!(std::panic::catch_unwind(|| with_page_words(words, || ())).is_err(), "{words}");
+        }
+        with_page_words(16, || {
+            let inner = || with_page_words(24, || ());
+            assert!(std::panic::catch_unwind(inner).is_err());
+            assert_eq!(words_of(CHOSEN), 16);
+        });
+    }
 
     #[test]
     fn a_choice_ends_with_its_run_also_after_a_panic() {

@@ -14,7 +14,7 @@
 //! *Thread safety*: that of [`super::Page`].
 
 use super::checksum::chained_sum;
-use super::chosen::{CHOSEN, words_of};
+use super::chosen::{CHOSEN, is_sensible, words_of};
 use super::layout::{
     Entry, FencePosition, Layout, LeafInsert, LeafReplace, Probe, ScanWindow, SplitPlan,
 };
@@ -40,8 +40,7 @@ const fn capacity_of(words: usize) -> usize {
 type View<'a, const WORDS: usize> = Page<'a, Fixed8<WORDS>>;
 
 impl<const WORDS: usize> Fixed8<WORDS> {
-    /// That a page of this size holds at least four entries, and one word the deleted bits.
-    const IS_SENSIBLE: () = assert!(WORDS == CHOSEN || (16 <= WORDS && WORDS <= 136));
+    const IS_SENSIBLE: () = assert!(WORDS == CHOSEN || is_sensible(WORDS));
 
     #[inline]
     fn record_key(page: View<'_, WORDS>, slot: usize) -> u64 {

@@ -140,18 +140,25 @@ impl<'a, F: Fabric, L: Layout> FreshWriter<'a, F, L> {
         let mut outcome = operation.await;
         for _ in 0..WRITE_RETRIES {
             if outcome.is_ok() {
-                break;
+                return Ok(());
             }
             self.pages.fabric().counters().count_retry();
-            // No copy of the first WRITE may land after the retry (N3).
-            if let Err(error) = self.pages.fabric().reset(at.server()).await {
-                self.in_doubt = true;
-                return Err(error.into());
-            }
+            self.settle(at.server()).await?;
             outcome = self.pages.post_page(at, &image).await?.await;
+        }
+        if outcome.is_err() {
+            self.settle(at.server()).await?;
         }
         outcome?;
         Ok(())
+    }
+
+    /// Ensures that a WRITE which has failed cannot land any more: neither over a retry nor over
+    /// the next use of its node (N3).
+    async fn settle(&mut self, server: ServerId) -> Result<(), RemoteError> {
+        let settled = self.pages.fabric().reset(server).await;
+        self.in_doubt |= settled.is_err();
+        Ok(settled?)
     }
 
     /// Waits until all pages are written (N2).

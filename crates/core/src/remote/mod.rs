@@ -27,6 +27,7 @@ mod identity;
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod identity_tests;
 mod leaves;
+mod loads;
 mod lock;
 mod pages;
 mod pieces;

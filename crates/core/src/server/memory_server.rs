@@ -83,28 +83,36 @@ pub struct MemoryServer<L: Layout> {
     claim: Mutex<()>,
 }
 
+/// Compute server and number of a bulk load.
+type LoadId = (u16, u64);
+
 /// A bulk load, as the server knows it.
 #[derive(Debug)]
 enum Load<L: Layout> {
     None,
-    Open(Loader<L>),
+    Open(LoadId, Loader<L>),
     /// A thread publishes its tree now.
-    Ending,
+    Ending(LoadId),
 }
 
 impl<L: Layout> Load<L> {
-    /// Takes the open load, and leaves `then`.
-    fn take(&mut self, then: Self) -> Result<Loader<L>, Refusal> {
+    /// Takes this load if it is open, and leaves `then`.
+    fn take(&mut self, id: LoadId, then: Self) -> Result<Loader<L>, Refusal> {
         match std::mem::replace(self, then) {
-            Self::Open(loader) => Ok(loader),
-            Self::None => {
-                *self = Self::None;
-                Err(Refusal::NotLoading)
+            Self::Open(open, loader) if open == id => Ok(loader),
+            other => {
+                let is_ending = matches!(other, Self::Ending(ending) if ending == id);
+                *self = other;
+                Err(if is_ending { Refusal::Contended } else { Refusal::NotLoading })
             }
-            Self::Ending => {
-                *self = Self::Ending;
-                Err(Refusal::Contended)
-            }
+        }
+    }
+
+    /// Takes the open load of a compute server, if there is one.
+    fn take_of(&mut self, compute_server: u16) -> Option<Loader<L>> {
+        match *self {
+            Self::Open(id, _) if id.0 == compute_server => self.take(id, Self::None).ok(),
+            _ => None,
         }
     }
 }
@@ -298,15 +306,39 @@ impl<L: Layout> MemoryServer<L> {
         crate::wire::LOG_SLOTS * crate::wire::log_slot_bytes::<L>()
     }
 
-    fn load_append(&self, records: &[(OwnedKey<L>, OwnedValue<L>)]) -> Result<Reply<L>, Refusal> {
+    /// Starts a load. Aborts a former load of the same compute server: its client has given it up,
+    /// or died.
+    fn load_begin(&self, id: LoadId, fill_permille: u16) -> Result<(), Refusal> {
+        let mut load = lock(&self.load);
+        match *load {
+            Load::Open(open, _) if open == id => return Ok(()), // repeated
+            Load::Open((compute_server, _), _) if compute_server != id.0 => {
+                return Err(Refusal::Loading);
+            }
+            Load::Ending(_) => return Err(Refusal::Loading),
+            Load::None | Load::Open(..) => {}
+        }
+        let loader = self.tree.load_begin(fill_permille)?;
+        if let Some(former) = load.take_of(id.0) {
+            self.tree.load_abort(former);
+        }
+        *load = Load::Open(id, loader);
+        Ok(())
+    }
+
+    fn load_append(
+        &self,
+        id: LoadId,
+        records: &[(OwnedKey<L>, OwnedValue<L>)],
+    ) -> Result<Reply<L>, Refusal> {
         for (key, _) in records {
             self.mine(L::key(key))?;
         }
         let mut load = lock(&self.load);
-        let mut loader = load.take(Load::None)?;
+        let mut loader = load.take(id, Load::None)?;
         match self.tree.load_append(&mut loader, records) {
             Ok(()) => {
-                *load = Load::Open(loader);
+                *load = Load::Open(id, loader);
                 Ok(Reply::Done)
             }
             Err(refusal) => {
@@ -328,7 +360,7 @@ impl<L: Layout> MemoryServer<L> {
                 self.mine(edit.key)?;
                 Ok(Reply::from_edit(edit, self.tree.execute(cpu, edit).await?))
             }
-            Request::Tree(request) => self.answer_of_tree(cpu, request).await,
+            Request::Tree(request) => self.answer_of_tree(cpu, client, request).await,
             Request::Pool(request) => self.answer_of_pool(cpu, client, request),
             Request::Owners(request) => self.answer_of_owners(client, request),
             Request::Offload(request) => self.answer_of_offload(cpu, request).await,
@@ -338,6 +370,7 @@ impl<L: Layout> MemoryServer<L> {
     async fn answer_of_tree<C: Cpu>(
         &self,
         cpu: &C,
+        client: u16,
         request: TreeRequest<L>,
     ) -> Result<Reply<L>, Refusal> {
         match request {
@@ -348,29 +381,35 @@ impl<L: Layout> MemoryServer<L> {
                 let (records, more) = self.tree.scan(cpu, &lower, &upper, reverse, limit).await?;
                 return Ok(Reply::Records { records, more });
             }
-            TreeRequest::LoadBegin { fill_permille } => {
-                let mut load = lock(&self.load);
-                if !matches!(*load, Load::None) {
-                    return Err(Refusal::Loading);
-                }
-                *load = Load::Open(self.tree.load_begin(fill_permille)?);
+            TreeRequest::LoadBegin { load, fill_permille } => {
+                self.load_begin((client, load), fill_permille)?;
             }
-            TreeRequest::LoadAppend { records } => return self.load_append(&records),
-            TreeRequest::LoadEnd => {
-                let mut loader = lock(&self.load).take(Load::Ending)?;
+            TreeRequest::LoadAppend { load, records } => {
+                return self.load_append((client, load), &records);
+            }
+            TreeRequest::LoadEnd { load } => {
+                let id = (client, load);
+                let mut loader = lock(&self.load).take(id, Load::Ending(id))?;
                 let ended = self.tree.load_end(cpu, &mut loader).await;
                 // A repeated request then gets the same answer, or hears that there is no load.
                 *lock(&self.load) = match ended {
                     Ok(()) => Load::None,
-                    Err(_) => Load::Open(loader),
+                    Err(_) => Load::Open(id, loader),
                 };
                 ended?;
             }
-            TreeRequest::LoadAbort => match lock(&self.load).take(Load::None) {
-                Ok(loader) => self.tree.load_abort(loader),
-                Err(Refusal::NotLoading) => {}
-                Err(refusal) => return Err(refusal),
-            },
+            TreeRequest::LoadAbort { load } => {
+                match lock(&self.load).take((client, load), Load::None) {
+                    Ok(loader) => self.tree.load_abort(loader),
+                    Err(Refusal::NotLoading) => {}
+                    Err(refusal) => return Err(refusal),
+                }
+            }
+            TreeRequest::LoadAbandon { compute_server } => {
+                if let Some(loader) = lock(&self.load).take_of(compute_server) {
+                    self.tree.load_abort(loader);
+                }
+            }
             TreeRequest::Collect => self.tree.collect(cpu).await?,
         }
         Ok(Reply::Done)

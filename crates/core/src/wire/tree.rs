@@ -36,18 +36,34 @@ messages! {
         },
         /// Start a bulk load into the empty tree.
         10 => LoadBegin {
+            /// The load's number. A repeated request does no harm; another number takes the place
+            /// of an open load of the same compute server.
+            load: u64,
             /// The fill of the pages, in thousandths.
             fill_permille: u16,
         },
         /// The next records of the bulk load.
         11 => LoadAppend {
+            /// The load's number.
+            load: u64,
             /// Ascending, with keys above all previous ones.
             records: Vec<(OwnedKey<L>, OwnedValue<L>)>,
         },
         /// Completes the bulk load and publishes the tree.
-        12 => LoadEnd,
-        /// Aborts the bulk load.
-        13 => LoadAbort,
+        12 => LoadEnd {
+            /// The load's number.
+            load: u64,
+        },
+        /// Aborts the bulk load, if it is open.
+        13 => LoadAbort {
+            /// The load's number.
+            load: u64,
+        },
+        /// Aborts the bulk load of a dead compute server, if one is open.
+        27 => LoadAbandon {
+            /// The dead compute server.
+            compute_server: u16,
+        },
         /// Collects deleted records; answered after a whole pass.
         14 => Collect,
     }
@@ -62,7 +78,7 @@ impl<L: Layout> TreeRequest<L> {
                 high.as_ref().map_or(Ok(()), |high| L::check_key(L::key(high)))
             }
             Self::Scan { lower, upper, .. } => check_bounds::<L, _>([lower, upper]),
-            Self::LoadAppend { records } => check_records::<L>(records),
+            Self::LoadAppend { records, .. } => check_records::<L>(records),
             _ => Ok(()),
         }
     }

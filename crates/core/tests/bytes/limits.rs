@@ -257,7 +257,7 @@ fn a_server_survives_any_request() {
                 Request::Edit(edit(Action::Upsert(value.clone()))),
                 Request::Edit(edit(Action::CompareExchange(vec![], value.clone()))),
                 below(edit(Action::Upsert(value.clone())), ticket(number)),
-                TreeRequest::LoadAppend { records }.into(),
+                TreeRequest::LoadAppend { load: 1, records }.into(),
                 Request::Edit(edit(Action::Get)),
                 Request::Edit(edit(Action::Remove)),
                 TreeRequest::Create { share: Share::Range { low: key.clone(), high: None } }.into(),
@@ -292,8 +292,8 @@ fn a_server_survives_any_request() {
             };
             let value = if round % 2 == 0 { values(&key) } else { L::value_named(name) };
             let mut all = requests(&key, &value, round + 2);
-            all.push(TreeRequest::LoadBegin { fill_permille: 1000 }.into());
-            all.push(TreeRequest::LoadEnd.into());
+            all.push(TreeRequest::LoadBegin { load: 1, fill_permille: 1000 }.into());
+            all.push(TreeRequest::LoadEnd { load: 1 }.into());
             let request = &all[fabric.random() as usize % all.len()];
             let mut bytes = request.encode();
             for _ in 0..fabric.random() % 3 {

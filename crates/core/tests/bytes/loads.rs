@@ -1,4 +1,4 @@
-//! How many bytes a bulk load takes for each record, on all levels.
+//! How many bytes a bulk load takes for each record, on all levels, and what it needs.
 
 use super::providers::local;
 use farleaf_core::cache::CacheOptions;
@@ -7,7 +7,7 @@ use farleaf_core::index::conformance::Setup;
 use farleaf_core::index::dex::{Dex, DexOptions};
 use farleaf_core::index::fine::{Fine, FineOptions};
 use farleaf_core::index::hybrid::{Hybrid, HybridOptions};
-use farleaf_core::index::{Design, RangeIndex, Scan};
+use farleaf_core::index::{Design, IndexError, RangeIndex, Scan};
 use farleaf_core::page::Bytes;
 use farleaf_core::server::MemoryServerConfig;
 use farleaf_fabric::local::LocalConfig;
@@ -165,4 +165,26 @@ fn a_load_that_runs_out_of_memory_shows_nothing() {
     }
     println!("{} loads ran out of memory, {} did not", ended[0], ended[1]);
     assert!(ended.iter().all(|&count| count > 50), "{ended:?}");
+}
+
+/// A leaf that was laid out anew is three WRITEs. An endpoint that refused one of them each time
+/// would never write it.
+#[test]
+fn an_endpoint_has_room_for_all_writes_of_a_leaf() {
+    for depth in [2, 3] {
+        let provider = &local(LocalConfig { depth, ..LocalConfig::default() });
+        let (options, server) = (dex(vec![]), MemoryServerConfig::default());
+        let setup = Setup { provider, options, memory_servers: 1, server };
+        let cluster = setup.start::<Small>();
+        let options = &setup.options;
+        let compute = &<Dex as Design<Small>>::compute(options).unwrap();
+        cluster.run_one(|fabric| async move {
+            <Dex as Design<Small>>::create(&fabric, options).await.unwrap();
+            let opened = <Dex as Design<Small>>::open(fabric, compute).await.map(drop);
+            match depth {
+                3 => assert_eq!(opened, Ok(())),
+                _ => assert!(matches!(opened, Err(IndexError::InvalidArgument(_))), "{opened:?}"),
+            }
+        });
+    }
 }

@@ -208,11 +208,12 @@ fn a_server_survives_any_request() {
         assert!(same(ask(longer).await, refused(Refusal::Malformed)));
         // A load with a wrong count of records.
         let mut lying = Message::from_slice(&[11]);
+        lying.extend_from_slice(&1_u64.to_le_bytes());
         lying.extend_from_slice(&u32::MAX.to_le_bytes());
         assert!(same(ask(lying).await, refused(Refusal::Malformed)));
-        let append = TreeRequest::LoadAppend { records: vec![(1, 1)] };
+        let append = TreeRequest::LoadAppend { load: 1, records: vec![(1, 1)] };
         assert!(same(ask(R::from(append).encode()).await, refused(Refusal::NotLoading)));
-        let begin = TreeRequest::LoadBegin { fill_permille: 700 };
+        let begin = TreeRequest::LoadBegin { load: 1, fill_permille: 700 };
         assert!(same(ask(R::from(begin).encode()).await, refused(Refusal::NotEmpty)));
         let huge = PoolRequest::AllocateChunk { bytes: u64::MAX, token: 1 };
         assert!(same(ask(R::from(huge).encode()).await, refused(Refusal::OutOfMemory)));

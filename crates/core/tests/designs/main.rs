@@ -10,6 +10,8 @@ mod coarse;
 mod dex;
 mod dex_load;
 mod dex_moves;
+mod failed_loads;
 mod fine;
+mod fresh_nodes;
 mod hybrid;
 mod other_pages;

@@ -608,9 +608,11 @@ impl World {
         }
     }
 
-    /// Whether the operation is between servers of one machine.
+    /// Whether the operation is between a compute server and the memory server of its machine.
     fn is_local(&self, op: &Op) -> bool {
-        self.config.network.co_located && op.endpoint.compute_server == op.server.number()
+        self.config.network.co_located
+            && op.endpoint.compute_server == op.server.number()
+            && self.memory[op.server.index()].region.is_some()
     }
 
     fn reply_ns(&self, op: &Op) -> u64 {

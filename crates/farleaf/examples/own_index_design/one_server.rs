@@ -60,6 +60,7 @@ pub(crate) struct OneServerIndex<F: Fabric, L: Layout> {
 impl<F: Fabric, L: Layout> OneServerIndex<F, L> {
     async fn load(
         &self,
+        load: u64,
         records: impl Iterator<Item = (OwnedKey<L>, OwnedValue<L>)>,
     ) -> Result<u64, IndexError> {
         let (mut order, mut batch) = (Ascending::<L>::default(), Vec::new());
@@ -68,15 +69,15 @@ impl<F: Fabric, L: Layout> OneServerIndex<F, L> {
             order.take(&key, &value)?;
             if !room.takes::<L>(L::key(&key), L::value(&value)) {
                 let records = std::mem::take(&mut batch);
-                self.client.expect_done(SERVER, &TreeRequest::LoadAppend { records }).await?;
+                self.client.expect_done(SERVER, &TreeRequest::LoadAppend { load, records }).await?;
                 room = RecordRoom::for_records(BATCH_RECORDS);
                 room.takes::<L>(L::key(&key), L::value(&value));
             }
             batch.push((key, value));
         }
-        let last = TreeRequest::LoadAppend { records: batch };
+        let last = TreeRequest::LoadAppend { load, records: batch };
         self.client.expect_done(SERVER, &last).await?;
-        self.client.expect_done(SERVER, &TreeRequest::LoadEnd).await?;
+        self.client.end_load(SERVER, load).await?;
         Ok(order.count())
     }
 }
@@ -137,12 +138,12 @@ impl<F: Fabric, L: Layout> RangeIndex for OneServerIndex<F, L> {
         fill: f64,
     ) -> Result<u64, IndexError> {
         check_fill(fill)?;
-        let begin = TreeRequest::LoadBegin { fill_permille: (fill * 1000.0) as u16 };
-        self.client.expect_done(SERVER, &begin).await?;
-        let outcome = self.load(records).await;
+        let (load, fill_permille) = (self.client.fabric().unique(), (fill * 1000.0) as u16);
+        self.client.begin_load(SERVER, load, fill_permille).await?;
+        let outcome = self.load(load, records).await;
         if outcome.is_err() {
             // Best effort: the first error counts.
-            let _ = self.client.expect_done(SERVER, &TreeRequest::LoadAbort).await;
+            let _ = self.client.abort_load(SERVER, load).await;
         }
         outcome
     }

@@ -4,8 +4,7 @@
 use super::CoarseIndex;
 use crate::index::{Ascending, IndexError, check_fill};
 use crate::page::{Layout, OwnedKey, OwnedValue};
-use crate::remote::RemoteError;
-use crate::wire::{RecordRoom, Refusal, Reply, Request, TreeRequest};
+use crate::wire::{RecordRoom, Reply, Request, TreeRequest};
 use farleaf_fabric::{Fabric, ServerId};
 
 /// Records in one message, if they are small.
@@ -30,25 +29,21 @@ impl<F: Fabric, L: Layout> CoarseIndex<F, L> {
         fill: f64,
     ) -> Result<u64, IndexError> {
         check_fill(fill)?;
-        let begin =
-            Request::from(TreeRequest::LoadBegin { fill_permille: (fill * 1000.0).round() as u16 });
+        let (load, fill_permille) = (self.client.fabric().unique(), (fill * 1000.0).round() as u16);
         let mut begun: Vec<ServerId> = Vec::new();
         let outcome = async {
             for server in self.map.servers() {
-                // Do not abort the load of another client.
-                match self.client.expect_done(server, &begin).await {
-                    Err(error @ RemoteError::Refused { refusal: Refusal::Loading, .. }) => {
-                        return Err(IndexError::from(error));
-                    }
-                    outcome => {
-                        begun.push(server);
-                        outcome?;
-                    }
-                }
+                begun.push(server);
+                self.client.begin_load(server, load, fill_permille).await?;
             }
-            let loaded = self.load_records(records).await?;
+            let loaded = self.load_records(load, records).await?;
+            let mut are_shown = false;
             for server in self.map.servers() {
-                self.client.expect_done(server, &TreeRequest::LoadEnd).await?;
+                self.client.end_load(server, load).await.map_err(|error| match are_shown {
+                    true => error.after_a_change(server),
+                    false => error,
+                })?;
+                are_shown = true;
             }
             Ok(loaded)
         }
@@ -56,7 +51,7 @@ impl<F: Fabric, L: Layout> CoarseIndex<F, L> {
         if outcome.is_err() {
             for server in begun {
                 // Best effort: report the first error.
-                let _ = self.client.ask_harmless(server, &TreeRequest::LoadAbort).await;
+                let _ = self.client.abort_load(server, load).await;
             }
         }
         outcome
@@ -64,6 +59,7 @@ impl<F: Fabric, L: Layout> CoarseIndex<F, L> {
 
     async fn load_records(
         &self,
+        load: u64,
         records: impl Iterator<Item = (OwnedKey<L>, OwnedValue<L>)>,
     ) -> Result<u64, IndexError> {
         let mut batches: Vec<Batch<L>> = self.map.servers().map(|_| Batch::default()).collect();
@@ -73,7 +69,7 @@ impl<F: Fabric, L: Layout> CoarseIndex<F, L> {
             let server = self.map.server_of::<L>(L::key(&key));
             let batch = &mut batches[server.index()];
             if !batch.room.takes::<L>(L::key(&key), L::value(&value)) {
-                self.load_batch(server, batch).await?;
+                self.load_batch(load, server, batch).await?;
                 batch.room.takes::<L>(L::key(&key), L::value(&value));
             }
             batch.records.push((key, value));
@@ -81,18 +77,23 @@ impl<F: Fabric, L: Layout> CoarseIndex<F, L> {
         for server in self.map.servers() {
             let batch = &mut batches[server.index()];
             if !batch.records.is_empty() {
-                self.load_batch(server, batch).await?;
+                self.load_batch(load, server, batch).await?;
             }
         }
         Ok(order.count())
     }
 
     /// Sends a batch and empties it.
-    async fn load_batch(&self, server: ServerId, batch: &mut Batch<L>) -> Result<(), IndexError> {
+    async fn load_batch(
+        &self,
+        load: u64,
+        server: ServerId,
+        batch: &mut Batch<L>,
+    ) -> Result<(), IndexError> {
         let records = std::mem::take(&mut batch.records);
-        let request = Request::from(TreeRequest::LoadAppend { records });
+        let request = Request::from(TreeRequest::LoadAppend { load, records });
         let reply = self.client.ask(server, &request).await?;
-        if let Request::Tree(TreeRequest::LoadAppend { records }) = request {
+        if let Request::Tree(TreeRequest::LoadAppend { records, .. }) = request {
             *batch = Batch { records, ..Batch::default() };
             batch.records.clear();
         }

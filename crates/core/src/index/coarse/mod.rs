@@ -178,4 +178,9 @@ impl<F: Fabric, L: Layout> IndexAdmin for CoarseIndex<F, L> {
         }
         Ok(())
     }
+
+    /// Aborts its bulk load; the design's clients hold nothing else.
+    async fn declare_dead(&self, compute_server: u16) -> Result<(), IndexError> {
+        Ok(self.client.abandon_loads(compute_server).await?)
+    }
 }

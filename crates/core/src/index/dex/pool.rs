@@ -15,6 +15,11 @@ use farleaf_fabric::{Fabric, GlobalAddr};
 use std::cell::Cell;
 use std::rc::Rc;
 
+/// The most WRITEs of a node that are posted together: a wrong stamp, a leaf and its stamp, or an
+/// entry of two pieces and an inner node. If an endpoint refused one of them each time, the node
+/// would never be whole.
+const WRITES_TOGETHER: usize = 3;
+
 /// Access to the tree's pages, and what the superblock says about the tree.
 #[derive(Debug)]
 pub struct DexPool<F: Fabric, L: Layout> {
@@ -26,6 +31,11 @@ pub struct DexPool<F: Fabric, L: Layout> {
 impl<F: Fabric, L: Layout> DexPool<F, L> {
     /// Opens the tree that the memory servers hold.
     pub(super) async fn open(fabric: F) -> Result<Self, IndexError> {
+        if fabric.depth() < WRITES_TOGETHER {
+            return Err(IndexError::InvalidArgument(
+                "an endpoint of DEX needs a depth of at least 3 operations in flight",
+            ));
+        }
         let rpc = RpcClient::<F, L>::new(fabric.clone());
         let (found, word) = rpc.claimed(ROOT_SERVER, DesignId::Dex).await?;
         let (chunk_bytes, placement_level) = from_word(word);

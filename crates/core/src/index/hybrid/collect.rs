@@ -58,6 +58,11 @@ impl<F: Fabric, L: Layout> Collect for HybridIndex<F, L> {
         self.install_pending().await;
         Ok(self.pages.share_free_nodes().await?)
     }
+
+    /// Aborts its bulk load.
+    async fn abandon(&self, compute_server: u16) -> Result<(), IndexError> {
+        Ok(self.pages.rpc().abandon_loads(compute_server).await?)
+    }
 }
 
 impl<F: Fabric, L: Layout> HybridIndex<F, L> {

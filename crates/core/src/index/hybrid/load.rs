@@ -9,8 +9,8 @@
 use super::{HybridIndex, Part, empty_leaf};
 use crate::index::{Ascending, IndexError, check_fill};
 use crate::page::{Layout, OwnedKey, OwnedValue, Probe, filled_weight};
-use crate::remote::{Change, FreshNode, FreshWriter, Image, Miss, RemoteError};
-use crate::wire::{RecordRoom, Refusal, Request, TreeRequest};
+use crate::remote::{Change, FreshNode, FreshWriter, Image, Miss, PageCopy, RemoteError};
+use crate::wire::{RecordRoom, Refusal, TreeRequest};
 use farleaf_fabric::{Fabric, FabricError, GlobalAddr, ServerId, Uncertainty};
 
 /// Records in one message, if they are small.
@@ -31,6 +31,8 @@ struct Load<'a, F: Fabric, L: Layout> {
     /// Weight of a leaf.
     fill: usize,
     fill_permille: u16,
+    /// The load's number.
+    number: u64,
     open: Option<Open<F, L>>,
     /// The new content of the first leaves, by share.
     firsts: Vec<(usize, Image<L>)>,
@@ -167,21 +169,12 @@ impl<'a, F: Fabric, L: Layout> Load<'a, F, L> {
         let server = ServerId::new(share as u16);
         let rpc = self.index.pages.rpc();
         if !self.begun.contains(&server) {
-            let begin = Request::from(TreeRequest::LoadBegin { fill_permille: self.fill_permille });
-            match rpc.expect_done(server, &begin).await {
-                // Do not abort the load of another client.
-                Err(error @ RemoteError::Refused { refusal: Refusal::Loading, .. }) => {
-                    return Err(error);
-                }
-                outcome => {
-                    self.begun.push(server);
-                    outcome?;
-                }
-            }
+            self.begun.push(server);
+            rpc.begin_load(server, self.number, self.fill_permille).await?;
         }
-        let records = std::mem::take(&mut self.batch);
+        let (load, records) = (self.number, std::mem::take(&mut self.batch));
         self.room = RecordRoom::for_records(BATCH_RECORDS);
-        rpc.expect_done(server, &TreeRequest::LoadAppend { records }).await
+        rpc.expect_done(server, &TreeRequest::LoadAppend { load, records }).await
     }
 
     /// Writes the content of the shares' first leaves. After an error other than
@@ -213,7 +206,7 @@ impl<'a, F: Fabric, L: Layout> Load<'a, F, L> {
     async fn end(&mut self) -> Result<(), RemoteError> {
         let mut outcome = Ok(());
         for server in std::mem::take(&mut self.begun) {
-            if let Err(error) = self.end_on(server).await {
+            if let Err(error) = self.index.pages.rpc().end_load(server, self.number).await {
                 self.abort_on(server).await;
                 outcome = outcome.and(Err(error.after_a_change(server)));
             }
@@ -221,29 +214,20 @@ impl<'a, F: Fabric, L: Layout> Load<'a, F, L> {
         outcome
     }
 
-    async fn end_on(&self, server: ServerId) -> Result<(), RemoteError> {
-        let rpc = self.index.pages.rpc();
-        match rpc.expect_done(server, &TreeRequest::LoadEnd).await {
-            // Repeat the request: the server ends the load now, or answers that it has ended.
-            Err(RemoteError::Indeterminate(_)) => {
-                match rpc.ask_harmless(server, &TreeRequest::LoadEnd).await {
-                    Err(RemoteError::Refused { refusal: Refusal::NotLoading, .. }) => Ok(()),
-                    outcome => outcome.map(drop),
-                }
-            }
-            outcome => outcome,
-        }
-    }
-
     /// Best effort: callers report the error that made them abort.
     async fn abort_on(&self, server: ServerId) {
-        let _ = self.index.pages.rpc().ask_harmless(server, &TreeRequest::LoadAbort).await;
+        let _ = self.index.pages.rpc().abort_load(server, self.number).await;
     }
 
-    async fn abort(self) {
+    /// Makes the servers forget their trees.
+    async fn abort_trees(&self) {
         for server in &self.begun {
             self.abort_on(*server).await;
         }
+    }
+
+    async fn abort(self) {
+        self.abort_trees().await;
         if let Some(Open { node: Some(node), .. }) = self.open {
             node.settle().await;
         }
@@ -259,7 +243,7 @@ impl<F: Fabric, L: Layout> HybridIndex<F, L> {
     ) -> Result<u64, IndexError> {
         check_fill(fill)?;
         for share in 0..self.parts.len() {
-            self.pages.attempts(async || self.check_empty(share).await).await?;
+            self.pages.attempts(async || self.check_empty(share).await.map(drop)).await?;
         }
         let fill_permille = (fill * 1000.0).round() as u16;
         let mut load = Load {
@@ -267,6 +251,7 @@ impl<F: Fabric, L: Layout> HybridIndex<F, L> {
             writer: FreshWriter::new(&self.pages),
             fill: filled_weight::<L>(fill_permille.into()),
             fill_permille,
+            number: self.pages.fabric().unique(),
             open: None,
             firsts: Vec::new(),
             batch: Vec::new(),
@@ -292,8 +277,12 @@ impl<F: Fabric, L: Layout> HybridIndex<F, L> {
                 load.end().await?;
                 Ok(count)
             }
-            // The leaves may be part of the index.
-            Err(error @ IndexError::Indeterminate(_)) if is_shown => Err(error),
+            // The leaves may be part of the index, so they stay. The trees do not: their records
+            // may lead to leaves that are not.
+            Err(error @ IndexError::Indeterminate(_)) if is_shown => {
+                load.abort_trees().await;
+                Err(error)
+            }
             Err(error) => {
                 load.abort().await;
                 Err(error)
@@ -301,37 +290,35 @@ impl<F: Fabric, L: Layout> HybridIndex<F, L> {
         }
     }
 
-    /// Checks that a share is as it was created: a single, empty leaf.
-    async fn check_empty(&self, share: usize) -> Result<(), Miss> {
+    /// Checks that a share is as it was created: a single, empty leaf, which is returned.
+    async fn check_empty(&self, share: usize) -> Result<PageCopy<L>, Miss> {
         let server = ServerId::new(share as u16);
         let first = self.pages.read(self.first_of(server)).await?;
         if first.page().live_count() == 0 && L::high(first.page()) == self.part(server).high {
-            return Ok(());
+            return Ok(first);
         }
         Err(RemoteError::Refused { server, refusal: Refusal::NotEmpty }.into())
     }
 
     async fn show_first(&self, share: usize, image: &Image<L>) -> Result<(), Miss> {
-        self.check_empty(share).await?;
-        self.replace_first(share, image).await
+        let first = self.check_empty(share).await?;
+        self.replace(&first, image).await
     }
 
     /// Restores the first leaf of a share to its content before the load.
     async fn hide_first(&self, share: usize) -> Result<(), Miss> {
         let Part { low, high, first } = &self.parts[share];
         let next = self.parts.get(share + 1).map_or(GlobalAddr::NULL, |part| part.first);
-        self.replace_first(
-            share,
-            &empty_leaf::<L>(*first, L::key(low), high.as_ref().map(L::key), next),
-        )
-        .await
+        let empty = empty_leaf::<L>(*first, L::key(low), high.as_ref().map(L::key), next);
+        let shown = self.pages.read(self.first_of(ServerId::new(share as u16))).await?;
+        self.replace(&shown, &empty).await
     }
 
-    async fn replace_first(&self, share: usize, image: &Image<L>) -> Result<(), Miss> {
-        let first = self.pages.read(self.first_of(ServerId::new(share as u16))).await?;
-        let locked = self.pages.lock(&first).await?;
-        let content = Image::<L>::of(first.page());
+    /// Replaces the content of a leaf, if it is still as in the copy.
+    async fn replace(&self, leaf: &PageCopy<L>, image: &Image<L>) -> Result<(), Miss> {
+        let locked = self.pages.lock(leaf).await?;
+        let content = Image::<L>::of(leaf.page());
         content.page().copy_content(image.page());
-        Ok(self.pages.commit(Change::new(locked, &first, content)).await?)
+        Ok(self.pages.commit(Change::new(locked, leaf, content)).await?)
     }
 }

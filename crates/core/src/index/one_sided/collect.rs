@@ -31,6 +31,16 @@ pub trait Collect: Locate {
     /// # Errors
     /// [`IndexError`], but not for contention with other operations.
     fn end_pass(&self) -> impl Future<Output = Result<(), IndexError>>;
+
+    /// Aborts what clients of a dead compute server have begun at the memory servers, apart from
+    /// changes of pages.
+    ///
+    /// # Errors
+    /// [`IndexError`] if a memory server does not answer.
+    fn abandon(&self, compute_server: u16) -> impl Future<Output = Result<(), IndexError>> {
+        let _ = compute_server;
+        async { Ok(()) }
+    }
 }
 
 /// The position of a collection that runs step by step.

@@ -197,6 +197,7 @@ impl<I: Collect> IndexAdmin for I {
     }
 
     async fn declare_dead(&self, compute_server: u16) -> Result<(), IndexError> {
-        Ok(self.pages().declare_dead(compute_server).await?)
+        self.pages().declare_dead(compute_server).await?;
+        self.abandon(compute_server).await
     }
 }

@@ -36,8 +36,8 @@
 //! - bytes.Y9. A new record goes to words of the heap that no slot refers to, and these words are
 //!   WRITTEN before the front of the page ([`super::Words::writes`]). So between the two, the
 //!   pool has the page as it was. A change that overwrites words which a slot in the pool may refer
-//!   to counts as a page laid out anew ([`super::Words::is_whole_layout`]): while that is WRITTEN,
-//!   the stamp is wrong.
+//!   to counts as a page laid out anew, and includes its last word: while that is WRITTEN, the
+//!   stamp is wrong.
 //! - bytes.Y10. A record of the same lengths takes the place of the old one if its value is one
 //!   word. Another one that is not larger does so if there is no other room. Garbage is
 //!   reclaimed when an entry needs it.

@@ -1,0 +1,77 @@
+//! Bulk loads into the memory servers' own trees, for designs whose servers have them.
+//!
+//! A load has a number that no other load has. So a request that arrives late, or is sent again,
+//! concerns the load that it was sent for or none.
+//!
+//! *Thread safety*: that of [`RpcClient`].
+
+use super::{RemoteError, RpcClient};
+use crate::page::Layout;
+use crate::wire::{Refusal, Reply, TreeRequest};
+use farleaf_fabric::{Fabric, ServerId};
+
+impl<F: Fabric, L: Layout> RpcClient<F, L> {
+    /// Starts load number `load` into the server's empty tree. A former load of this compute server
+    /// is aborted.
+    ///
+    /// # Errors
+    /// [`Refusal::Loading`] if another compute server is loading; others as [`RpcClient::ask`].
+    pub async fn begin_load(
+        &self,
+        server: ServerId,
+        load: u64,
+        fill_permille: u16,
+    ) -> Result<(), RemoteError> {
+        self.harmless(server, &TreeRequest::LoadBegin { load, fill_permille }).await
+    }
+
+    /// Publishes the tree of a load.
+    ///
+    /// # Errors
+    /// As [`RpcClient::ask`]. The load is still open then, except after
+    /// [`RemoteError::Indeterminate`].
+    pub async fn end_load(&self, server: ServerId, load: u64) -> Result<(), RemoteError> {
+        let end = TreeRequest::LoadEnd { load };
+        match self.expect_done(server, &end).await {
+            // Repeat the request: the server ends the load now, or answers that it has ended.
+            Err(RemoteError::Indeterminate(_)) => match self.harmless(server, &end).await {
+                Err(RemoteError::Refused { refusal: Refusal::NotLoading, .. }) => Ok(()),
+                outcome => outcome,
+            },
+            outcome => outcome,
+        }
+    }
+
+    /// Aborts a load, if it is open.
+    ///
+    /// # Errors
+    /// As [`RpcClient::ask`].
+    pub async fn abort_load(&self, server: ServerId, load: u64) -> Result<(), RemoteError> {
+        self.harmless(server, &TreeRequest::LoadAbort { load }).await
+    }
+
+    /// Aborts the loads of a compute server that is dead, on all memory servers.
+    ///
+    /// # Errors
+    /// As [`RpcClient::ask`]. The other memory servers have been asked nevertheless.
+    pub async fn abandon_loads(&self, compute_server: u16) -> Result<(), RemoteError> {
+        let mut outcome = Ok(());
+        for number in 0..self.fabric().memory_servers() {
+            let abandon = TreeRequest::LoadAbandon { compute_server };
+            outcome = outcome.and(self.harmless(ServerId::new(number), &abandon).await);
+        }
+        outcome
+    }
+
+    /// [`RpcClient::ask_harmless`] for a request that is answered by [`Reply::Done`].
+    async fn harmless(
+        &self,
+        server: ServerId,
+        request: &TreeRequest<L>,
+    ) -> Result<(), RemoteError> {
+        match self.ask_harmless(server, request).await? {
+            Reply::Done => Ok(()),
+            _ => Err(RemoteError::BadReply { server }),
+        }
+    }
+}
