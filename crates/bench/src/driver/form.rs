@@ -3,7 +3,7 @@
 //! *Thread safety*: plain values.
 
 use crate::strings::Strings;
-use farleaf_core::index::{ByName, IndexAdmin, Naming};
+use farleaf_core::index::{ByName, IndexAdmin};
 use farleaf_core::page::{Bytes, Fixed8, Layout};
 
 /// The form of keys and values in an index. The driver knows them by number.
@@ -33,43 +33,6 @@ impl Form for Numbers {
 }
 
 impl<const WORDS: usize> Form for Strings<WORDS> {
-    type Layout = Bytes<WORDS>;
-
-    fn by_number<I: IndexAdmin<Key = [u8], Value = [u8]>>(
-        &self,
-        index: I,
-    ) -> impl IndexAdmin<Key = u64, Value = u64> + use<WORDS, I> {
-        ByName::with(index, self.clone())
-    }
-}
-
-/// Byte strings in an index that may have other records too. Answers are not decoded, so any record
-/// that is found counts as found.
-#[derive(Clone, Debug)]
-pub struct Undecoded<const WORDS: usize>(pub Strings<WORDS>);
-
-/// The name of everything that is found.
-const FOUND: Option<u64> = Some(0);
-
-impl<const WORDS: usize> Naming<Bytes<WORDS>> for Undecoded<WORDS> {
-    fn key_named(&self, name: u64) -> Vec<u8> {
-        self.0.key_named(name)
-    }
-
-    fn name_of_key(&self, _key: &[u8]) -> Option<u64> {
-        FOUND
-    }
-
-    fn value_named(&self, name: u64) -> Vec<u8> {
-        self.0.value_named(name)
-    }
-
-    fn name_of_value(&self, _value: &[u8]) -> Option<u64> {
-        FOUND
-    }
-}
-
-impl<const WORDS: usize> Form for Undecoded<WORDS> {
     type Layout = Bytes<WORDS>;
 
     fn by_number<I: IndexAdmin<Key = [u8], Value = [u8]>>(

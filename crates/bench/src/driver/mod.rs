@@ -26,7 +26,7 @@ mod moment;
 
 pub use changes::{AppliedChange, Change, PlannedChange, Reshaping};
 pub use client::{execute, first_key, scan_from};
-pub use form::{Form, Numbers, Undecoded};
+pub use form::{Form, Numbers};
 pub use measurement::Measurement;
 pub use moment::{Due, Moment};
 

@@ -6,7 +6,7 @@ use crate::output;
 use crate::{bench, units, usage};
 use anyhow::Context;
 use clap::Args;
-use farleaf_bench::driver::{Amount, Due, Form, Moment, Numbers, Undecoded, execute, first_key};
+use farleaf_bench::driver::{Amount, Due, Form, Moment, Numbers, execute, first_key};
 use farleaf_bench::input::{ColumnNames, read_records};
 use farleaf_bench::keys::KeySpace;
 use farleaf_bench::strings::{KeyForm, Strings};
@@ -126,7 +126,7 @@ impl Arguments {
         Ok(Loaded { keys: self.key_space()?, form: "u64".to_owned(), bytes: (8.0, 8.0) })
     }
 
-    fn strings<const WORDS: usize>(&self) -> anyhow::Result<(Loaded, Undecoded<WORDS>)> {
+    fn strings<const WORDS: usize>(&self) -> anyhow::Result<(Loaded, Strings<WORDS>)> {
         if self.keys_from.is_some() {
             return usage(
                 "--keys-from is for numbers, and this cluster has byte strings: use --key-form \
@@ -145,7 +145,7 @@ impl Arguments {
         let strings = Strings::new(form, self.keys, values, grows)
             .or_else(|error| usage(error.to_string()))?;
         let (keys, bytes) = (strings.keys().clone(), strings.record_bytes());
-        Ok((Loaded { keys, form: form.to_string(), bytes }, Undecoded(strings)))
+        Ok((Loaded { keys, form: form.to_string(), bytes }, strings.undecoded()))
     }
 
     fn key_space(&self) -> anyhow::Result<KeySpace> {
