@@ -1,7 +1,10 @@
-//! Model checking of the latch, the versioned page, the epochs and the parts of the cache, under
-//! every interleaving and every allowed reordering that `loom` models: `RUSTFLAGS="--cfg loom"
-//! cargo test -p farleaf-core --release --test loom`
+//! Model checking of the latch, the versioned page, the epochs, the parts of the cache and the
+//! MemTable, under every interleaving and every allowed reordering that `loom` models:
+//! `RUSTFLAGS="--cfg loom" cargo test -p farleaf-core --release --test loom`
 #![cfg(loom)]
+
+#[path = "loom/memtable.rs"]
+mod memtable;
 
 use farleaf_core::cache::{
     Arena, Cache, CacheOptions, Cooled, CoolingBucket, FrameId, FrameState, Mapped, Mapping,

@@ -46,3 +46,19 @@ pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
         Err(poisoned) => poisoned.into_inner(),
     }
 }
+
+/// Loads a word that the caller is about to change by a read-modify-write.
+///
+/// Under loom this is a read-modify-write itself. Loom keeps only the last access to a word: after
+/// a plain load it would forget the other threads' loads before, and never try the change before
+/// one of those.
+#[inline(always)]
+pub fn load_to_change(word: &AtomicU64, order: Ordering) -> u64 {
+    #[cfg(loom)]
+    return match order {
+        Ordering::Relaxed => word.fetch_add(0, Ordering::Relaxed),
+        _ => word.fetch_add(0, Ordering::AcqRel),
+    };
+    #[cfg(not(loom))]
+    word.load(order)
+}

@@ -8,6 +8,7 @@ pub mod coarse;
 pub mod conformance;
 mod design;
 pub mod dex;
+pub mod dlsm;
 mod error;
 pub mod fine;
 pub mod hybrid;

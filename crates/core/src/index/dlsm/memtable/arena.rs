@@ -1,0 +1,103 @@
+//! The memory of one MemTable: one piece, nodes from its front and versions from its back.
+//!
+//! The nodes are apart from the values, so that a search, which passes many nodes, finds them close
+//! together. The piece is a [`Region`], so a fabric can register it, and places in it are offsets,
+//! so the bytes mean the same on another machine. Nothing grows: a table whose memory is used up is
+//! closed.
+//!
+//! *Invariants* (`docs/internals/memtable.md`)
+//! - memtable.M1. A place is handed out once. It is written in full by its taker before a pointer
+//!   to it is published, so what the memory held before does not matter.
+//!
+//! *Thread safety*: any number of threads take places. Words are atomics, and only the words that
+//! later change (heads and links) are accessed with an order stronger than relaxed.
+
+use farleaf_fabric::Region;
+use farleaf_fabric::sync::{Arc, AtomicU64, Ordering};
+
+/// An offset in words. No entry is at [`NOWHERE`].
+pub(super) type Place = u32;
+
+pub(super) const NOWHERE: Place = 0;
+
+/// Words of an arena at most. Places have twice as many values, so that the counts below have room
+/// for all that is refused.
+pub(super) const MOST_WORDS: usize = 1 << 31;
+
+/// The words taken: `[from the back:32][from the front:32]`. On a cache line of its own: every
+/// writer changes it, and readers of the fields around it should not miss because of that.
+#[derive(Debug)]
+#[repr(align(128))]
+struct Taken(AtomicU64);
+
+/// The end of the arena from which an entry is taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum End {
+    /// Nodes.
+    Front,
+    /// Versions.
+    Back,
+}
+
+/// The memory of one MemTable.
+#[derive(Debug)]
+pub(super) struct Arena {
+    memory: Arc<Region>,
+    words: u64,
+    taken: Taken,
+}
+
+fn counts(taken: u64) -> (u64, u64) {
+    (taken >> 32, taken & 0xffff_ffff)
+}
+
+impl Arena {
+    /// An arena in the first `words` words of `memory`. The first `reserved` of them are not handed
+    /// out.
+    ///
+    /// # Panics
+    /// If there are not so many words, or more than [`MOST_WORDS`].
+    pub(super) fn new(memory: Arc<Region>, words: usize, reserved: usize) -> Self {
+        assert!(words <= MOST_WORDS && words <= memory.words().len(), "the memory has the words");
+        Self { memory, words: words as u64, taken: Taken(AtomicU64::new(reserved as u64)) }
+    }
+
+    /// The memory, for another arena.
+    pub(super) fn into_memory(self) -> Arc<Region> {
+        self.memory
+    }
+
+    /// All words. Callers load this once per operation.
+    #[inline]
+    pub(super) fn words(&self) -> &[AtomicU64] {
+        self.memory.words()
+    }
+
+    /// Takes `words` adjacent words. `None` if they are not left.
+    #[inline]
+    pub(super) fn take(&self, words: usize, end: End) -> Option<Place> {
+        let used = |taken| {
+            let (back, front) = counts(taken);
+            back + front
+        };
+        // Nothing is added to a full arena, so the counts cannot overflow however often writers
+        // still try.
+        if used(self.taken.0.load(Ordering::Relaxed)) + words as u64 > self.words {
+            return None;
+        }
+        let more = if end == End::Front { words as u64 } else { (words as u64) << 32 };
+        let taken = self.taken.0.fetch_add(more, Ordering::Relaxed);
+        let (back, front) = counts(taken);
+        if used(taken) + words as u64 > self.words {
+            return None;
+        }
+        let first = if end == End::Front { front } else { self.words - back - words as u64 };
+        Some(first as Place)
+    }
+
+    /// The bytes handed out so far.
+    pub(super) fn taken_bytes(&self) -> usize {
+        let (back, front) = counts(self.taken.0.load(Ordering::Relaxed));
+        8 * (back + front).min(self.words) as usize
+    }
+}

@@ -1,0 +1,98 @@
+//! A cursor over a MemTable, in both directions, at a bound.
+//!
+//! *Thread safety*: it reads while others write. If its bound is settled, it sees the same versions
+//! whatever is written meanwhile: newer ones are above the bound (Q7).
+
+use super::arena::Place;
+use super::search_key::{KeyWords, SearchKey};
+use super::skiplist::SkipList;
+use super::versions::Version;
+
+/// A position in a MemTable, among the keys that have versions up to a bound.
+#[derive(Clone, Copy, Debug)]
+pub struct Cursor<'t> {
+    list: &'t SkipList,
+    bound: u64,
+    at: Option<(Place, Version<'t>)>,
+}
+
+impl<'t> Cursor<'t> {
+    /// A cursor on no key.
+    pub(super) fn new(list: &'t SkipList, bound: u64) -> Self {
+        Self { list, bound, at: None }
+    }
+
+    /// The key. `None` before the first move and behind either end.
+    pub fn key(&self) -> Option<KeyWords<'t>> {
+        self.at.map(|(node, _)| self.list.key(node))
+    }
+
+    /// The key's newest version up to the bound.
+    pub fn version(&self) -> Option<Version<'t>> {
+        self.at.map(|(_, version)| version)
+    }
+
+    /// Moves to the first key.
+    pub fn seek_first(&mut self) {
+        self.up_from(self.list.first());
+    }
+
+    /// Moves to the last key.
+    pub fn seek_last(&mut self) {
+        self.down_from(self.list.last());
+    }
+
+    /// Moves to the first key that is at or above `key`.
+    pub fn seek(&mut self, key: &SearchKey) {
+        self.up_from(self.list.around(key).1);
+    }
+
+    /// Moves to the last key below `key`.
+    pub fn seek_below(&mut self, key: &SearchKey) {
+        self.down_from(self.list.around(key).0);
+    }
+
+    /// Moves to the next key. From no key it moves nowhere.
+    pub fn next(&mut self) {
+        if let Some((node, _)) = self.at {
+            self.up_from(self.list.after(node));
+        }
+    }
+
+    /// Moves to the previous key, by a search, because nodes have no links back.
+    pub fn prev(&mut self) {
+        if let Some((node, _)) = self.at {
+            self.down_from(self.before(node));
+        }
+    }
+
+    fn before(&self, node: Place) -> Option<Place> {
+        self.list.around(&self.list.key(node).to_search_key()).0
+    }
+
+    fn visible(&self, node: Place) -> Option<Version<'t>> {
+        Version::at(self.list.arena().words(), self.list.head(node).newest())?.up_to(self.bound)
+    }
+
+    fn up_from(&mut self, mut node: Option<Place>) {
+        self.at = None;
+        while let Some(place) = node {
+            if let Some(version) = self.visible(place) {
+                self.at = Some((place, version));
+                return;
+            }
+            node = self.list.after(place);
+        }
+    }
+
+    fn down_from(&mut self, mut node: Option<Place>) {
+        self.at = None;
+        while let Some(place) = node {
+            if let Some(version) = self.visible(place) {
+                self.at = Some((place, version));
+                return;
+            }
+            node = self.before(place);
+        }
+    }
+}

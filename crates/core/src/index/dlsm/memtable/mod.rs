@@ -1,0 +1,28 @@
+//! The MemTable: a skiplist of keys, each with a chain of versions, in one piece of memory.
+//!
+//! ```text
+//! edit ──▶ table ──▶ skiplist ──▶ arena        what an operation does next ──▶ one key's versions
+//!            ├─────▶ versions ──▶ arena
+//!            ├─────▶ close                     which numbers belong to the table
+//!            └─────▶ filter
+//! ```
+//!
+//! `docs/internals/memtable.md` draws the bytes and numbers the invariants.
+
+mod arena;
+mod close;
+mod cursor;
+mod edit;
+mod filter;
+mod search_key;
+mod skiplist;
+mod table;
+mod versions;
+mod writer;
+
+pub use cursor::Cursor;
+pub use edit::{Edit, Step};
+pub use search_key::{KeyWords, SearchKey};
+pub use table::{Link, MemTable, MemTableError, MemTableOptions, Pending, Seen};
+pub use versions::{Kind, Version};
+pub use writer::Writer;

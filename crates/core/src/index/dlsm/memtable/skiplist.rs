@@ -1,0 +1,367 @@
+//! A skiplist of keys to which keys are only added.
+//!
+//! A node is `[link h-1] … [link 0] [head] [key …]`, and its place is that of its head: links are
+//! below it, the key's words above. One node in four has a link on the next level. A link holds the
+//! place of the next node and that node's hint, four bytes of its key, so that most steps of a
+//! search touch only the nodes that it passes through.
+//!
+//! *Invariants* (`docs/internals/memtable.md`)
+//! - memtable.M3. On every level the keys ascend strictly, and a node that has been linked on a
+//!   level stays there. Levels are linked from the lowest up, so a node that is met on a level is
+//!   on all lower ones.
+//! - memtable.M4. A key has one node: the lowest level is linked by a CAS that expects the link
+//!   over the gap in which the key was missing.
+//!
+//! *Thread safety*: any number of threads search and insert. A CAS that fails means that another
+//! insert into the same gap succeeded. Checked by `tests/loom/memtable.rs`.
+
+use super::arena::{Arena, End, NOWHERE, Place};
+use super::search_key::{KeyWords, Prefix, SearchKey, key_words};
+use farleaf_fabric::Region;
+use farleaf_fabric::sync::{Arc, AtomicU64, Ordering, load_to_change};
+use std::cmp;
+
+/// Levels of a full tower: enough for 4^12 keys, more than places of 32 bits allow.
+#[cfg(not(loom))]
+pub(super) const MOST_LEVELS: usize = 12;
+/// Fewer for the model checker, which tries every order of the loads on the way down.
+#[cfg(loom)]
+pub(super) const MOST_LEVELS: usize = 2;
+
+/// The node before all keys: a full tower at the front of the arena, behind the word that no place
+/// names.
+const START: Place = MOST_LEVELS as Place + 1;
+
+/// How often an insert may lose the gap of its key to other inserts.
+const MOST_LOST: u32 = 10_000;
+
+/// The head of a node: `[key bytes:16][0:16][newest version:32]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Head(u64);
+
+impl Head {
+    /// The place of the newest version, or [`NOWHERE`].
+    #[inline]
+    pub(super) fn newest(self) -> Place {
+        self.0 as Place
+    }
+
+    #[inline]
+    fn key_bytes(self) -> usize {
+        (self.0 >> 48) as usize
+    }
+
+    fn with(self, newest: Place) -> Self {
+        Self(self.0 & !0xffff_ffff | u64::from(newest))
+    }
+}
+
+/// A link: `[hint of the next node:32][place of the next node:32]`, 0 at the end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Link(u64);
+
+impl Link {
+    const END: Self = Self(0);
+
+    fn new(node: Place, hint: u32) -> Self {
+        Self(u64::from(hint) << 32 | u64::from(node))
+    }
+
+    #[inline]
+    fn node(self) -> Place {
+        self.0 as Place
+    }
+
+    #[inline]
+    fn hint(self) -> u32 {
+        (self.0 >> 32) as u32
+    }
+}
+
+/// A key to search for, and its hint.
+#[derive(Clone, Copy, Debug)]
+struct Sought<'k> {
+    key: &'k SearchKey,
+    hint: u32,
+}
+
+/// The gap in which the last search of a writer ended, by level. Inserts of ascending keys begin
+/// there.
+#[derive(Debug)]
+pub(super) struct Splice {
+    before: [Place; MOST_LEVELS],
+    behind: [Link; MOST_LEVELS],
+}
+
+impl Splice {
+    /// The splice of a list that the writer has not inserted into.
+    pub(super) fn new() -> Self {
+        Self { before: [START; MOST_LEVELS], behind: [Link::END; MOST_LEVELS] }
+    }
+}
+
+/// How an insert ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Inserted {
+    /// The key's node is here. It is new, or another thread's.
+    At(Place),
+    /// The arena has no room.
+    Full,
+    /// Other inserts into the same gap were faster too often.
+    Contended,
+}
+
+/// The keys of one MemTable.
+#[derive(Debug)]
+pub(super) struct SkipList {
+    arena: Arena,
+    prefix: Prefix,
+}
+
+/// The word of a link.
+#[inline]
+fn link(words: &[AtomicU64], node: Place, level: usize) -> &AtomicU64 {
+    &words[node as usize - 1 - level]
+}
+
+/// The link of `node` on `level`.
+#[inline]
+fn behind(words: &[AtomicU64], node: Place, level: usize) -> Link {
+    Link(link(words, node, level).load(Ordering::Acquire))
+}
+
+/// How the key of `node` compares with `key`.
+#[inline]
+fn order(words: &[AtomicU64], node: Place, key: &SearchKey) -> cmp::Ordering {
+    let bytes = || Head(words[node as usize].load(Ordering::Relaxed)).key_bytes();
+    key.order_of(&words[node as usize + 1..], bytes)
+}
+
+/// How the key of the next node compares with the sought one.
+#[inline]
+fn order_behind(words: &[AtomicU64], link: Link, sought: Sought<'_>) -> cmp::Ordering {
+    match link.hint().cmp(&sought.hint) {
+        cmp::Ordering::Equal => order(words, link.node(), sought.key),
+        unequal => unequal,
+    }
+}
+
+/// The last node below the sought key on a level, from `at` on, and its link. `above` is known to
+/// be at or above the key.
+#[inline]
+fn gap_on(
+    words: &[AtomicU64],
+    mut at: Place,
+    above: Place,
+    level: usize,
+    sought: Sought<'_>,
+) -> (Place, Link) {
+    loop {
+        let next = behind(words, at, level);
+        let is_below = next.node() != NOWHERE
+            && next.node() != above
+            && order_behind(words, next, sought) == cmp::Ordering::Less;
+        if !is_below {
+            return (at, next);
+        }
+        at = next.node();
+    }
+}
+
+fn is_key(node: &Place) -> bool {
+    *node != NOWHERE && *node != START
+}
+
+impl SkipList {
+    /// An empty list in the first `words` words of `memory`, for keys with this prefix.
+    pub(super) fn new(memory: Arc<Region>, words: usize, prefix: Prefix) -> Self {
+        let arena = Arena::new(memory, words, START as usize + 1);
+        for word in &arena.words()[..=START as usize] {
+            word.store(0, Ordering::Relaxed);
+        }
+        Self { arena, prefix }
+    }
+
+    /// The memory, for another list.
+    pub(super) fn into_memory(self) -> Arc<Region> {
+        self.arena.into_memory()
+    }
+
+    #[inline]
+    pub(super) fn arena(&self) -> &Arena {
+        &self.arena
+    }
+
+    #[inline]
+    fn words(&self) -> &[AtomicU64] {
+        self.arena.words()
+    }
+
+    #[inline]
+    fn sought<'k>(&self, key: &'k SearchKey) -> Sought<'k> {
+        Sought { key, hint: self.prefix.hint(key) }
+    }
+
+    /// The head of `node`.
+    #[inline]
+    pub(super) fn head(&self, node: Place) -> Head {
+        Head(self.words()[node as usize].load(Ordering::Acquire))
+    }
+
+    /// The head of `node`, for [`SkipList::replace_head`].
+    #[inline]
+    pub(super) fn head_to_change(&self, node: Place) -> Head {
+        Head(load_to_change(&self.words()[node as usize], Ordering::Acquire))
+    }
+
+    /// Makes `newest` the newest version of `node` if its head is still `seen` (Q4).
+    #[inline]
+    pub(super) fn replace_head(&self, node: Place, seen: Head, newest: Place) -> bool {
+        let head = &self.words()[node as usize];
+        let new = seen.with(newest).0;
+        head.compare_exchange(seen.0, new, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+
+    /// The key of `node`.
+    pub(super) fn key(&self, node: Place) -> KeyWords<'_> {
+        let bytes = self.head(node).key_bytes();
+        let first = node as usize + 1;
+        KeyWords::new(&self.words()[first..first + key_words(bytes)], bytes)
+    }
+
+    /// The node of `key`.
+    #[inline]
+    pub(super) fn find(&self, key: &SearchKey) -> Option<Place> {
+        let (words, sought) = (self.words(), self.sought(key));
+        let (mut at, mut above) = (START, NOWHERE);
+        for level in (0..MOST_LEVELS).rev() {
+            loop {
+                let next = behind(words, at, level);
+                // The node above the key on the level before is often the next one here too.
+                if next.node() == NOWHERE || next.node() == above {
+                    break;
+                }
+                match order_behind(words, next, sought) {
+                    cmp::Ordering::Less => at = next.node(),
+                    cmp::Ordering::Equal => return Some(next.node()),
+                    cmp::Ordering::Greater => {
+                        above = next.node();
+                        break;
+                    }
+                }
+            }
+        }
+        None
+    }
+
+    /// The last node below `key`, and the first one at or above it.
+    pub(super) fn around(&self, key: &SearchKey) -> (Option<Place>, Option<Place>) {
+        let (words, sought) = (self.words(), self.sought(key));
+        let (mut at, mut next) = (START, Link::END);
+        for level in (0..MOST_LEVELS).rev() {
+            (at, next) = gap_on(words, at, next.node(), level, sought);
+        }
+        (Some(at).filter(is_key), Some(next.node()).filter(is_key))
+    }
+
+    /// The first node.
+    pub(super) fn first(&self) -> Option<Place> {
+        self.after(START)
+    }
+
+    /// The node behind `node`.
+    pub(super) fn after(&self, node: Place) -> Option<Place> {
+        Some(behind(self.words(), node, 0).node()).filter(is_key)
+    }
+
+    /// The last node.
+    pub(super) fn last(&self) -> Option<Place> {
+        let words = self.words();
+        let mut at = START;
+        for level in (0..MOST_LEVELS).rev() {
+            loop {
+                let next = behind(words, at, level);
+                if next == Link::END {
+                    break;
+                }
+                at = next.node();
+            }
+        }
+        Some(at).filter(is_key)
+    }
+
+    /// Whether the splice's gap on `level` spans the key and is still empty: from a gap that other
+    /// threads have filled, the search could be long.
+    fn spans(&self, splice: &Splice, level: usize, sought: Sought<'_>) -> bool {
+        let words = self.words();
+        let (before, next) = (splice.before[level], splice.behind[level]);
+        behind(words, before, level) == next
+            && (before == START || order(words, before, sought.key) == cmp::Ordering::Less)
+            && (next == Link::END || order_behind(words, next, sought) == cmp::Ordering::Greater)
+    }
+
+    /// Finds the node of `key`, for a writer. If there is none, `splice` is its gap.
+    pub(super) fn find_gap(&self, key: &SearchKey, splice: &mut Splice) -> Option<Place> {
+        let (words, sought) = (self.words(), self.sought(key));
+        // Levels above the one where the last gap spans the key need no search.
+        let spanning = [0, 3]
+            .into_iter()
+            .find(|&level| level < MOST_LEVELS && self.spans(splice, level, sought));
+        let (mut at, mut next, searched) = match spanning {
+            Some(level) => (splice.before[level], splice.behind[level], level + 1),
+            None => (START, Link::END, MOST_LEVELS),
+        };
+        for level in (0..searched).rev() {
+            (at, next) = gap_on(words, at, next.node(), level, sought);
+            splice.before[level] = at;
+            splice.behind[level] = next;
+        }
+        self.is(next, sought).then_some(next.node())
+    }
+
+    #[inline]
+    fn is(&self, link: Link, sought: Sought<'_>) -> bool {
+        link != Link::END && order_behind(self.words(), link, sought) == cmp::Ordering::Equal
+    }
+
+    /// Finds the node of `key`, or inserts one of `levels` levels without a version.
+    pub(super) fn insert(&self, key: &SearchKey, splice: &mut Splice, levels: usize) -> Inserted {
+        if let Some(node) = self.find_gap(key, splice) {
+            return Inserted::At(node);
+        }
+        let (words, sought) = (self.words(), self.sought(key));
+        let Some(first) = self.arena.take(levels + 1 + key.words(), End::Front) else {
+            return Inserted::Full;
+        };
+        let node = first + levels as Place;
+        words[node as usize].store((key.bytes() as u64) << 48, Ordering::Relaxed);
+        key.store(&words[node as usize + 1..]);
+        let own = Link::new(node, sought.hint);
+        for level in 0..levels {
+            let mut lost = 0;
+            loop {
+                let (before, next) = (splice.before[level], splice.behind[level]);
+                link(words, node, level).store(next.0, Ordering::Relaxed);
+                let gap = link(words, before, level);
+                if gap.compare_exchange(next.0, own.0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+                {
+                    // The next key is probably above this one.
+                    splice.before[level] = node;
+                    break;
+                }
+                lost += 1;
+                if lost > MOST_LOST {
+                    // Higher levels only make searches shorter.
+                    return if level == 0 { Inserted::Contended } else { Inserted::At(node) };
+                }
+                let (before, next) = gap_on(words, before, NOWHERE, level, sought);
+                splice.before[level] = before;
+                splice.behind[level] = next;
+                if level == 0 && self.is(next, sought) {
+                    return Inserted::At(next.node());
+                }
+            }
+        }
+        Inserted::At(node)
+    }
+}

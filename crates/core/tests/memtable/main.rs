@@ -1,0 +1,87 @@
+//! MemTables of dLSM as one shard uses them: operations against a model, and threads that write,
+//! close and read at the same time.
+#![cfg(not(any(loom, shuttle)))]
+
+mod model;
+mod shard;
+mod threads;
+
+use farleaf_core::index::Action;
+use farleaf_core::index::dlsm::{
+    Edit, Kind, Link, MemTable, MemTableError, MemTableOptions, SearchKey, Seat, Sequences, Writer,
+};
+use farleaf_fabric::sync::Arc;
+
+fn options() -> MemTableOptions {
+    MemTableOptions { bytes: 16 << 10, filter_bytes: 1 << 10, ..Default::default() }
+}
+
+#[test]
+fn records_over_the_limits_are_refused_with_both_numbers() {
+    let options = options();
+    let (key, value) = (vec![1; 4097], vec![2; 4097]);
+    let error = Edit::new(&key, Action::Get, &options).unwrap_err();
+    assert!(matches!(error, MemTableError::KeyTooLong { bytes: 4097, most: 4096 }), "{error}");
+    let error = Edit::new(&key[1..], Action::CompareExchange(&[], &value), &options).unwrap_err();
+    assert!(matches!(error, MemTableError::ValueTooLong { bytes: 4097, most: 4096 }), "{error}");
+    let large = MemTableOptions { bytes: 1 << 20, ..options };
+    let error = large.check(65_536, 0).unwrap_err();
+    assert!(matches!(error, MemTableError::KeyTooLong { bytes: 65_536, most: 65_535 }), "{error}");
+    let huge = MemTableOptions { bytes: (1 << 34) + 4096, ..options }.memory().unwrap_err();
+    assert!(matches!(huge, MemTableError::BadSize { .. }), "{huge}");
+}
+
+/// A table that has no room refuses the record before it has a number, and a new one has room for
+/// the longest record.
+#[test]
+fn a_full_table_is_closed_and_the_next_one_has_room() {
+    let options = options();
+    let sequences = Arc::new(Sequences::new(1));
+    let mut writer = Writer::new(Seat::take(&sequences).unwrap(), 1);
+    let table = MemTable::new(&sequences, options.memory().unwrap(), options);
+    let (key, value) = (SearchKey::new(&[7; 4096]), vec![9; 4096]);
+    let mut written = 0;
+    let refused = loop {
+        match table.upsert(&mut writer, &key, Kind::Value, &value) {
+            Link::Done(number) => written = number,
+            other => break other,
+        }
+    };
+    // One node of the key and two versions: three quarters.
+    assert_eq!((refused, written), (Link::Closed, 2));
+    // Closing took 3, which belongs to the range and to no version.
+    assert_eq!((table.first(), table.last(), table.bytes() <= options.bytes), (1, Some(3), true));
+    assert_eq!(sequences.settled(), 3);
+    let next = table.next(&sequences, options.memory().unwrap(), options);
+    assert_eq!(next.upsert(&mut writer, &key, Kind::Value, &value), Link::Done(4));
+    assert_eq!((next.first(), next.last()), (4, None));
+}
+
+/// inv. M1: what the memory held before does not show.
+#[test]
+fn memory_is_used_again() {
+    let options = options();
+    let sequences = Arc::new(Sequences::new(1));
+    let mut writer = Writer::new(Seat::take(&sequences).unwrap(), 1);
+    let mut memory = options.memory().unwrap();
+    for round in 0_u8..5 {
+        let table = MemTable::new(&sequences, memory, options);
+        let mut cursor = table.cursor(u64::MAX);
+        cursor.seek_first();
+        assert!(cursor.key().is_none(), "an empty table");
+        for key in (round..200).step_by(5) {
+            let value = vec![key; usize::from(key) % 40];
+            let link = table.upsert(&mut writer, &SearchKey::new(&[key]), Kind::Value, &value);
+            assert!(matches!(link, Link::Done(_)));
+        }
+        cursor.seek_first();
+        for key in (round..200).step_by(5) {
+            assert_eq!(cursor.key().unwrap().to_vec(), [key]);
+            let value = cursor.version().unwrap().value().unwrap();
+            assert_eq!(value, vec![key; usize::from(key) % 40]);
+            cursor.next();
+        }
+        assert!(cursor.key().is_none());
+        memory = table.into_memory();
+    }
+}
