@@ -197,9 +197,9 @@ where
     }
 
     /// The values of what leaves had for keys; blocks are READ together.
-    async fn resolve_all<'a>(
+    async fn resolve_all(
         &self,
-        found: Vec<(&'a [u8], Option<Vec<u8>>)>,
+        found: Vec<(&[u8], Option<Vec<u8>>)>,
         since_ns: u64,
     ) -> Result<Vec<Option<Vec<u8>>>, IndexError> {
         let mut values = Vec::with_capacity(found.len());
