@@ -21,6 +21,8 @@ pub(crate) trait Keys: Debug + Send + Sync + 'static {
 
     /// The value in the place of which a step is a lookup. No stream draws it.
     const LOOKUP: Self::Value;
+    /// Bytes of the shortest and of the longest key.
+    const KEY_BYTES: (usize, usize);
     /// Steps per thread; a fast index repeats them several times in a round.
     const STEPS: usize;
 
@@ -55,6 +57,7 @@ impl Keys for KeySpace {
     type Value = u64;
 
     const LOOKUP: u64 = 0;
+    const KEY_BYTES: (usize, usize) = (8, 8);
     const STEPS: usize = 1 << 21;
 
     fn space(&self) -> &KeySpace {
@@ -90,6 +93,7 @@ impl Keys for ByteKeys {
     type Value = [u8; 8];
 
     const LOOKUP: [u8; 8] = [0; 8];
+    const KEY_BYTES: (usize, usize) = (0, 128);
     /// Fewer, because each step has a key beside it.
     const STEPS: usize = 1 << 20;
 

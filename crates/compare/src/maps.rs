@@ -164,7 +164,9 @@ impl<K: Keys<Value: BytesOfValue>> Map<K> for Bf {
             .storage_backend(StorageBackend::Memory)
             .cache_only(true)
             .cb_size_byte(buffer_bytes.max(1 << 25).next_power_of_two())
-            .cb_min_record_size(16);
+            .cb_min_record_size(K::KEY_BYTES.0 + size_of::<K::Value>())
+            // 16 is its own default.
+            .cb_max_key_len(K::KEY_BYTES.1.max(16));
         let tree = BfTree::with_config(config, None);
         Ok(Self(tree.map_err(|error| anyhow::anyhow!("bf-tree: {error:?}"))?))
     }
