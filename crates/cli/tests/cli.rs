@@ -325,6 +325,30 @@ fn simulated_settings_matter() {
     assert!(throughput("4") > 2.0 * throughput("1"));
 }
 
+/// With one queue of cooling frames behind one lock, threads take turns of a microsecond at it: for
+/// each eviction, and for each node that becomes hot again.
+#[test]
+fn threads_take_turns_at_the_queue_of_cooling_frames() {
+    let run = |cooling: &str, model: &[&str]| {
+        let dex =
+            "--index dex --fabric sim --threads 8 --cache-percent 10 --admission hot --cooling";
+        let words = dex.split(' ').chain([cooling, "--workload", "read-intensive", "--json", "-"]);
+        let report = json(&small(&words.chain(model.iter().copied()).collect::<Vec<_>>()));
+        let figure = |value: &Value| value.as_f64().unwrap();
+        let turns = figure(&report["cache"]["evictions"]) + figure(&report["cache"]["reheats"]);
+        let throughput = figure(&report["throughput_ops_per_s"]);
+        (throughput, turns * throughput)
+    };
+    let turns_of_1_us = ["--model", "cooling-queue=1k"];
+    assert_eq!(run("map", &turns_of_1_us), run("map", &[]), "the map has no lock for all");
+    let (free, free_turns) = run("queue", &[]);
+    let (bound, turns) = run("queue", &turns_of_1_us);
+    assert!(bound < free && free_turns > 1.5e6, "{bound} {free} {free_turns}");
+    assert!((0.8e6..=1e6).contains(&turns), "{turns} turns of 1 µs in a second");
+    let (_, turns) = run("queue", &["--model", "cooling-queue=1k,numa=3"]);
+    assert!((0.3e6..0.6e6).contains(&turns), "{turns} turns of 1 to 3 µs in a second");
+}
+
 #[test]
 fn a_timeline_is_shown_and_written() {
     let folder = std::env::temp_dir().join(format!("farleaf-{}-timeline", std::process::id()));
