@@ -275,7 +275,7 @@ mod tests {
     fn sizes_hold_what_they_must_and_waste_an_eighth_at_most() {
         for bytes in (0..5000).chain([MOST_BLOCK_BYTES - 1, MOST_BLOCK_BYTES]) {
             let size = SizeClass::of(bytes).bytes() as usize;
-            assert!(size >= bytes && size % 8 == 0, "{bytes}: {size}");
+            assert!(size >= bytes && size.is_multiple_of(8), "{bytes}: {size}");
             assert!(bytes <= LEAST_BYTES || size - bytes < bytes / 8 + 1, "{bytes}: {size}");
             assert_eq!(SizeClass::of(size), SizeClass::of(bytes));
             assert_eq!(SizeClass::within(size as u64), Some(SizeClass::of(bytes)));

@@ -179,9 +179,8 @@ fn a_cached_block_costs_no_read() {
         // Another process: the first round READs them, the second does not.
         let index = <Blocks<Dex> as Design<Small>>::open(fabric.clone(), second).await.unwrap();
         all(&index).await;
-        let (hits, misses) =
-            (|| (index.cache_counters().block_hits, index.cache_counters().block_misses))();
-        assert_eq!((hits, misses), (0, 100));
+        let counters = index.cache_counters();
+        assert_eq!((counters.block_hits, counters.block_misses), (0, 100));
         assert_eq!(spent(&fabric, all(&index)).await.reads, 0);
         assert!(<Blocks<Dex> as Design<Small>>::cached_bytes(second) > 50_000);
     });
