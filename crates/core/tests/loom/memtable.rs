@@ -8,7 +8,7 @@ use farleaf_core::index::Action;
 use farleaf_core::index::dlsm::{
     Edit, Kind, Link, MemTable, MemTableOptions, SearchKey, Seat, Sequences, Step, Version, Writer,
 };
-use farleaf_fabric::sync::Arc;
+use farleaf_fabric::sync::{Arc, AtomicU64, Ordering};
 use loom::thread;
 
 const OPTIONS: MemTableOptions =
@@ -159,7 +159,7 @@ fn all_that_close_a_table_agree() {
 /// before the bound was taken.
 #[test]
 fn a_settled_bound_never_changes() {
-    check(3, || {
+    check(2, || {
         let sequences = Arc::new(Sequences::new(2));
         let table = table(&sequences);
         let mut one = writer(&sequences, 1);
@@ -180,6 +180,28 @@ fn a_settled_bound_never_changes() {
             // A writer that loses to no other uses every number.
             assert_eq!((seen, number_at(&table, bound)), (bound, bound));
         }
+    });
+}
+
+/// inv. Q1, Q7: up to the bound that is settled now, every version is linked. A version is a store
+/// here.
+#[test]
+fn nothing_appears_below_the_settled_bound() {
+    check(5, || {
+        let sequences = Arc::new(Sequences::new(1));
+        let linked = Arc::new(AtomicU64::new(0));
+        let mut seat = Seat::take(&sequences).unwrap();
+        let (theirs, their_linked) = (Arc::clone(&sequences), Arc::clone(&linked));
+        let thread = thread::spawn(move || {
+            let bound = theirs.settled();
+            let seen = their_linked.load(Ordering::Relaxed);
+            assert!(seen >= bound, "{bound} is settled, but only {seen} is linked");
+        });
+        for _ in 0..2 {
+            let announcement = seat.announce();
+            linked.store(announcement.take(), Ordering::Relaxed);
+        }
+        thread.join().unwrap();
     });
 }
 

@@ -6,10 +6,11 @@ mod model;
 mod shard;
 mod threads;
 
-use farleaf_core::index::Action;
 use farleaf_core::index::dlsm::{
-    Edit, Kind, Link, MemTable, MemTableError, MemTableOptions, SearchKey, Seat, Sequences, Writer,
+    Edit, Kind, Link, MemTable, MemTableError, MemTableOptions, SearchKey, Seat, Sequences, Step,
+    Writer,
 };
+use farleaf_core::index::{Action, Answer};
 use farleaf_fabric::sync::Arc;
 
 fn options() -> MemTableOptions {
@@ -84,4 +85,47 @@ fn memory_is_used_again() {
         assert!(cursor.key().is_none());
         memory = table.into_memory();
     }
+}
+
+/// inv. Q3, Q5: a version whose number was taken before its table was closed still belongs there,
+/// and until it is linked nothing is decided below the next table.
+#[test]
+fn a_straggler_holds_back_decisions_in_the_next_table() {
+    let options = options();
+    let sequences = Arc::new(Sequences::new(2));
+    let writer = |seed| Writer::new(Seat::take(&sequences).unwrap(), seed);
+    let (mut slow, mut fast) = (writer(1), writer(2));
+    let old = MemTable::new(&sequences, options.memory().unwrap(), options);
+    let key = SearchKey::new(b"k");
+    let seen = old.look(&mut slow, &key);
+    let straggler = old.prepare(&mut slow, &key, &seen, Kind::Value, b"old").unwrap();
+    let new = old.next(&sequences, options.memory().unwrap(), options);
+    let mut insert = Edit::new(b"k", Action::Insert(b"new"), &options).unwrap();
+    assert!(matches!(insert.run(&new, &mut fast), Step::NeedBelow));
+    assert!(!sequences.is_settled(new.first() - 1), "the straggler is announced");
+    assert_eq!(straggler.link(), Link::Done(1));
+    assert!(sequences.is_settled(new.first() - 1));
+    insert.found_below(&new, old.newest(&key).and_then(|version| version.value()));
+    let refused = Answer { applied: false, found: None };
+    assert!(matches!(insert.run(&new, &mut fast), Step::Done(answer) if answer == refused));
+}
+
+/// inv. Q5: what was found below one table says nothing about the next one.
+#[test]
+fn what_lies_below_is_asked_again_after_a_switch() {
+    let options = options();
+    let sequences = Arc::new(Sequences::new(2));
+    let writer = |seed| Writer::new(Seat::take(&sequences).unwrap(), seed);
+    let (mut one, mut two) = (writer(1), writer(2));
+    let old = MemTable::new(&sequences, options.memory().unwrap(), options);
+    let mut exchange = Edit::new(b"k", Action::CompareExchange(b"0", b"1"), &options).unwrap();
+    assert!(matches!(exchange.run(&old, &mut one), Step::NeedBelow));
+    exchange.found_below(&old, Some(b"0".to_vec()));
+    let link = old.upsert(&mut two, &SearchKey::new(b"k"), Kind::Value, b"5");
+    assert!(matches!(link, Link::Done(_)));
+    let new = old.next(&sequences, options.memory().unwrap(), options);
+    assert!(matches!(exchange.run(&new, &mut one), Step::NeedBelow));
+    exchange.found_below(&new, Some(b"5".to_vec()));
+    let Step::Done(answer) = exchange.run(&new, &mut one) else { panic!("all is known") };
+    assert_eq!(answer, Answer { applied: false, found: Some(b"5".to_vec()) });
 }

@@ -129,7 +129,7 @@ impl<'t> Version<'t> {
         Self::at(self.words, self.word(1) as Place)
     }
 
-    /// This version if its number is at most `bound`, or the newest older one of which this is true.
+    /// The newest version with a number up to `bound`, from this one on.
     #[inline]
     pub(super) fn up_to(self, bound: u64) -> Option<Self> {
         std::iter::successors(Some(self), Self::older).find(|version| version.number() <= bound)
