@@ -10,8 +10,8 @@
 //! The length alone tells the two apart, so short values take no byte more than without blocks.
 //!
 //! *Invariants*
-//! - blocks.X3. `check` is a sum over the address, the length and all words of the block. Two blocks
-//!   have equal references only if they have equal content.
+//! - blocks.X3. `check` is a sum over the address, the length and all words of the block. Two
+//!   blocks have equal references only if they have equal content.
 //!
 //! *Thread safety*: plain values.
 

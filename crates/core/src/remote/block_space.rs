@@ -151,8 +151,8 @@ impl OnServer {
 }
 
 impl BlockSpace {
-    /// A space without chunks. After `most_lost` blocks have been lost by leaves, the leaves should
-    /// be written back.
+    /// A space without chunks. After leaves have lost `most_lost` blocks, they should be written
+    /// back.
     pub fn new(most_lost: usize) -> Self {
         Self { inner: Mutex::default(), most_lost: most_lost.max(1) }
     }
@@ -210,8 +210,8 @@ impl BlockSpace {
         inner.lost.len() >= self.most_lost
     }
 
-    /// Takes out the blocks that leaves have lost until now. Once these leaves are in the pool, call
-    /// [`LostBlocks::rest`].
+    /// Takes out the blocks that leaves have lost until now. Once these leaves are in the pool,
+    /// call [`LostBlocks::rest`].
     pub(crate) fn lost(&self) -> LostBlocks<'_> {
         LostBlocks { places: std::mem::take(&mut lock(&self.inner).lost), space: self }
     }

@@ -5,7 +5,8 @@
 //!   reference once all its WRITEs have completed.
 //! - blocks.X2. A block never changes while a leaf refers to it. Another value is another block.
 //! - blocks.X5. A reader accepts a block only if its check matches, and if it looked at the leaf
-//!   less than half of [`GRACE_NS`] before the block arrived; otherwise it starts again at the leaf.
+//!   less than half of [`GRACE_NS`] before the block arrived. Otherwise it starts again at the
+//!   leaf.
 //!
 //! *Thread safety*: belongs to its endpoint's thread; tasks of that thread share it.
 

@@ -11,11 +11,11 @@
 //! has a reference's length returns it ([`crate::page::Answer::found`]), so that the block can be
 //! freed. Its pages, messages and protocols are the same.
 //!
-//! *Invariants*: blocks.X1 to blocks.X9. This file and its neighbours see to these:
-//! - blocks.X1. The reference is stored only after the block is written.
-//! - blocks.X4. The operation that took a reference out of a leaf gives the block back. It rests
-//!   after [`crate::index::RangeIndex::flush`]: until then the leaf may be in a cache only.
-//! - blocks.X8. A block of an operation of unknown outcome is given up.
+//! This file and its neighbours see to three of the invariants of blocks: the reference is stored
+//! only after the block is written (blocks.X1); the operation that took a reference out of a leaf
+//! gives the block back, to rest after [`crate::index::RangeIndex::flush`], for until then the leaf
+//! may be in a cache only (blocks.X4); and a block of an operation of unknown outcome is given up
+//! (blocks.X8).
 //!
 //! *Thread safety*: handles belong to their endpoints' threads; the space and the cache are shared
 //! by the handles of a process.
