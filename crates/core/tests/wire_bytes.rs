@@ -60,6 +60,10 @@ fn requests() -> Vec<(Request<Fixed8>, &'static str)> {
             "0800000001020000",
         ),
         (
+            PoolRequest::AllocateWhole { bytes: value, token: 7 }.into(),
+            "1c08070605040302010700000000000000",
+        ),
+        (
             PoolRequest::AllocateChunk { bytes: value, token: 7 }.into(),
             "0908070605040302010700000000000000",
         ),
@@ -331,7 +335,7 @@ fn unknown_tags_are_no_messages() {
     for tag in 0..=u8::MAX {
         for rest in 0..64 {
             let message = [&[tag][..], &vec![0; rest]].concat();
-            let known = [tag < 28, tag < 12, tag < 16, tag < 9];
+            let known = [tag < 29, tag < 13, tag < 16, tag < 9];
             assert!(known[0] || Request::<Fixed8>::decode(&message).is_none(), "request {tag}");
             assert!(known[1] || Reply::<Fixed8>::decode(&message).is_none(), "reply {tag}");
             assert!(known[2] || ClientRequest::<Fixed8>::decode(&message).is_none(), "ask {tag}");

@@ -5,7 +5,7 @@ use crate::error::{Cause, Error};
 use farleaf_cluster::client::Client;
 use farleaf_cluster::layouts::ClusterLayout;
 use farleaf_core::index::{Exchange, IndexError, Owned, Partitioned, RangeIndex, Scan};
-use farleaf_core::page::Layout;
+use farleaf_core::page::{Layout, check_records};
 use farleaf_core::partition::RoutedIndex;
 use farleaf_fabric::Fabric;
 use std::borrow::Borrow;
@@ -73,6 +73,7 @@ where
     L: Layout<Key = K, Value = K>,
 {
     async fn upsert_all(&self, records: Vec<Record<K>>) -> Result<(), IndexError> {
+        check_records::<L>(&records)?;
         for (key, value) in &records {
             self.upsert(key.borrow(), value.borrow()).await?;
         }
@@ -107,9 +108,11 @@ pub(crate) async fn serve<K: ?Sized + Data>(
         }
         Request::MultiGet(keys) => Response::Values(index.multi_get(&keys).await?),
         Request::UpsertAll(records) => {
-            // Whatever stopped it, some of the records may be set.
-            Served::upsert_all(index, records).await.map_err(|error| {
-                Error::Indeterminate(Cause::text(format!("some records may be set: {error}")))
+            Served::upsert_all(index, records).await.map_err(|error| match error {
+                // All records are checked before the first is set.
+                IndexError::KeyTooLong { .. } | IndexError::ValueTooLong { .. } => error.into(),
+                // Whatever else stopped it, some of the records may be set.
+                _ => Error::Indeterminate(Cause::text(format!("some records may be set: {error}"))),
             })?;
             Response::Done
         }

@@ -141,6 +141,7 @@ fn what_is_too_long_is_refused_with_the_limit() {
         index.get(vec![b'k'; 129]).wait().map(drop),
         index.upsert(vec![b'k'; 129], "").wait(),
         index.scan(vec![b'k'; 129]..).next().unwrap().map(drop),
+        index.upsert_all(vec![(b"a".to_vec(), vec![]), (vec![b'k'; 129], vec![])]).wait(),
     ] {
         let Err(Error::Invalid(why)) = refused else { panic!("{refused:?}") };
         assert_eq!(why.to_string(), "the key has 129 bytes, and keys can have at most 128");

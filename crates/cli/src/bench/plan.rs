@@ -13,6 +13,7 @@ use farleaf_bench::timeline::Interval;
 use farleaf_bench::trace::{TraceFormat, read_trace, read_ycsb, touched_keys};
 use farleaf_bench::workload::{Harness, Operation, StreamConfig};
 use farleaf_core::cache::CacheOptions;
+use farleaf_core::index::blocks::MOST_LOST;
 use farleaf_core::index::dex::DexOptions;
 use farleaf_core::index::fine::FineOptions;
 use farleaf_core::page::Layout;
@@ -142,7 +143,9 @@ impl Plan {
                 let of = |weights: &[u64]| {
                     pool_bytes(loaded, form.bytes_in_page(), arguments.fill, inserts, weights)
                 };
-                let blocks = form.bytes_in_blocks() * (loaded + 2 * inserts) as f64 * 1.1;
+                // Replaced blocks wait for their leaves.
+                let records = loaded + 2 * inserts + MOST_LOST;
+                let blocks = form.bytes_in_blocks() * records as f64 * 1.1;
                 let blocks = blocks / f64::from(arguments.memory_servers);
                 (round_up((of(&weights)? as f64 + blocks) as u64)?, of(&[1])?)
             }
@@ -152,7 +155,8 @@ impl Plan {
         let cache_bytes = cache_bytes(arguments, keys.len() as f64 * form.record_bytes());
         let in_cache = cache_bytes.unwrap_or(DEFAULT_CACHE_BYTES);
         let part = u64::from(arguments.block_cache_percent);
-        let of_blocks = arguments.inline_bytes.map_or(0, |_| in_cache / 100 * part);
+        let has_cache = arguments.inline_bytes.is_some() && arguments.index.has_cache();
+        let of_blocks = if has_cache { in_cache / 100 * part } else { 0 };
         let blocks = arguments.inline_bytes.map(|inline_bytes| ValueBlocks {
             inline_bytes,
             cache_bytes: of_blocks * u64::from(arguments.compute_servers),

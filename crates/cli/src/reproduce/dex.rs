@@ -293,6 +293,9 @@ const F7: Figure = Figure {
 const HIGHER: &str = "explained in part: the paper's tree of 200 M records is two levels higher, so a cache saves half as \
      many READs again";
 
+const LIMITED: &str =
+    "\"limited\" has no figure in the paper, and the limit of twice the baseline is ours";
+
 const F8: Figure = Figure {
     id: "8",
     title: "Figure 8: each part of DEX, write-intensive, a cache of 1%",
@@ -317,12 +320,12 @@ const F8: Figure = Figure {
             Rule::Factor(2.4, RATIO),
         ),
         Claim::new(
-            // "With more threads … the speedup is limited": the only figure to compare with is that
-            // of two threads.
-            "skewed, 144 threads: partitions bring less than with 2 threads (\"limited\")",
+            // "With more threads … the speedup is limited": no figure is given.
+            "skewed, 144 threads: partitions over the baseline (\"limited\")",
             ratio(Throughput, ("skewed", "+ partitions", 144.0), ("skewed", "baseline", 144.0)),
-            Rule::AtMost(2.4),
-        ),
+            Rule::AtMost(2.0),
+        )
+        .because(LIMITED),
         Claim::new(
             "skewed: the cache over partitions, 144 threads",
             ratio(Throughput, ("skewed", "+ cache", 144.0), ("skewed", "+ partitions", 144.0)),

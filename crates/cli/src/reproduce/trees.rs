@@ -212,7 +212,7 @@ const PORTS: &str = "forty clients share one port of their compute server, and w
                      more of it than records alone; the paper's machines have two ports";
 
 const PAGES: &str = "a whole page at 70% fill has 1.7 times the bytes of its records, and each machine has one port; \
-                     with two, fine reaches 0.9 of coarse (row m3)";
+                     with two, fine reaches 0.9 of coarse (row m3, with more clients and without co-location)";
 
 const F7: Figure = Figure {
     id: "7",

@@ -105,10 +105,9 @@ impl<L: ClusterLayout> MapStore<OwnedKey<L>> for CatalogMap<L> {
             match put.await {
                 Some(Ok(true)) => Put::Done,
                 Some(Ok(false)) => Put::Changed,
-                // Nothing was sent, or nothing was changed.
-                Some(Err(CatalogError::Unreachable { .. } | CatalogError::Refused(_))) => {
-                    Put::Changed
-                }
+                // Nothing was sent.
+                Some(Err(CatalogError::Unreachable { .. })) => Put::Changed,
+                // A catalog that cannot write its file refuses, and may have written it.
                 Some(Err(_)) | None => Put::Unknown,
             }
         })

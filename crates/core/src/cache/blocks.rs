@@ -84,10 +84,10 @@ impl BlockCache {
 
     /// Keeps a value that was read by `block`.
     pub fn keep(&self, block: BlockRef, value: &[u8]) {
-        let entry = Entry { block, value: value.into(), is_used: false };
-        if entry.bytes() > self.shard_bytes / LARGEST_PART {
+        if value.len() as u64 + ENTRY_BYTES > self.shard_bytes / LARGEST_PART {
             return;
         }
+        let entry = Entry { block, value: value.into(), is_used: false };
         self.change(block, |shard| shard.keep(entry, self.shard_bytes));
     }
 

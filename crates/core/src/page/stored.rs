@@ -15,7 +15,7 @@
 //!
 //! *Thread safety*: plain values.
 
-use super::checksum::chained_sum;
+use super::checksum::sum_of;
 use farleaf_fabric::GlobalAddr;
 use std::borrow::Cow;
 
@@ -41,7 +41,7 @@ pub struct BlockRef {
 impl BlockRef {
     /// The reference to a block of `words`, the last one zero-padded, at `at`.
     pub fn new(at: GlobalAddr, bytes: usize, words: impl Iterator<Item = u64>) -> Self {
-        let check = chained_sum([at.to_bits(), bytes as u64].into_iter().chain(words));
+        let check = sum_of([at.to_bits(), bytes as u64].into_iter().chain(words));
         Self { at, bytes, check }
     }
 

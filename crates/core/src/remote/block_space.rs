@@ -14,7 +14,7 @@
 //!   reference is in the pool, and a grace period has passed since: a crash does not bring the
 //!   reference back, and a reader that still has it does not find another value.
 //! - blocks.X6. Sizes go in eight steps from each power of two to the next, from 64 bytes on. A
-//!   block is in one list at most.
+//!   block is in one list at most. A larger free block is cut before another chunk is taken.
 //! - blocks.X8. Blocks whose WRITE may still land are never used again, nor are those which a leaf
 //!   may refer to after an operation of unknown outcome.
 //!
@@ -117,15 +117,22 @@ struct Inner {
 
 #[derive(Debug)]
 struct OnServer {
-    /// The part of the last chunk that has no blocks yet.
+    /// The part of the current chunk that has no blocks yet.
     next: GlobalAddr,
     left: u64,
+    /// Chunks that several handles asked for at the same time.
+    spare: Vec<(GlobalAddr, u64)>,
     free: Vec<Vec<GlobalAddr>>,
 }
 
 impl Default for OnServer {
     fn default() -> Self {
-        Self { next: GlobalAddr::NULL, left: 0, free: vec![Vec::new(); SizeClass::COUNT] }
+        Self {
+            next: GlobalAddr::NULL,
+            left: 0,
+            spare: Vec::new(),
+            free: vec![Vec::new(); SizeClass::COUNT],
+        }
     }
 }
 
@@ -134,19 +141,31 @@ impl OnServer {
         if let Some(at) = self.free[usize::from(class.0)].pop() {
             return Some(at);
         }
-        let left = self.left.checked_sub(class.bytes())?;
-        let at = self.next;
-        (self.next, self.left) = (at.plus(class.bytes()), left);
+        if self.left < class.bytes()
+            && let Some((at, bytes)) = self.spare.pop()
+        {
+            self.cut(self.next, self.left);
+            (self.next, self.left) = (at, bytes);
+        }
+        if let Some(left) = self.left.checked_sub(class.bytes()) {
+            let at = self.next;
+            (self.next, self.left) = (at.plus(class.bytes()), left);
+            return Some(at);
+        }
+        let larger = (class.0 + 1..SizeClass::COUNT as u8).map(SizeClass);
+        let larger =
+            larger.into_iter().find(|larger| !self.free[usize::from(larger.0)].is_empty())?;
+        let at = self.free[usize::from(larger.0)].pop()?;
+        self.cut(at.plus(class.bytes()), larger.bytes() - class.bytes());
         Some(at)
     }
 
-    /// Goes on to another chunk. What is left of the last one becomes free blocks.
-    fn add_chunk(&mut self, at: GlobalAddr, bytes: u64) {
-        while let Some(class) = SizeClass::within(self.left) {
-            self.free[usize::from(class.0)].push(self.next);
-            (self.next, self.left) = (self.next.plus(class.bytes()), self.left - class.bytes());
+    /// Makes free blocks of a piece of memory.
+    fn cut(&mut self, mut at: GlobalAddr, mut bytes: u64) {
+        while let Some(class) = SizeClass::within(bytes) {
+            self.free[usize::from(class.0)].push(at);
+            (at, bytes) = (at.plus(class.bytes()), bytes - class.bytes());
         }
-        (self.next, self.left) = (at, bytes);
     }
 }
 
@@ -164,12 +183,12 @@ impl BlockSpace {
         BlockUsage { blocks_waiting, ..inner.usage }
     }
 
-    /// The next of `servers` servers in turn.
-    pub(super) fn next_server(&self, servers: u16) -> ServerId {
+    /// All of `servers` servers, from the next one in turn on.
+    pub(super) fn servers(&self, servers: u16) -> impl Iterator<Item = ServerId> + use<> {
         let mut inner = lock(&self.inner);
-        let server = inner.next_server % servers.max(1);
-        inner.next_server = server + 1;
-        ServerId::new(server)
+        let first = inner.next_server % servers.max(1);
+        inner.next_server = first + 1;
+        (first..servers).chain(0..first).map(ServerId::new)
     }
 
     /// A block on `server`; `None` if another chunk is needed.
@@ -191,7 +210,7 @@ impl BlockSpace {
     pub(super) fn add_chunk(&self, at: GlobalAddr, bytes: u64) {
         let mut inner = lock(&self.inner);
         inner.usage.chunk_bytes += bytes;
-        inner.on(at.server()).add_chunk(at, bytes);
+        inner.on(at.server()).spare.push((at, bytes));
     }
 
     /// Frees a block that no leaf has ever referred to and whose WRITE cannot land any more.
@@ -301,6 +320,7 @@ mod tests {
             taken.push((place.at.offset(), LEAST_BYTES as u64));
         }
         taken.sort_unstable();
+        assert!(taken.len() > 20, "{}", taken.len());
         assert!(taken.windows(2).all(|pair| pair[0].0 + pair[0].1 <= pair[1].0));
         assert!(
             taken

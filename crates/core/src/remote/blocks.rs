@@ -5,8 +5,8 @@
 //!   reference once all its WRITEs have completed.
 //! - blocks.X2. A block never changes while a leaf refers to it. Another value is another block.
 //! - blocks.X5. A reader accepts a block only if its check matches, and if it looked at the leaf
-//!   less than half of [`GRACE_NS`] before the block arrived. Otherwise it starts again at the
-//!   leaf.
+//!   less than half of [`GRACE_NS`] before the block arrived, or finds the same reference there
+//!   afterwards. Otherwise it starts again at the leaf.
 //!
 //! *Thread safety*: belongs to its endpoint's thread; tasks of that thread share it.
 
@@ -15,7 +15,7 @@ use super::chunks::ChunkClient;
 use super::pages::READ_RETRIES;
 use super::pieces::{both, pieces};
 use super::{Backoff, GRACE_NS, Miss, RemoteError};
-use crate::page::{BlockRef, Layout, block_words};
+use crate::page::{BlockRef, Layout, MOST_BLOCK_BYTES, block_words};
 use crate::rules;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Buffer, Fabric, FabricError, GlobalAddr, ServerId};
@@ -49,19 +49,18 @@ impl<F: Fabric, L: Layout> BlockClient<F, L> {
         self.chunks.rpc().fabric()
     }
 
-    /// Writes a block with `value`, at most [`crate::page::MOST_BLOCK_BYTES`]. It belongs to the
+    /// Writes a block with `value`, at most [`MOST_BLOCK_BYTES`]. It belongs to the
     /// caller until a leaf refers to it.
     ///
     /// # Errors
     /// [`RemoteError`]; no block is left then, unless a WRITE of it may still land.
     pub async fn write(&self, value: &[u8]) -> Result<BlockRef, RemoteError> {
         let (class, words) = (SizeClass::of(value.len()), block_words(value));
-        let servers = self.fabric().memory_servers();
         let mut outcome = Err(RemoteError::OutOfMemory { server: ServerId::new(0) });
-        for _ in 0..servers {
-            let server = self.space.next_server(servers);
+        for server in self.space.servers(self.fabric().memory_servers()) {
+            // A server that is full or cannot be reached leaves the others.
             outcome = self.take(server, class).await;
-            if !matches!(outcome, Err(RemoteError::OutOfMemory { .. })) {
+            if outcome.is_ok() {
                 break;
             }
         }
@@ -72,16 +71,18 @@ impl<F: Fabric, L: Layout> BlockClient<F, L> {
 
     /// A place for a block on `server`.
     async fn take(&self, server: ServerId, class: SizeClass) -> Result<GlobalAddr, RemoteError> {
+        let mut wanted = self.chunk_bytes.max(class.bytes());
         loop {
             if let Some(place) = self.space.take(server, class, self.now_ns()) {
                 return Ok(place.at());
             }
-            let wanted = self.chunk_bytes.max(class.bytes());
-            let (at, bytes) = self.chunks.allocate(server, wanted).await?;
-            self.space.add_chunk(at, bytes);
-            // A chunk can be smaller: the last one, or one that was asked for before.
-            if bytes < class.bytes() {
-                return Err(RemoteError::OutOfMemory { server });
+            match self.chunks.allocate(server, wanted, false).await {
+                Ok((at, bytes)) => self.space.add_chunk(at, bytes),
+                // There is no room for a chunk, but perhaps for this block.
+                Err(RemoteError::OutOfMemory { .. }) if wanted > class.bytes() => {
+                    wanted = class.bytes();
+                }
+                Err(error) => return Err(error),
             }
         }
     }
@@ -178,28 +179,34 @@ impl<F: Fabric, L: Layout> BlockClient<F, L> {
     }
 
     /// READs a block, whose reference was taken from a leaf at `since_ns` or later: one READ of
-    /// exactly its words, or several in one doorbell if it is larger than a buffer.
+    /// exactly its words, or several in one doorbell if it is larger than a buffer. Also returns
+    /// whether that look at the leaf is recent enough (blocks.X5).
     ///
     /// # Errors
-    /// [`Miss::Restart`] if the leaf must be asked again (blocks.X5).
-    pub async fn read(&self, block: BlockRef, since_ns: u64) -> Result<Vec<u8>, Miss> {
+    /// [`Miss::Restart`] if there is another block, or none.
+    pub async fn read(&self, block: BlockRef, since_ns: u64) -> Result<(Vec<u8>, bool), Miss> {
         let trusts = self.fabric().breaks(rules::BLOCKS_CHECKED);
-        // Anything can be in a leaf that another program wrote.
-        let sensible = block.bytes <= crate::page::MOST_BLOCK_BYTES
-            && block.at.server().number() < self.fabric().memory_servers();
-        if !sensible {
+        if !self.is_sensible(block) {
             return Err(Miss::Restart);
         }
         let words = self.read_words(block).await?;
-        let is_old = self.now_ns().saturating_sub(since_ns) > GRACE_NS / 2;
+        let is_recent = self.now_ns().saturating_sub(since_ns) <= GRACE_NS / 2;
         let matches = BlockRef::new(block.at, block.bytes, words.iter().copied()) == block;
-        if (is_old || !matches) && !trusts {
+        if !matches && !trusts {
             return Err(Miss::Restart);
         }
         let mut value = Vec::with_capacity(words.len() * 8);
         words.iter().for_each(|word| value.extend_from_slice(&word.to_le_bytes()));
         value.truncate(block.bytes);
-        Ok(value)
+        Ok((value, is_recent || trusts))
+    }
+
+    /// Whether a block can be there. Anything can be in a leaf that another program wrote.
+    fn is_sensible(&self, block: BlockRef) -> bool {
+        block.bytes <= MOST_BLOCK_BYTES
+            && !block.at.is_null()
+            && block.at.offset().is_multiple_of(8)
+            && block.at.server().number() < self.fabric().memory_servers()
     }
 
     async fn read_words(&self, block: BlockRef) -> Result<Vec<u64>, Miss> {
@@ -260,8 +267,11 @@ impl<F: Fabric, L: Layout> BlockClient<F, L> {
     }
 
     /// Takes back a block whose reference an operation has taken out of its leaf. Returns whether
-    /// the leaves should be written back, and [`BlockClient::lost`] be called, before long.
+    /// the leaves should be written back before long, so that lost blocks can be used again.
     pub fn lose(&self, block: BlockRef) -> bool {
+        if !self.is_sensible(block) {
+            return false;
+        }
         if self.fabric().breaks(rules::BLOCKS_REST) {
             self.give_back(block);
             return false;

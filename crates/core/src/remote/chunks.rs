@@ -36,8 +36,9 @@ impl<F: Fabric, L: Layout> ChunkClient<F, L> {
         &self.client
     }
 
-    /// Allocates a chunk of `bytes` bytes on `server`, which exists. The server's last chunk can be
-    /// smaller. A request that is repeated, or arrives late, gets the same chunk.
+    /// Allocates a chunk of `bytes` bytes on `server`, which exists. For nodes it can be smaller,
+    /// such as the server's last chunk, or a node that was given back. Otherwise it is whole, and
+    /// was never used. A request that is repeated, or arrives late, gets the same chunk.
     ///
     /// # Errors
     /// [`RemoteError`]; after an unknown outcome the next request asks for the same chunk.
@@ -45,9 +46,13 @@ impl<F: Fabric, L: Layout> ChunkClient<F, L> {
         &self,
         server: ServerId,
         bytes: u64,
+        is_for_nodes: bool,
     ) -> Result<(GlobalAddr, u64), RemoteError> {
         let token = self.token(server);
-        let request = PoolRequest::AllocateChunk { bytes, token };
+        let request = match is_for_nodes {
+            true => PoolRequest::AllocateChunk { bytes, token },
+            false => PoolRequest::AllocateWhole { bytes, token },
+        };
         // Retries are safe: all requests with the same token get the same chunk.
         let (at, bytes) = match self.client.ask_harmless(server, &request).await {
             Ok(Reply::Chunk { at, bytes }) => (at, bytes),

@@ -1,13 +1,14 @@
 //! Bulk loads into the memory servers' own trees, for designs whose servers have them.
 //!
-//! A load has a number that no other load has. So a request that arrives late, or is sent again,
-//! concerns the load that it was sent for or none.
+//! A load has a number that no other load has, and servers remember the latest numbers that they
+//! have closed. So a request that arrives late, or is sent again, concerns the load that it was
+//! sent for or none.
 //!
 //! *Thread safety*: that of [`RpcClient`].
 
 use super::{RemoteError, RpcClient};
 use crate::page::Layout;
-use crate::wire::{Refusal, Reply, TreeRequest};
+use crate::wire::{Reply, TreeRequest};
 use farleaf_fabric::{Fabric, ServerId};
 
 impl<F: Fabric, L: Layout> RpcClient<F, L> {
@@ -15,7 +16,8 @@ impl<F: Fabric, L: Layout> RpcClient<F, L> {
     /// is aborted.
     ///
     /// # Errors
-    /// [`Refusal::Loading`] if another compute server is loading; others as [`RpcClient::ask`].
+    /// [`crate::wire::Refusal::Loading`] if another compute server is loading; others as
+    /// [`RpcClient::ask`].
     pub async fn begin_load(
         &self,
         server: ServerId,
@@ -33,11 +35,12 @@ impl<F: Fabric, L: Layout> RpcClient<F, L> {
     pub async fn end_load(&self, server: ServerId, load: u64) -> Result<(), RemoteError> {
         let end = TreeRequest::LoadEnd { load };
         match self.expect_done(server, &end).await {
-            // Repeat the request: the server ends the load now, or answers that it has ended.
-            Err(RemoteError::Indeterminate(_)) => match self.harmless(server, &end).await {
-                Err(RemoteError::Refused { refusal: Refusal::NotLoading, .. }) => Ok(()),
-                outcome => outcome,
-            },
+            // Repeat the request: the server publishes the tree now, or answers that it has. If it
+            // does not answer, or has closed the load, the first request may still have done so.
+            Err(RemoteError::Indeterminate(_)) => {
+                let again = self.harmless(server, &end).await;
+                again.map_err(|error| error.after_a_change(server))
+            }
             outcome => outcome,
         }
     }

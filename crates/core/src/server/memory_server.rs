@@ -70,7 +70,7 @@ pub struct MemoryServer<L: Layout> {
     chunks: Arc<ChunkAllocator>,
     tree: Tree<L>,
     share: OnceLock<Share<OwnedKey<L>>>,
-    load: Mutex<Load<L>>,
+    loads: Mutex<Loads<L>>,
     owners: Owners,
     offloads: Offloads<L>,
     /// Nodes that clients have returned. The set cannot outgrow the region, because it has each
@@ -95,25 +95,59 @@ enum Load<L: Layout> {
     Ending(LoadId),
 }
 
-impl<L: Layout> Load<L> {
+/// The load that is under way, and how the latest ones ended: a request that arrives late or is
+/// sent again must not begin a load anew, and must hear what became of it.
+#[derive(Debug)]
+struct Loads<L: Layout> {
+    now: Load<L>,
+    /// Whether the load was published.
+    closed: VecDeque<(LoadId, bool)>,
+}
+
+/// Closed loads that a server remembers.
+const CLOSED_LOADS: usize = 64;
+
+impl<L: Layout> Default for Loads<L> {
+    fn default() -> Self {
+        Self { now: Load::None, closed: VecDeque::new() }
+    }
+}
+
+impl<L: Layout> Loads<L> {
     /// Takes this load if it is open, and leaves `then`.
-    fn take(&mut self, id: LoadId, then: Self) -> Result<Loader<L>, Refusal> {
-        match std::mem::replace(self, then) {
-            Self::Open(open, loader) if open == id => Ok(loader),
+    fn take(&mut self, id: LoadId, then: Load<L>) -> Result<Loader<L>, Refusal> {
+        match std::mem::replace(&mut self.now, then) {
+            Load::Open(open, loader) if open == id => Ok(loader),
             other => {
-                let is_ending = matches!(other, Self::Ending(ending) if ending == id);
-                *self = other;
+                let is_ending = matches!(other, Load::Ending(ending) if ending == id);
+                self.now = other;
                 Err(if is_ending { Refusal::Contended } else { Refusal::NotLoading })
             }
         }
     }
 
-    /// Takes the open load of a compute server, if there is one.
-    fn take_of(&mut self, compute_server: u16) -> Option<Loader<L>> {
-        match *self {
-            Self::Open(id, _) if id.0 == compute_server => self.take(id, Self::None).ok(),
-            _ => None,
+    /// Closes the open load of a compute server, if there is one.
+    fn take_of(&mut self, compute_server: u16) -> Result<Option<Loader<L>>, Refusal> {
+        match self.now {
+            Load::Open(id, _) if id.0 == compute_server => {
+                self.close(id, false);
+                self.take(id, Load::None).map(Some)
+            }
+            Load::Ending(id) if id.0 == compute_server => Err(Refusal::Contended),
+            _ => Ok(None),
         }
+    }
+
+    fn close(&mut self, id: LoadId, is_published: bool) {
+        if self.closed.len() == CLOSED_LOADS {
+            self.closed.pop_front();
+        }
+        self.closed.push_back((id, is_published));
+    }
+
+    /// Whether a load that is closed was published.
+    fn was_published(&self, id: LoadId) -> Option<bool> {
+        self.closed.iter().find(|(closed, _)| *closed == id).map(|(_, is_published)| *is_published)
     }
 }
 
@@ -141,7 +175,7 @@ impl<L: Layout> MemoryServer<L> {
             chunks,
             tree,
             share: OnceLock::new(),
-            load: Mutex::new(Load::None),
+            loads: Mutex::new(Loads::default()),
             owners: Owners::default(),
             offloads: Offloads::default(),
             given_back: Mutex::new(BTreeSet::new()),
@@ -273,17 +307,27 @@ impl<L: Layout> MemoryServer<L> {
 
     /// Allocates a chunk, or a node that a client returned. A repeated request gets the same one
     /// (A4).
-    fn allocate(&self, bytes: u64, asked: Option<(u16, u64)>) -> Result<Reply<L>, Refusal> {
+    fn allocate(
+        &self,
+        bytes: u64,
+        asked: Option<(u16, u64)>,
+        is_whole: bool,
+    ) -> Result<Reply<L>, Refusal> {
         let mut latest = lock(&self.latest_chunks);
         let same = latest.iter().find(|chunk| asked == Some(chunk.asked));
         if let Some(&LatestChunk { at, bytes, .. }) = same {
             return Ok(Reply::Chunk { at, bytes });
         }
-        let given_back = lock(&self.given_back).pop_first();
-        let (at, bytes) = match given_back {
-            Some(at) => (at, (L::page_words() as u64 * 8).next_multiple_of(NodeCarver::NODE_ALIGN)),
-            None => self.chunks.allocate(bytes).ok_or(Refusal::OutOfMemory)?,
+        // A place that was a node stays one: clients may still CAS its word 0 (V3).
+        let given_back = if is_whole { None } else { lock(&self.given_back).pop_first() };
+        let chunk = match given_back {
+            Some(at) => {
+                Some((at, (L::page_words() as u64 * 8).next_multiple_of(NodeCarver::NODE_ALIGN)))
+            }
+            None if is_whole => self.chunks.allocate_whole(bytes),
+            None => self.chunks.allocate(bytes),
         };
+        let (at, bytes) = chunk.ok_or(Refusal::OutOfMemory)?;
         if let Some(asked) = asked {
             if latest.len() == LATEST_CHUNKS {
                 latest.pop_front();
@@ -309,8 +353,11 @@ impl<L: Layout> MemoryServer<L> {
     /// Starts a load. Aborts a former load of the same compute server: its client has given it up,
     /// or died.
     fn load_begin(&self, id: LoadId, fill_permille: u16) -> Result<(), Refusal> {
-        let mut load = lock(&self.load);
-        match *load {
+        let mut loads = lock(&self.loads);
+        if loads.was_published(id).is_some() {
+            return Err(Refusal::NotLoading); // late
+        }
+        match loads.now {
             Load::Open(open, _) if open == id => return Ok(()), // repeated
             Load::Open((compute_server, _), _) if compute_server != id.0 => {
                 return Err(Refusal::Loading);
@@ -318,11 +365,10 @@ impl<L: Layout> MemoryServer<L> {
             Load::Ending(_) => return Err(Refusal::Loading),
             Load::None | Load::Open(..) => {}
         }
-        let loader = self.tree.load_begin(fill_permille)?;
-        if let Some(former) = load.take_of(id.0) {
+        if let Some(former) = loads.take_of(id.0)? {
             self.tree.load_abort(former);
         }
-        *load = Load::Open(id, loader);
+        loads.now = Load::Open(id, self.tree.load_begin(fill_permille)?);
         Ok(())
     }
 
@@ -334,14 +380,15 @@ impl<L: Layout> MemoryServer<L> {
         for (key, _) in records {
             self.mine(L::key(key))?;
         }
-        let mut load = lock(&self.load);
-        let mut loader = load.take(id, Load::None)?;
+        let mut loads = lock(&self.loads);
+        let mut loader = loads.take(id, Load::None)?;
         match self.tree.load_append(&mut loader, records) {
             Ok(()) => {
-                *load = Load::Open(id, loader);
+                loads.now = Load::Open(id, loader);
                 Ok(Reply::Done)
             }
             Err(refusal) => {
+                loads.close(id, false);
                 self.tree.load_abort(loader);
                 Err(refusal)
             }
@@ -389,24 +436,40 @@ impl<L: Layout> MemoryServer<L> {
             }
             TreeRequest::LoadEnd { load } => {
                 let id = (client, load);
-                let mut loader = lock(&self.load).take(id, Load::Ending(id))?;
+                let taken = {
+                    let mut loads = lock(&self.loads);
+                    if loads.was_published(id) == Some(true) {
+                        return Ok(Reply::Done); // repeated
+                    }
+                    loads.take(id, Load::Ending(id))
+                };
+                let mut loader = taken?;
                 let ended = self.tree.load_end(cpu, &mut loader).await;
-                // A repeated request then gets the same answer, or hears that there is no load.
-                *lock(&self.load) = match ended {
-                    Ok(()) => Load::None,
+                let mut loads = lock(&self.loads);
+                // A repeated request then gets the same answer.
+                loads.now = match ended {
+                    Ok(()) => {
+                        loads.close(id, true);
+                        Load::None
+                    }
                     Err(_) => Load::Open(id, loader),
                 };
                 ended?;
             }
             TreeRequest::LoadAbort { load } => {
-                match lock(&self.load).take((client, load), Load::None) {
+                let (id, mut loads) = ((client, load), lock(&self.loads));
+                match loads.take(id, Load::None) {
                     Ok(loader) => self.tree.load_abort(loader),
                     Err(Refusal::NotLoading) => {}
                     Err(refusal) => return Err(refusal),
                 }
+                // Also if its beginning has not arrived yet.
+                if loads.was_published(id).is_none() {
+                    loads.close(id, false);
+                }
             }
             TreeRequest::LoadAbandon { compute_server } => {
-                if let Some(loader) = lock(&self.load).take_of(compute_server) {
+                if let Some(loader) = lock(&self.loads).take_of(compute_server)? {
                     self.tree.load_abort(loader);
                 }
             }
@@ -424,7 +487,10 @@ impl<L: Layout> MemoryServer<L> {
         match request {
             PoolRequest::AllocateChunk { bytes, token } => {
                 let once = !cpu.breaks(rules::CHUNKS_ONCE);
-                self.allocate(bytes, once.then_some((client, token)))
+                self.allocate(bytes, once.then_some((client, token)), false)
+            }
+            PoolRequest::AllocateWhole { bytes, token } => {
+                self.allocate(bytes, Some((client, token)), true)
             }
             PoolRequest::Usage => Ok(Reply::Usage(self.usage())),
             PoolRequest::Claim { options, root } => self.claim(options, root),

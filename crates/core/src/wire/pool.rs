@@ -18,6 +18,13 @@ messages! {
             /// arrives. No two clients use the same token.
             token: u64,
         },
+        /// Requests a chunk of this size that was never used, for what is not a node.
+        28 => AllocateWhole {
+            /// Its size; the server allocates no less.
+            bytes: u64,
+            /// As for [`PoolRequest::AllocateChunk`].
+            token: u64,
+        },
         /// How much of the memory is used.
         15 => Usage,
         /// Claims the pool for an index of this design, unless another index has it. The same claim

@@ -189,6 +189,42 @@ fn a_load_that_is_refused_half_way_is_not_called_refused() {
     }
 }
 
+/// A server that does not answer may publish its tree later. A repeated end that was certainly not
+/// sent, or was refused meanwhile, had hidden that.
+#[test]
+fn a_load_whose_end_gets_no_answer_may_have_happened() {
+    use AtEnd::{IsSilent, Publishes};
+    let options = &coarse(2);
+    let cluster = simulator(Faults::default()).start(servers([IsSilent, Publishes]));
+    cluster.run_one(|fabric| async move {
+        <Coarse as Design<Tiny>>::create(&fabric, options).await.unwrap();
+        let index = <Coarse as Design<Tiny>>::open(fabric.clone(), &()).await.unwrap();
+        let loaded = index.bulk_load(records(2).into_iter(), 0.7).await;
+        assert!(matches!(loaded, Err(IndexError::Indeterminate(_))), "{loaded:?}");
+    });
+}
+
+/// What arrives for a load that is closed neither begins it anew nor hides how it ended.
+#[test]
+fn a_closed_load_stays_closed() {
+    let cluster = simulator(Faults::default()).start(servers([AtEnd::Publishes]));
+    cluster.run_one(|fabric| async move {
+        <Coarse as Design<Tiny>>::create(&fabric, &coarse(1)).await.unwrap();
+        let rpc = &RpcClient::<_, Tiny>::new(fabric.clone());
+        let not_loading = || refused(FIRST, Refusal::NotLoading);
+        rpc.abort_load(FIRST, 6).await.unwrap();
+        assert_eq!(begin(&fabric, FIRST, 6).await, not_loading(), "its abort overtook it");
+        begin(&fabric, FIRST, 7).await.unwrap();
+        begin(&fabric, FIRST, 8).await.unwrap();
+        assert_eq!(begin(&fabric, FIRST, 7).await, not_loading(), "another one has begun");
+        assert_eq!(rpc.end_load(FIRST, 7).await, not_loading());
+        rpc.end_load(FIRST, 8).await.unwrap();
+        assert_eq!(rpc.end_load(FIRST, 8).await, Ok(()), "repeated");
+        assert_eq!(begin(&fabric, FIRST, 8).await, not_loading());
+        assert_eq!(begin(&fabric, FIRST, 9).await, Ok(()), "no load is open");
+    });
+}
+
 /// The coarse design repeats an end whose reply is lost, as the hybrid one does.
 #[test]
 fn a_load_whose_reply_is_late_has_ended() {

@@ -21,6 +21,9 @@ const SCAN_TOGETHER: usize = 256;
 /// Blocks that one operation reads or writes together.
 const BLOCKS_TOGETHER: usize = OPERATIONS_TOGETHER;
 
+/// How often a write that finds no memory waits for lost blocks. Other handles take some of them.
+const FREEING_ROUNDS: u32 = 8;
+
 /// A handle of an index with value blocks.
 #[derive(Debug)]
 pub struct BlockIndex<I, F: Fabric, L: Layout> {
@@ -75,16 +78,18 @@ where
 
     /// Writes a block. If there is no memory left, blocks that leaves have lost are freed first.
     pub(super) async fn write_block(&self, value: &[u8]) -> Result<BlockRef, IndexError> {
-        match self.blocks.write(value).await.map_err(IndexError::from) {
-            Err(error @ IndexError::OutOfMemory { .. }) => {
-                self.rest_lost().await?;
-                if !self.blocks.wait_for_rested().await {
-                    return Err(error);
+        for _ in 0..FREEING_ROUNDS {
+            match self.blocks.write(value).await.map_err(IndexError::from) {
+                Err(error @ IndexError::OutOfMemory { .. }) => {
+                    self.rest_lost().await?;
+                    if !self.blocks.wait_for_rested().await {
+                        return Err(error);
+                    }
                 }
-                Ok(self.blocks.write(value).await?)
+                outcome => return outcome,
             }
-            outcome => outcome,
         }
+        Ok(self.blocks.write(value).await?)
     }
 
     async fn store<'a>(&self, key: &[u8], value: &'a [u8]) -> Result<New<'a>, IndexError> {
@@ -104,7 +109,9 @@ where
     ) -> Result<Answer<Vec<u8>>, IndexError> {
         let answer = match outcome {
             // A leaf may refer to the block, now or later (blocks.X8).
-            Err(error @ IndexError::Indeterminate(_)) => return Err(error),
+            Err(error @ (IndexError::Indeterminate(_) | IndexError::BadReply { .. })) => {
+                return Err(error);
+            }
             Err(error) => {
                 self.give_back(block);
                 return Err(error);
@@ -147,8 +154,14 @@ where
         Ok(())
     }
 
-    /// The value for what a leaf had at `since_ns` or later.
-    async fn resolve(&self, mut stored: Vec<u8>, since_ns: u64) -> Result<Vec<u8>, Miss> {
+    /// The value for what the leaf of `key` had at `since_ns` or later. If the block arrives late,
+    /// the leaf must still refer to it.
+    async fn resolve(
+        &self,
+        key: &[u8],
+        mut stored: Vec<u8>,
+        since_ns: u64,
+    ) -> Result<Vec<u8>, Miss> {
         let block = match Stored::of(&stored) {
             Stored::Inline(value) => {
                 let length = value.len();
@@ -162,7 +175,10 @@ where
             return Ok(value);
         }
         LiveCounters::count(&self.counters.block_misses);
-        let value = self.blocks.read(block, since_ns).await?;
+        let (value, is_recent) = self.blocks.read(block, since_ns).await?;
+        if !is_recent && Box::pin(self.design.get(key)).await.ok().flatten() != Some(stored) {
+            return Err(Miss::Restart);
+        }
         self.cache.keep(block, &value);
         Ok(value)
     }
@@ -174,7 +190,7 @@ where
         stored: Vec<u8>,
         since_ns: u64,
     ) -> Result<Option<Vec<u8>>, IndexError> {
-        match self.resolve(stored, since_ns).await {
+        match self.resolve(key, stored, since_ns).await {
             Ok(value) => Ok(Some(value)),
             Err(Miss::Restart) => Box::pin(self.ask_again(key)).await,
             Err(Miss::Failed(error)) => Err(error.into()),
@@ -188,7 +204,7 @@ where
             self.blocks.restart(&mut backoff).await?;
             let since_ns = self.blocks.now_ns();
             let Some(stored) = self.design.get(key).await? else { return Ok(None) };
-            match self.resolve(stored, since_ns).await {
+            match self.resolve(key, stored, since_ns).await {
                 Ok(value) => return Ok(Some(value)),
                 Err(Miss::Restart) => {}
                 Err(Miss::Failed(error)) => return Err(error.into()),
@@ -306,7 +322,7 @@ where
                     }
                 }
             };
-            match self.resolve(stored.clone(), since_ns).await {
+            match self.resolve(key, stored.clone(), since_ns).await {
                 Ok(value) if value == expected => return Ok(Ok(stored)),
                 Ok(value) => return Ok(Err(Some(value))),
                 Err(Miss::Restart) => self.blocks.restart(&mut backoff).await?,
@@ -349,6 +365,9 @@ where
     }
 
     async fn scan(&self, scan: &Scan<Vec<u8>>) -> Result<Records<Vec<u8>, Vec<u8>>, IndexError> {
+        if scan.limit == 0 {
+            return self.design.scan(scan).await; // it checks the bounds
+        }
         let mut records: Records<Vec<u8>, Vec<u8>> = Vec::new();
         let mut rest = scan.clone();
         while records.len() < scan.limit {

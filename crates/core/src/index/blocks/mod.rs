@@ -25,7 +25,7 @@ mod load;
 mod options;
 
 pub use handle::BlockIndex;
-pub use options::BlockOptions;
+pub use options::{BlockOptions, MOST_LOST};
 
 use super::{Design, IndexError};
 use crate::cache::BlockCache;

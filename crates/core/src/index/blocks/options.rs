@@ -4,6 +4,9 @@
 
 use crate::index::IndexError;
 
+/// How many replaced blocks wait by default before leaves are written back.
+pub const MOST_LOST: u64 = 16_384;
+
 /// Options of an index with value blocks. All handles of an index should have the same.
 #[derive(Clone, Debug)]
 pub struct BlockOptions<O> {
@@ -32,7 +35,7 @@ impl<O> BlockOptions<O> {
             inline_bytes: Self::INLINE_BYTES,
             cache_bytes: 0,
             chunk_bytes: 1 << 20,
-            most_lost: 16_384,
+            most_lost: MOST_LOST as usize,
         }
     }
 

@@ -197,7 +197,10 @@ impl<I: Collect> IndexAdmin for I {
     }
 
     async fn declare_dead(&self, compute_server: u16) -> Result<(), IndexError> {
-        self.pages().declare_dead(compute_server).await?;
-        self.abandon(compute_server).await
+        // Even if the registrar does not answer: loads are ended by each server.
+        let declared = self.pages().declare_dead(compute_server).await;
+        let abandoned = self.abandon(compute_server).await;
+        declared?;
+        abandoned
     }
 }
