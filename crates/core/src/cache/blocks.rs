@@ -46,7 +46,7 @@ struct Shard {
 #[derive(Debug)]
 struct Entry {
     block: BlockRef,
-    value: Arc<[u8]>,
+    value: Arc<Vec<u8>>,
     is_used: bool,
 }
 
@@ -87,7 +87,7 @@ impl BlockCache {
         if value.len() as u64 + ENTRY_BYTES > self.shard_bytes / LARGEST_PART {
             return;
         }
-        let entry = Entry { block, value: value.into(), is_used: false };
+        let entry = Entry { block, value: Arc::new(value.to_vec()), is_used: false };
         self.change(block, |shard| shard.keep(entry, self.shard_bytes));
     }
 
@@ -111,7 +111,7 @@ impl BlockCache {
 }
 
 impl Shard {
-    fn get(&mut self, block: BlockRef) -> Option<Arc<[u8]>> {
+    fn get(&mut self, block: BlockRef) -> Option<Arc<Vec<u8>>> {
         let place = *self.places.get(&block.at.to_bits())?;
         let entry = self.entries[place].as_mut().filter(|entry| entry.block == block)?;
         entry.is_used = true;

@@ -208,7 +208,6 @@ fn snapshots_stay_as_they_are_while_others_write() {
             let before: Vec<_> = done.iter().map(|done| done.load(Ordering::Acquire)).collect();
             let snapshot = Snapshot::take(&shard.sequences);
             shard.wait_until_settled(snapshot.bound());
-            assert!(snapshot.is_settled());
             let tables = shard.tables();
             let first = read_all(&tables, snapshot.bound());
             for (number, before) in (0_u64..).zip(before) {

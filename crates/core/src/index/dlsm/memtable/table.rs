@@ -16,6 +16,7 @@ use super::skiplist::{Head, Inserted, SkipList};
 use super::versions::{Blank, Kind, Version};
 use super::writer::Writer;
 use crate::index::dlsm::{Announcement, Sequences};
+use crate::table::MAX_VALUE_BYTES;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Region, RegionError};
 use thiserror::Error;
@@ -59,9 +60,9 @@ impl MemTableOptions {
     }
 
     /// The longest value, in bytes: a quarter of the table, so that a new table has room for it
-    /// and its key.
+    /// and its key, and no more than a table in the pool takes.
     pub fn most_value_bytes(&self) -> usize {
-        self.bytes / 4
+        MAX_VALUE_BYTES.min(self.bytes / 4)
     }
 
     /// Checks the lengths of a key and a value.
@@ -297,6 +298,8 @@ impl MemTable {
         value: &[u8],
     ) -> Result<Pending<'w>, Link> {
         debug_assert_eq!(seen.table.id, self.id, "seen in this table");
+        // The writer may have looked at another table since.
+        writer.turn_to(self.id);
         let full = |sequences: &Arc<Sequences>| {
             self.close(sequences);
             Link::Closed
