@@ -152,9 +152,8 @@ impl OnServer {
             (self.next, self.left) = (at.plus(class.bytes()), left);
             return Some(at);
         }
-        let larger = (class.0 + 1..SizeClass::COUNT as u8).map(SizeClass);
-        let larger =
-            larger.into_iter().find(|larger| !self.free[usize::from(larger.0)].is_empty())?;
+        let mut larger = (class.0 + 1..SizeClass::COUNT as u8).map(SizeClass);
+        let larger = larger.find(|larger| !self.free[usize::from(larger.0)].is_empty())?;
         let at = self.free[usize::from(larger.0)].pop()?;
         self.cut(at.plus(class.bytes()), larger.bytes() - class.bytes());
         Some(at)

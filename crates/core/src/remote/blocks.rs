@@ -12,7 +12,7 @@
 
 use super::block_space::{BlockSpace, LostBlocks, Place, SizeClass};
 use super::chunks::ChunkClient;
-use super::pages::READ_RETRIES;
+use super::pages::{BUSY_WAIT_NS, BUSY_WAITS, READ_RETRIES};
 use super::pieces::{both, pieces};
 use super::{Backoff, GRACE_NS, Miss, RemoteError};
 use crate::page::{BlockRef, Layout, MOST_BLOCK_BYTES, block_words};
@@ -26,9 +26,6 @@ use std::ops::Range;
 const PIECES_TOGETHER: usize = 4;
 /// Attempts to write a block.
 const WRITE_ATTEMPTS: u32 = 16;
-/// Polls for a free buffer before giving up.
-const BUSY_WAITS: u32 = 10_000;
-const BUSY_WAIT_NS: u64 = 500;
 
 /// One handle's access to value blocks.
 #[derive(Debug)]
@@ -49,8 +46,8 @@ impl<F: Fabric, L: Layout> BlockClient<F, L> {
         self.chunks.rpc().fabric()
     }
 
-    /// Writes a block with `value`, at most [`MOST_BLOCK_BYTES`]. It belongs to the
-    /// caller until a leaf refers to it.
+    /// Writes a block with `value`, at most [`MOST_BLOCK_BYTES`]. It belongs to the caller until a
+    /// leaf refers to it.
     ///
     /// # Errors
     /// [`RemoteError`]; no block is left then, unless a WRITE of it may still land.

@@ -37,8 +37,8 @@ pub(super) const READ_RETRIES: u32 = 16;
 /// READs of a page that fails validation before the caller restarts, and checks for a dead holder.
 const REREADS: u32 = 24;
 /// Polls for a free buffer before giving up.
-const BUSY_WAITS: u32 = 10_000;
-const BUSY_WAIT_NS: u64 = 500;
+pub(super) const BUSY_WAITS: u32 = 10_000;
+pub(super) const BUSY_WAIT_NS: u64 = 500;
 
 /// One client's access to pages.
 #[derive(Debug)]

@@ -11,7 +11,7 @@ use farleaf_core::index::dex::Dex;
 use farleaf_core::index::fine::Fine;
 use farleaf_core::index::hybrid::{Hybrid, HybridOptions};
 use farleaf_core::index::{Design, Exchange, IndexAdmin, IndexError, RangeIndex, Scan};
-use farleaf_core::page::{Bytes, MOST_BLOCK_BYTES, Named};
+use farleaf_core::page::{Action, Answer, Bytes, LeafEdit, MOST_BLOCK_BYTES, Named};
 use farleaf_core::remote::GRACE_NS;
 use farleaf_core::rules::KnownRule;
 use farleaf_core::server::MemoryServerConfig;
@@ -183,6 +183,16 @@ fn a_cached_block_costs_no_read() {
         assert_eq!((counters.block_hits, counters.block_misses), (0, 100));
         assert_eq!(spent(&fabric, all(&index)).await.reads, 0);
         assert!(<Blocks<Dex> as Design<Small>>::cached_bytes(second) > 50_000);
+        // Together, and with keys that are absent.
+        let keys: Vec<[u8; 1]> = (0..200).map(|key| [key]).collect();
+        let lookups: Vec<LeafEdit<&[u8], &[u8]>> =
+            keys.iter().map(|key| LeafEdit { key: &key[..], action: Action::Get }).collect();
+        let answers = index.execute_all(&lookups).await;
+        assert_eq!(answers.len(), 200);
+        for (number, answer) in (0_u8..).zip(answers) {
+            let found = (number < 100).then(|| vec![number; 500]);
+            assert_eq!(answer, Ok(Answer { applied: number < 100, found }));
+        }
     });
 }
 

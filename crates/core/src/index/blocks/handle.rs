@@ -262,22 +262,18 @@ where
     ) -> Result<Answer<Vec<u8>>, IndexError> {
         Self::check(key, expected)?;
         Self::check(key, value)?;
-        let mut backoff = Backoff::default();
-        let mut stored = self.inline(key, expected).map(Cow::into_owned);
-        if stored.is_none() {
-            match self.stored_for(key, expected, None).await? {
-                Ok(found) => stored = Some(found),
+        let mut stored = match self.inline(key, expected) {
+            Some(stored) => stored.into_owned(),
+            None => match self.stored_for(key, expected, None).await? {
+                Ok(stored) => stored,
                 Err(found) => return Ok(Answer { applied: false, found }),
-            }
-        }
+            },
+        };
         let new = self.store(key, value).await?;
-        loop {
+        let mut backoff = Backoff::default();
+        let refused = loop {
             let since_ns = self.blocks.now_ns();
-            let Some(expects) = stored.take() else {
-                self.give_back(new.block);
-                return Ok(Answer::from_change(false));
-            };
-            let action = Action::CompareExchange(&expects[..], &new.stored[..]);
+            let action = Action::CompareExchange(&stored[..], &new.stored[..]);
             let outcome = self.design.execute(LeafEdit { key, action }).await;
             let found = match outcome {
                 Ok(Answer { applied: false, found: Some(found) }) => found,
@@ -285,21 +281,16 @@ where
             };
             // The key has another value, or the same one stored in another way.
             match self.stored_for(key, expected, Some((found, since_ns))).await {
-                Ok(Ok(found)) => stored = Some(found),
-                Ok(Err(found)) => {
-                    self.give_back(new.block);
-                    return Ok(Answer { applied: false, found });
-                }
-                Err(error) => {
-                    self.give_back(new.block);
-                    return Err(error);
-                }
+                Ok(Ok(found)) => stored = found,
+                Ok(Err(found)) => break Ok(Answer { applied: false, found }),
+                Err(error) => break Err(error),
             }
             if let Err(error) = self.blocks.restart(&mut backoff).await {
-                self.give_back(new.block);
-                return Err(error.into());
+                break Err(error.into());
             }
-        }
+        };
+        self.give_back(new.block);
+        refused
     }
 
     /// What the leaf has for `key`, if that is `expected`; else the value that the key has. `found`
@@ -429,7 +420,24 @@ where
         &self,
         edits: &[LeafEdit<&[u8], &[u8]>],
     ) -> Vec<Result<Answer<Vec<u8>>, IndexError>> {
-        execute_in_rounds(self, edits).await
+        if edits.iter().any(LeafEdit::changes) {
+            return execute_in_rounds(self, edits).await;
+        }
+        // The design can take lookups down together.
+        let mut answers = Vec::with_capacity(edits.len());
+        for together in edits.chunks(BLOCKS_TOGETHER) {
+            let since_ns = self.blocks.now_ns();
+            let found = self.design.execute_all(together).await;
+            let resolved = together.iter().zip(found).map(async |(edit, answer)| {
+                let value = match answer?.found {
+                    Some(stored) => self.resolve_or_ask(edit.key, stored, since_ns).await?,
+                    None => None,
+                };
+                Ok(Answer::from_lookup(value))
+            });
+            answers.extend(all(resolved).await);
+        }
+        answers
     }
 
     async fn settle(&self) -> Result<(), IndexError> {
