@@ -22,7 +22,7 @@ use farleaf_core::cache::CacheOptions;
 use farleaf_core::index::dex::{DexOptions, EntryWeights, spreading_level};
 use farleaf_core::index::fine::FineOptions;
 use farleaf_core::index::{Design, Naming, Scan};
-use farleaf_core::page::{Bytes, OwnedKey};
+use farleaf_core::page::{Bytes, CHOSEN, OwnedKey};
 use farleaf_fabric::Provider;
 use farleaf_fabric::local::LocalConfig;
 use std::ops::RangeInclusive;
@@ -113,7 +113,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         Some(form) => {
             let values = arguments.value_bytes.clone().unwrap_or(8..=8);
             Bytes::choose(PAGE_BYTES / 8);
-            let strings = Strings::new(form, keys.len(), values, true)
+            let strings = Strings::<CHOSEN>::new(form, keys.len(), values, true)
                 .or_else(|error| usage(error.to_string()))?;
             let (key_bytes, value_bytes) = strings.record_bytes();
             let bytes_in_page = string_bytes_in_page(key_bytes + value_bytes);
