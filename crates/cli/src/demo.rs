@@ -22,7 +22,7 @@ use farleaf_core::cache::CacheOptions;
 use farleaf_core::index::dex::{DexOptions, EntryWeights, spreading_level};
 use farleaf_core::index::fine::FineOptions;
 use farleaf_core::index::{Design, Naming, Scan};
-use farleaf_core::page::OwnedKey;
+use farleaf_core::page::{Bytes, CHOSEN, OwnedKey};
 use farleaf_fabric::Provider;
 use farleaf_fabric::local::LocalConfig;
 use std::ops::RangeInclusive;
@@ -31,8 +31,8 @@ use std::path::PathBuf;
 /// The form of byte strings; `None` for numbers.
 type OptionalForm = Option<KeyForm>;
 
-/// The demo's pages of byte strings have 1 KiB.
-type Strings1K = Strings<128>;
+/// The size of pages of byte strings.
+const PAGE_BYTES: usize = 1024;
 
 /// Options of `farleaf demo`.
 #[derive(Debug, Args)]
@@ -112,7 +112,8 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let reports = match &arguments.key_form {
         Some(form) => {
             let values = arguments.value_bytes.clone().unwrap_or(8..=8);
-            let strings = Strings1K::new(form, keys.len(), values, true)
+            Bytes::choose(PAGE_BYTES / 8);
+            let strings = Strings::<CHOSEN>::new(form, keys.len(), values, true)
                 .or_else(|error| usage(error.to_string()))?;
             let (key_bytes, value_bytes) = strings.record_bytes();
             let bytes_in_page = string_bytes_in_page(key_bytes + value_bytes);
@@ -126,7 +127,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
                     report.key_form = Some(form.to_string());
                     report.key_bytes = Some(key_bytes);
                     report.value_bytes = Some(value_bytes);
-                    report.page_bytes = Some(1024);
+                    report.page_bytes = Some(PAGE_BYTES as u64);
                 },
                 key: &|number| strings.key_named(number).escape_ascii().to_string(),
                 value: &|number| strings.value_named(number).escape_ascii().to_string(),

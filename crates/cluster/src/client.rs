@@ -143,8 +143,8 @@ impl Located {
     /// [`ProgramError::Config`] if the cluster has another layout than `L`.
     pub fn connect<L: ClusterLayout>(self) -> Result<Connection<L>, ProgramError> {
         let Self { config, catalog, keys, settings, layout } = self;
-        if layout != L::NAME {
-            let text = format!("this cluster has {layout}, and this needs {}", L::NAME);
+        if layout != L::name() {
+            let text = format!("this cluster has {layout}, and this needs {}", L::name());
             return Err(ConfigError::Settings(text).into());
         }
         let compute_servers = settings.compute_servers.max(MOST_COMPUTE_SERVERS);

@@ -55,6 +55,11 @@ impl LayoutName {
             Self::Bytes4K => 4096,
         }
     }
+
+    /// The size of pages, in words of 8 bytes.
+    pub fn page_words(self) -> usize {
+        self.page_bytes() as usize / 8
+    }
 }
 
 impl fmt::Display for LayoutName {
@@ -65,27 +70,34 @@ impl fmt::Display for LayoutName {
 
 /// A layout that a cluster can have.
 pub trait ClusterLayout: Layout<Key: Textual, Value: Textual> {
-    const NAME: LayoutName;
+    /// Its name.
+    ///
+    /// # Panics
+    /// If no cluster has pages of this size.
+    fn name() -> LayoutName;
 }
 
 impl ClusterLayout for Fixed8 {
-    const NAME: LayoutName = LayoutName::Numbers;
+    fn name() -> LayoutName {
+        LayoutName::Numbers
+    }
 }
 
-impl ClusterLayout for Bytes<128> {
-    const NAME: LayoutName = LayoutName::Bytes1K;
-}
-
-impl ClusterLayout for Bytes<256> {
-    const NAME: LayoutName = LayoutName::Bytes2K;
-}
-
-impl ClusterLayout for Bytes<512> {
-    const NAME: LayoutName = LayoutName::Bytes4K;
+impl<const WORDS: usize> ClusterLayout for Bytes<WORDS>
+where
+    Self: Layout<Key = [u8], Value = [u8]>,
+{
+    fn name() -> LayoutName {
+        let page_bytes = Self::page_words() as u64 * 8;
+        LayoutName::new("bytes", page_bytes).expect("clusters have pages of this size")
+    }
 }
 
 /// Evaluates an expression with the type of a [`LayoutName`] in the place of `$layout`. Each use
-/// compiles what it calls once for each layout.
+/// compiles what it calls once for numbers and once for byte strings.
+///
+/// # Panics
+/// If the process has used byte strings in pages of another size.
 #[macro_export]
 macro_rules! with_layout {
     ($name:expr, $layout:ident => $body:expr) => {
@@ -94,16 +106,9 @@ macro_rules! with_layout {
                 type $layout = $crate::layouts::types::Numbers;
                 $body
             }
-            $crate::layouts::LayoutName::Bytes1K => {
-                type $layout = $crate::layouts::types::Bytes1K;
-                $body
-            }
-            $crate::layouts::LayoutName::Bytes2K => {
-                type $layout = $crate::layouts::types::Bytes2K;
-                $body
-            }
-            $crate::layouts::LayoutName::Bytes4K => {
-                type $layout = $crate::layouts::types::Bytes4K;
+            name => {
+                type $layout = $crate::layouts::types::Strings;
+                $layout::choose(name.page_words());
                 $body
             }
         }
@@ -112,12 +117,10 @@ macro_rules! with_layout {
 
 /// The types of the layouts, for [`with_layout`](crate::with_layout).
 pub mod types {
-    use farleaf_core::page::{Bytes, Fixed8};
+    use farleaf_core::page::{Bytes, CHOSEN, Fixed8};
 
     pub type Numbers = Fixed8;
-    pub type Bytes1K = Bytes<128>;
-    pub type Bytes2K = Bytes<256>;
-    pub type Bytes4K = Bytes<512>;
+    pub type Strings = Bytes<CHOSEN>;
 }
 
 #[cfg(test)]
@@ -128,9 +131,16 @@ mod tests {
     fn a_name_has_the_type_of_its_name() {
         for name in LayoutName::ALL {
             assert_eq!(LayoutName::new(name.keys(), name.page_bytes()).unwrap(), name);
-            assert_eq!(with_layout!(name, L => L::NAME), name);
-            assert_eq!(with_layout!(name, L => L::page_words()) as u64 * 8, name.page_bytes());
         }
+        assert_eq!(Bytes::<128>::name(), LayoutName::Bytes1K);
+        assert_eq!(Bytes::<256>::name(), LayoutName::Bytes2K);
+        // A process chooses one size.
+        for name in [LayoutName::Numbers, LayoutName::Bytes4K, LayoutName::Bytes4K] {
+            assert_eq!(with_layout!(name, L => L::name()), name);
+            assert_eq!(with_layout!(name, L => L::page_words()), name.page_words());
+        }
+        let other = std::panic::catch_unwind(|| with_layout!(LayoutName::Bytes1K, L => L::name()));
+        assert!(other.is_err(), "pages of one size would become pages of another");
     }
 
     #[test]

@@ -141,7 +141,7 @@ fn values(most: usize) -> impl Strategy<Value = Vec<u8>> {
 }
 
 fn changes<const W: usize>() -> impl Strategy<Value = Vec<Change>> {
-    let (most, value) = (Bytes::<W>::MAX_KEY, W);
+    let (most, value) = (Bytes::<W>::max_key(), W);
     let change = prop_oneof![
         6 => (keys(most), values(value)).prop_map(|(key, value)| Change::Insert(key, value)),
         3 => (keys(most), values(value)).prop_map(|(key, value)| Change::Replace(key, value)),
@@ -417,8 +417,8 @@ fn trimmed<const W: usize>(changes: Vec<Change>, low: &[u8], high: &[u8]) {
 fn read_everything<const W: usize>(page: View<'_, W>, key: &[u8], other: &[u8]) {
     let most = W * 8 * 3;
     assert!(page.count() <= Bytes::<W>::capacity() && page.deleted_count() <= page.count());
-    assert!(Bytes::<W>::low(page).len() <= Bytes::<W>::MAX_KEY);
-    assert!(Bytes::<W>::high(page).is_none_or(|high| high.len() <= Bytes::<W>::MAX_KEY));
+    assert!(Bytes::<W>::low(page).len() <= Bytes::<W>::max_key());
+    assert!(Bytes::<W>::high(page).is_none_or(|high| high.len() <= Bytes::<W>::max_key()));
     for probe in [Probe::At(key), Probe::Before(key), Probe::Last] {
         let _ = Bytes::<W>::reach(page, probe);
         assert!(Bytes::<W>::inner_slot(page, probe) <= page.count());
@@ -539,8 +539,8 @@ proptest! {
 fn too_long_keys_and_values_are_refused() {
     let owned = OwnedPage::leaf::<128>(&[], None);
     let page = owned.page::<128>();
-    assert_eq!(Bytes::<128>::MAX_KEY, 128);
-    assert_eq!((Bytes::<256>::MAX_KEY, Bytes::<512>::MAX_KEY), (256, 256));
+    assert_eq!(Bytes::<128>::max_key(), 128);
+    assert_eq!((Bytes::<256>::max_key(), Bytes::<512>::max_key()), (256, 256));
     let before = owned.words();
     assert_eq!(Bytes::<128>::leaf_insert(page, &[7; 129], b""), LeafInsert::Full);
     assert_eq!(Bytes::<128>::leaf_insert(page, b"k", &[7; 300]), LeafInsert::Full);

@@ -25,7 +25,8 @@ pub struct Measurement {
     pub elapsed_ns: u64,
     /// Processor time of the clients' threads, without drawing operations, in nanoseconds.
     pub cpu_ns: u64,
-    /// Latencies of the successful operations, in nanoseconds.
+    /// Latencies of the successful operations, in nanoseconds. It grows with the longest one: with
+    /// room for an hour, those of thousands of clients would take more memory than the index.
     pub latency_ns: Histogram<u64>,
     /// Fabric counters, summed over the endpoints of clients and of writing back by age.
     pub counters: CounterSnapshot,
@@ -50,7 +51,7 @@ impl Measurement {
             inserted: 0,
             elapsed_ns: 0,
             cpu_ns: 0,
-            latency_ns: Histogram::new_with_max(LONGEST_LATENCY_NS, 3).expect("valid bounds"),
+            latency_ns: Histogram::new(3).expect("a sensible precision"),
             counters: CounterSnapshot::default(),
             cache: CacheCounters::default(),
             first_error: None,
@@ -66,7 +67,8 @@ impl Measurement {
         match result {
             Ok(found) => {
                 self.misses += u64::from(!found);
-                self.latency_ns.saturating_record(latency_ns);
+                let latency_ns = latency_ns.min(LONGEST_LATENCY_NS);
+                self.latency_ns.record(latency_ns).expect("the histogram grows");
             }
             Err(error) => self.record_error(error),
         }
@@ -84,7 +86,7 @@ impl Measurement {
         self.misses += other.misses;
         self.inserted += other.inserted;
         self.cpu_ns += other.cpu_ns;
-        self.latency_ns.add(other.latency_ns).expect("equal bounds");
+        self.latency_ns.add(other.latency_ns).expect("the histogram grows");
         self.counters += other.counters;
         self.cache += other.cache;
         self.first_error = self.first_error.take().or(other.first_error);

@@ -1,6 +1,5 @@
-//! The form of keys and values in a benchmark: numbers, or byte strings in pages of some size.
-//!
-//! Each page size is one more copy of all designs.
+//! The form of keys and values in a benchmark: numbers, or byte strings in pages of some size,
+//! which the process chooses once: each size as a constant would be one more copy of all designs.
 
 use super::arguments::Arguments;
 use crate::designs::DesignName;
@@ -9,7 +8,7 @@ use farleaf_bench::keys::KeySpace;
 use farleaf_bench::report::Report;
 use farleaf_bench::strings::Strings;
 use farleaf_core::index::dex::{EntryWeights, spreading_level};
-use farleaf_core::page::{Bytes, Fixed8};
+use farleaf_core::page::{Bytes, CHOSEN, Fixed8};
 
 /// Bytes of a full page for each record of numbers.
 pub(crate) const NUMBERS_IN_PAGE: f64 = 1024.0 / 60.0;
@@ -31,12 +30,8 @@ pub(crate) fn string_weights(bytes_in_page: f64) -> EntryWeights {
 pub(super) enum KeysAndValues {
     /// Numbers of 8 bytes.
     Numbers,
-    /// Byte strings in pages of 1 KiB.
-    In1K(Strings<128>),
-    /// Byte strings in pages of 2 KiB.
-    In2K(Strings<256>),
-    /// Byte strings in pages of 4 KiB.
-    In4K(Strings<512>),
+    /// Byte strings.
+    Strings(Strings<CHOSEN>),
 }
 
 /// Evaluates an expression for byte strings, or another for numbers.
@@ -44,9 +39,7 @@ macro_rules! by_form {
     ($form:expr, $strings:ident => $body:expr, $numbers:expr) => {
         match $form {
             KeysAndValues::Numbers => $numbers,
-            KeysAndValues::In1K($strings) => $body,
-            KeysAndValues::In2K($strings) => $body,
-            KeysAndValues::In4K($strings) => $body,
+            KeysAndValues::Strings($strings) => $body,
         }
     };
 }
@@ -78,12 +71,9 @@ impl KeysAndValues {
         }
         let inline = arguments.inline_bytes;
         let grows = arguments.workload.insert_share() > 0.0;
-        let strings = match arguments.page_bytes {
-            1024 => Strings::with_blocks(form, n, values, inline, grows).map(Self::In1K),
-            2048 => Strings::with_blocks(form, n, values, inline, grows).map(Self::In2K),
-            _ => Strings::with_blocks(form, n, values, inline, grows).map(Self::In4K),
-        };
-        strings.or_else(|error| usage(error.to_string()))
+        Bytes::choose(arguments.page_bytes as usize / 8);
+        let strings = Strings::with_blocks(form, n, values, inline, grows);
+        strings.map(Self::Strings).or_else(|error| usage(error.to_string()))
     }
 
     /// The loaded keys, by number.
@@ -111,9 +101,7 @@ impl KeysAndValues {
     pub(super) fn spreading_level(&self, records: u64, fill: f64, memory_servers: u16) -> u8 {
         let of_layout = match self {
             Self::Numbers => spreading_level::<Fixed8>,
-            Self::In1K(_) => spreading_level::<Bytes<128>>,
-            Self::In2K(_) => spreading_level::<Bytes<256>>,
-            Self::In4K(_) => spreading_level::<Bytes<512>>,
+            Self::Strings(_) => spreading_level::<Bytes<CHOSEN>>,
         };
         let weights = match self {
             Self::Numbers => EntryWeights::default(),

@@ -21,7 +21,7 @@ use farleaf_bench::strings::Strings;
 use farleaf_bench::table::table;
 use farleaf_bench::timeline::chart;
 use farleaf_core::index::{Design, Naming, Scan};
-use farleaf_core::page::{Bytes, Fixed8, Layout};
+use farleaf_core::page::{Bytes, CHOSEN, Fixed8};
 use farleaf_fabric::Provider;
 use form::KeysAndValues;
 use plan::{Plan, Work};
@@ -55,30 +55,16 @@ impl Plan {
             let bytes = self.pool_bytes.saturating_mul(self.report.memory_servers.into());
             farleaf_fabric_verbs::probe(&config.device, bytes)?;
         }
-        match self.run_strings() {
-            Some(report) => report,
-            None => {
+        match &self.form {
+            KeysAndValues::Numbers => {
                 let task = Bench { plan: self, form: Numbers };
                 designs::run::<Fixed8, _>(self.design, &self.index, &self.fabric, task)
             }
+            KeysAndValues::Strings(strings) => self.run_strings(strings),
         }
     }
 
-    /// Runs a benchmark on byte strings; `None` for numbers.
-    fn run_strings(&self) -> Option<anyhow::Result<Report>> {
-        Some(match &self.form {
-            KeysAndValues::Numbers => return None,
-            KeysAndValues::In1K(strings) => self.run_on(strings),
-            KeysAndValues::In2K(strings) => self.run_on(strings),
-            KeysAndValues::In4K(strings) => self.run_on(strings),
-        })
-    }
-
-    fn run_on<const WORDS: usize>(&self, strings: &Strings<WORDS>) -> anyhow::Result<Report>
-    where
-        Strings<WORDS>: Form<Layout = Bytes<WORDS>> + Naming<Bytes<WORDS>>,
-        Bytes<WORDS>: Layout<Key = [u8], Value = [u8]>,
-    {
+    fn run_strings(&self, strings: &Strings<CHOSEN>) -> anyhow::Result<Report> {
         let options = self.index.named(|number| strings.key_named(number));
         // In virtual time it costs nothing to check whatever is found.
         let form = match self.fabric {
@@ -86,7 +72,7 @@ impl Plan {
             _ => strings.clone().undecoded(),
         };
         let task = Bench { plan: self, form };
-        designs::run::<Bytes<WORDS>, _>(self.design, &options, &self.fabric, task)
+        designs::run::<Bytes<CHOSEN>, _>(self.design, &options, &self.fabric, task)
     }
 }
 

@@ -386,8 +386,9 @@ impl<L: ClusterLayout> Program<'_, L> {
             return Ok(());
         };
         let layout = settings.layout()?;
-        if layout != L::NAME {
-            let what = format!("the cluster has {layout} by now, and this server has {}", L::NAME);
+        if layout != L::name() {
+            let what =
+                format!("the cluster has {layout} by now, and this server has {}", L::name());
             return Err(ConfigError::Settings(what).into());
         }
         if !self.is_reachable {

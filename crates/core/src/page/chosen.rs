@@ -1,18 +1,34 @@
 //! Pages whose size is chosen at run time.
 //!
-//! The size of a page is a constant of its layout, so that programs compute with constants. Each
-//! size is then a copy of all code above, which is too much where a program wants many: the
-//! simulator plays every page size with one copy, of the layout whose size its thread has chosen.
+//! If the size of a page is a constant of its layout, programs compute with constants, but each
+//! size is another copy of all the code above. That is too much where a program wants many sizes.
+//! The simulator plays every page size with one copy: each of its threads chooses the size of its
+//! run. A program of a cluster learns its size when it starts, and chooses it for all threads.
 //!
-//! *Thread safety*: the choice is one thread's. A thread without a choice panics when it asks.
+//! *Thread safety*: a thread uses its own choice, or else that of the process. If there is neither,
+//! it panics when it asks.
 
 use std::cell::Cell;
+use std::sync::OnceLock;
 
-/// In place of a layout's number of words: the number that the thread has chosen.
+/// In place of a layout's number of words: the number that the thread or the process has chosen.
 pub const CHOSEN: usize = 0;
 
+/// The size for threads that have not chosen another.
+static OF_PROCESS: OnceLock<usize> = OnceLock::new();
+
 thread_local! {
+    /// The choice of the thread, or what it has learned of that of the process.
     static WORDS: Cell<usize> = const { Cell::new(CHOSEN) };
+}
+
+/// Chooses pages of `words` words for all threads of this process, for good.
+///
+/// # Panics
+/// If the process has chosen another size before: its pages would become pages of this one.
+pub(super) fn choose_for_process(words: usize) {
+    let chosen = *OF_PROCESS.get_or_init(|| words);
+    assert_eq!(chosen, words, "a process chooses one page size");
 }
 
 /// Runs `play` with pages of `words` words, where a layout's number of words is [`CHOSEN`].
@@ -47,9 +63,17 @@ pub(super) fn words_of(words: usize) -> usize {
     if words != CHOSEN {
         return words;
     }
-    let chosen = WORDS.get();
-    assert_ne!(chosen, CHOSEN, "the thread has chosen a page size");
-    chosen
+    match WORDS.get() {
+        CHOSEN => words_of_process(),
+        chosen => chosen,
+    }
+}
+
+#[cold]
+fn words_of_process() -> usize {
+    let words = *OF_PROCESS.get().expect("the thread or the process has chosen a page size");
+    WORDS.set(words);
+    words
 }
 
 #[cfg(test)]

@@ -185,7 +185,6 @@ impl<const WORDS: usize> Layout for Fixed8<WORDS> {
 
     const HAS_HEAP: bool = false;
     const FORMAT: u8 = 1;
-    const MOST_MESSAGE_BYTES: usize = 16;
 
     /// Nothing: entries go into the page at once.
     type Filling = ();
@@ -204,6 +203,11 @@ impl<const WORDS: usize> Layout for Fixed8<WORDS> {
     #[inline]
     fn full() -> usize {
         Self::capacity()
+    }
+
+    #[inline]
+    fn most_message_bytes() -> usize {
+        16
     }
 
     fn min_key() -> u64 {

@@ -220,12 +220,12 @@ pub trait Layout: Copy + Debug + Send + Sync + 'static {
     fn capacity() -> usize;
     /// Weight of a full page, in the unit of [`Layout::weight`].
     fn full() -> usize;
+    /// The most bytes of a record in a message.
+    fn most_message_bytes() -> usize;
     /// Whether records are in a heap, apart from what names them ([`Words::heap`]).
     const HAS_HEAP: bool;
     /// Number of the format, stored in every page and superblock.
     const FORMAT: u8;
-    /// The most bytes of a record in a message.
-    const MOST_MESSAGE_BYTES: usize;
 
     /// The smallest key.
     fn min_key() -> OwnedKey<Self>;

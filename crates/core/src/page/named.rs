@@ -65,17 +65,19 @@ const FILLERS: [u8; 4] = [b'/', 0, b'p', 0xff];
 
 impl<const WORDS: usize> Bytes<WORDS> {
     /// The longest key with a name. Values with names fit beside it.
-    const LONGEST_NAMED_KEY: usize = {
-        let most = Self::longest_value_beside(0) - 2 * NAME_BYTES;
-        if most < Self::MAX_KEY { most } else { Self::MAX_KEY }
-    };
-    const LONGEST_NAMED_VALUE: usize = Self::longest_value_beside(Self::LONGEST_NAMED_KEY);
+    fn longest_named_key() -> usize {
+        Self::max_key().min(Self::longest_value_beside(0) - 2 * NAME_BYTES)
+    }
+
+    fn longest_named_value() -> usize {
+        Self::longest_value_beside(Self::longest_named_key())
+    }
 
     /// How many bytes the keys of a group have in common, at least.
     fn lead_length(group: usize) -> usize {
         match group {
             0 => 0,
-            _ => 1 + group * (Self::LONGEST_NAMED_KEY - NAME_BYTES - 1) / (GROUPS - 1),
+            _ => 1 + group * (Self::longest_named_key() - NAME_BYTES - 1) / (GROUPS - 1),
         }
     }
 }
@@ -112,7 +114,7 @@ impl<const WORDS: usize> Named for Bytes<WORDS> {
             let kept = key.len() - (name.trailing_zeros() / 8) as usize;
             key.truncate(kept);
         } else if spread(name).is_multiple_of(4) {
-            let room = Self::LONGEST_NAMED_KEY - key.len();
+            let room = Self::longest_named_key() - key.len();
             let tail = repeated(&name.to_le_bytes(), spread(name) / 4 % (room + 1));
             key.extend_from_slice(&tail);
         }
@@ -137,7 +139,7 @@ impl<const WORDS: usize> Named for Bytes<WORDS> {
         };
         // Short ones are more frequent.
         let spread = spread(name);
-        let most = Self::LONGEST_NAMED_VALUE - width + 1;
+        let most = Self::longest_named_value() - width + 1;
         let length = width + ((spread / 4 % most) >> (2 * (spread % 4)));
         match width {
             1 => repeated(&[name as u8; NAME_BYTES], length),
@@ -188,8 +190,8 @@ mod tests {
             assert!(values.insert(value), "{name:x}");
         }
         assert_eq!(keys[0], b"", "the smallest key is the smallest name");
-        assert_eq!(key_lengths, Bytes::<W>::LONGEST_NAMED_KEY);
-        assert!(value_lengths > Bytes::<W>::LONGEST_NAMED_VALUE / 2);
+        assert_eq!(key_lengths, Bytes::<W>::longest_named_key());
+        assert!(value_lengths > Bytes::<W>::longest_named_value() / 2);
         assert!(shared > 100, "{shared} neighbours differ in the last byte only");
     }
 
@@ -200,7 +202,7 @@ mod tests {
         check::<128>();
         check::<256>();
         check::<512>();
-        assert_eq!(Bytes::<128>::key_named(u64::MAX).len(), Bytes::<128>::MAX_KEY);
+        assert_eq!(Bytes::<128>::key_named(u64::MAX).len(), Bytes::<128>::max_key());
     }
 
     /// A reader that takes words of two values sees it.

@@ -49,7 +49,6 @@ impl<const WORDS: usize, const SEED: u64> Layout for Stubborn<WORDS, SEED> {
 
     const HAS_HEAP: bool = false;
     const FORMAT: u8 = Fixed8::<WORDS>::FORMAT;
-    const MOST_MESSAGE_BYTES: usize = Fixed8::<WORDS>::MOST_MESSAGE_BYTES;
 
     type Filling = ();
 
@@ -63,6 +62,10 @@ impl<const WORDS: usize, const SEED: u64> Layout for Stubborn<WORDS, SEED> {
 
     fn full() -> usize {
         Fixed8::<WORDS>::full()
+    }
+
+    fn most_message_bytes() -> usize {
+        Fixed8::<WORDS>::most_message_bytes()
     }
 
     fn min_key() -> u64 {

@@ -27,8 +27,8 @@ impl RecordRoom {
 
     /// How many records of any size have room; at least one.
     #[inline]
-    pub const fn records_of_any_size<L: Layout>(self) -> usize {
-        let fit = self.bytes / L::MOST_MESSAGE_BYTES;
+    pub fn records_of_any_size<L: Layout>(self) -> usize {
+        let fit = self.bytes / L::most_message_bytes();
         if fit == 0 { 1 } else { fit }
     }
 

@@ -163,7 +163,7 @@ pub(super) fn random_operations<const W: usize, D>(
 {
     let cluster = setup.with_index::<Bytes<W>, D>();
     let compute = &D::compute(&setup.options).unwrap();
-    let limits = (Bytes::<W>::MAX_KEY, most_value);
+    let limits = (Bytes::<W>::max_key(), most_value);
     let models = cluster.run(&[0, 0, 1, 2], |fabric, client| async move {
         let index = D::open(fabric.clone(), compute).await.unwrap();
         let mut model = Model::new();
@@ -205,13 +205,13 @@ where
             let mut model = Model::new();
             for number in 0..4_000 {
                 let value = value(fabric.random(), most_value);
-                model.insert(key(number, 0, Bytes::<W>::MAX_KEY), value);
+                model.insert(key(number, 0, Bytes::<W>::max_key()), value);
             }
             let loaded = index.bulk_load(model.clone().into_iter(), fill).await.unwrap();
             assert_eq!(loaded, model.len() as u64);
             check(&index, &model).await;
             for _ in 0..500 {
-                let limits = (0, 4_000, Bytes::<W>::MAX_KEY, most_value);
+                let limits = (0, 4_000, Bytes::<W>::max_key(), most_value);
                 step(&fabric, &index, &mut model, limits).await;
             }
             index.collect().await.unwrap();
@@ -291,17 +291,17 @@ where
             }
         };
         for number in 0..40 {
-            let key = key(number * 7 % 40, 0, Bytes::<W>::MAX_KEY);
+            let key = key(number * 7 % 40, 0, Bytes::<W>::max_key());
             change(key, Some(vec![number as u8; W / 2])).await;
         }
         // Longer values take other places, shorter ones are replaced in place.
         for number in 0..40 {
             let length = if number % 2 == 0 { W / 2 + 64 } else { 40 };
-            let key = key(number, 0, Bytes::<W>::MAX_KEY);
+            let key = key(number, 0, Bytes::<W>::max_key());
             change(key, Some(vec![number as u8 + 100; length])).await;
         }
         for number in (0..40).filter(|number| number % 3 != 0) {
-            change(key(number, 0, Bytes::<W>::MAX_KEY), None).await;
+            change(key(number, 0, Bytes::<W>::max_key()), None).await;
         }
         index.collect().await.unwrap();
     });
@@ -313,7 +313,7 @@ where
         for round in 0..2 {
             let found: Model = index.scan(&Scan::range(..)).await.unwrap().into_iter().collect();
             for number in 0..40 {
-                let key = key(number, 0, Bytes::<W>::MAX_KEY);
+                let key = key(number, 0, Bytes::<W>::max_key());
                 let is_right = |held: Option<&Vec<u8>>| {
                     held == model.get(&key)
                         || in_flight.as_ref().is_some_and(|(on_its_way, value)| {

@@ -26,7 +26,7 @@ use std::ops::Bound;
 /// Keys of the longest kind that differ only in their last bytes: a page cuts off nearly all of
 /// each, and a message has them whole.
 fn crowded<const W: usize>(number: u32) -> Vec<u8> {
-    let mut key = vec![b'x'; Bytes::<W>::MAX_KEY - 4];
+    let mut key = vec![b'x'; Bytes::<W>::max_key() - 4];
     key.extend_from_slice(&number.to_be_bytes());
     key
 }
@@ -37,7 +37,7 @@ fn largest<const W: usize>(options: &CoarseOptions<Vec<u8>>) {
     let provider = &local(LocalConfig::default());
     let setup = Setup { provider, options: options.clone(), memory_servers: 3, server: server() };
     let cluster = setup.with_index::<Bytes<W>, Coarse>();
-    let value = |byte: u8| vec![byte; Bytes::<W>::longest_value_beside(Bytes::<W>::MAX_KEY)];
+    let value = |byte: u8| vec![byte; Bytes::<W>::longest_value_beside(Bytes::<W>::max_key())];
     let count = 1_500;
     let records = |values: &dyn Fn(u32) -> Vec<u8>| -> Vec<(Vec<u8>, Vec<u8>)> {
         (0..count).map(|number| (crowded::<W>(number), values(number))).collect()
@@ -94,7 +94,7 @@ fn limits<const W: usize, D: Design<Bytes<W>>>(options: D::Options) {
     let compute = &D::compute(&setup.options).unwrap();
     cluster.run_one(|fabric| async move {
         let index = D::open(fabric, compute).await.unwrap();
-        let most = Bytes::<W>::MAX_KEY;
+        let most = Bytes::<W>::max_key();
         let (longest, long) = (vec![7; most], vec![7; most + 1]);
         let error = IndexError::KeyTooLong { bytes: most + 1, most };
         assert!(error.to_string().contains(&most.to_string()), "{error}");
@@ -269,9 +269,9 @@ fn a_server_survives_any_request() {
                 OffloadRequest::Scan { node: root, level: 0, lower, upper, reverse, limit }.into(),
             ]
         };
-        let (most, longest) = (L::longest_value_beside(3), vec![1; L::MAX_KEY]);
+        let (most, longest) = (L::longest_value_beside(3), vec![1; L::max_key()]);
         let values = |key: &[u8]| vec![1; L::longest_value_beside(key.len())];
-        for key in [vec![2; L::MAX_KEY + 1], vec![2; 1_023], vec![2; 60_000]] {
+        for key in [vec![2; L::max_key() + 1], vec![2; 1_023], vec![2; 60_000]] {
             for request in requests(&key, b"1", 1) {
                 let reply = ask::<W>(&fabric, request.encode()).await.0;
                 assert_eq!(reply, Reply::Refused(Refusal::Malformed), "{request:?}");

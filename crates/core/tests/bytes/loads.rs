@@ -70,7 +70,7 @@ fn paths() -> Option<Records> {
             }
         }
     }
-    records.retain(|(key, _)| key.len() <= Small::MAX_KEY);
+    records.retain(|(key, _)| key.len() <= Small::max_key());
     records.sort();
     (records.len() > 10_000).then_some(records)
 }
@@ -105,7 +105,7 @@ fn a_page_that_loses_its_prefix_gives_its_last_record_back() {
     for group in 0..120_u8 {
         // From 1 to 40 records: some groups end when their page is nearly full.
         for number in 0..1 + group % 40 {
-            let mut key = vec![group; Small::MAX_KEY - 3];
+            let mut key = vec![group; Small::max_key() - 3];
             key.extend_from_slice(&[number, group ^ number]);
             records.push((key, vec![number; usize::from(group % 24)]));
         }
@@ -127,7 +127,7 @@ fn a_page_that_loses_its_prefix_gives_its_last_record_back() {
 fn a_load_that_runs_out_of_memory_shows_nothing() {
     let mut records: Records = vec![(vec![0], vec![0; 8])];
     records.extend((0..=255_u8).map(|number| {
-        let mut key = vec![9; Small::MAX_KEY - 1];
+        let mut key = vec![9; Small::max_key() - 1];
         key.push(number);
         (key, vec![number; 64])
     }));

@@ -16,6 +16,7 @@ use farleaf_bench::workload::{
 use farleaf_cluster::client::Connection;
 use farleaf_cluster::layouts::{ClusterLayout, LayoutName};
 use farleaf_core::index::{IndexAdmin, IndexError, RangeIndex};
+use farleaf_core::page::{Bytes, CHOSEN};
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::Arc;
 use std::cell::{Cell, RefCell};
@@ -126,7 +127,7 @@ impl Arguments {
         Ok(Loaded { keys: self.key_space()?, form: "u64".to_owned(), bytes: (8.0, 8.0) })
     }
 
-    fn strings<const WORDS: usize>(&self) -> anyhow::Result<(Loaded, Strings<WORDS>)> {
+    fn strings(&self) -> anyhow::Result<(Loaded, Strings<CHOSEN>)> {
         if self.keys_from.is_some() {
             return usage(
                 "--keys-from is for numbers, and this cluster has byte strings: use --key-form \
@@ -257,21 +258,16 @@ pub(super) fn run(
 ) -> anyhow::Result<Outcome> {
     arguments.check()?;
     let located = access.locate(usize::from(arguments.in_flight).max(64) * 2)?;
-    /// Connects with the form of byte strings in pages of so many words.
-    macro_rules! run_strings {
-        ($words:literal) => {{
-            let (loaded, form) = arguments.strings::<$words>()?;
-            run_on(&located.connect()?, &form, loaded, arguments, abandon)
-        }};
-    }
     match located.layout() {
         LayoutName::Numbers => {
             let loaded = arguments.numbers()?;
             run_on(&located.connect()?, &Numbers, loaded, arguments, abandon)
         }
-        LayoutName::Bytes1K => run_strings!(128),
-        LayoutName::Bytes2K => run_strings!(256),
-        LayoutName::Bytes4K => run_strings!(512),
+        strings => {
+            Bytes::choose(strings.page_words());
+            let (loaded, form) = arguments.strings()?;
+            run_on(&located.connect()?, &form, loaded, arguments, abandon)
+        }
     }
 }
 

@@ -159,7 +159,7 @@ impl Content {
         page: View<'_, WORDS>,
     ) -> bool {
         let inner = is_inner(page);
-        if self.words(&range, fences, inner) > WORDS {
+        if self.words(&range, fences, inner) > page.words().len() {
             return false;
         }
         let prefix = fences.prefix();
@@ -170,7 +170,7 @@ impl Content {
         let first = HEADER_WORDS + low_words + rest_words;
         Front { low: fences.low.len(), high_rest: rest.len(), prefix, first }.store(page);
         page.set_high_infinite(fences.high.is_none());
-        let (mut top, mut deleted) = (WORDS, 0);
+        let (mut top, mut deleted) = (page.words().len(), 0);
         for (place, number) in range.clone().enumerate() {
             let length = self.suffix_length(number, &range, prefix, inner);
             let key = self.key(number);

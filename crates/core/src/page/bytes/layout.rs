@@ -6,9 +6,11 @@ use super::content::{Content, Fences, is_inner, store_record};
 use super::fill::Filling;
 use super::plan::{divide, halves};
 use super::slots::{
-    Bytes, FRONT_WORD, Front, HEAD_BYTES, HEAP_WORD, Heap, Slot, View, head_of, record_words,
+    Bytes, FRONT_WORD, Front, HEAD_BYTES, HEAP_WORD, Heap, MOST_PAGE_WORDS, Slot, View, head_of,
+    record_words,
 };
 use crate::page::checksum::chained_sum;
+use crate::page::chosen::words_of;
 use crate::page::layout::{
     Entry, FencePosition, Layout, LeafInsert, LeafReplace, Probe, ScanWindow, SplitPlan,
 };
@@ -65,7 +67,7 @@ impl<const WORDS: usize> Bytes<WORDS> {
     /// Words in use, from the first fence on.
     fn used(page: View<'_, WORDS>) -> usize {
         let (front, heap) = (Front::of(page), Heap::of(page));
-        let records = WORDS - heap.top - heap.garbage;
+        let records = Self::size(page) - heap.top - heap.garbage;
         let all = front.first - HEADER_WORDS + page.count() + records;
         all.saturating_sub(Self::deleted_entry_words(page, front, heap))
     }
@@ -88,7 +90,7 @@ impl<const WORDS: usize> Bytes<WORDS> {
         if let Some(old) = old.filter(|old| same(*old)) {
             return Room::InPlace(old.record);
         }
-        if page.count() + slots > Self::SLOTS {
+        if page.count() + slots > Self::size(page) - HEADER_WORDS {
             return Room::Nowhere;
         }
         if heap.top.saturating_sub(front.first + page.count()) >= needed + slots {
@@ -98,7 +100,7 @@ impl<const WORDS: usize> Bytes<WORDS> {
             return Room::InPlace(old.record);
         }
         let freed = old.filter(|old| !old.deleted).map_or(0, |old| 1 + old.words());
-        match HEADER_WORDS + Self::used(page) + needed < WORDS + freed {
+        match HEADER_WORDS + Self::used(page) + needed < Self::size(page) + freed {
             true => Room::AfterCleaning,
             false => Room::Nowhere,
         }
@@ -155,7 +157,7 @@ impl<const WORDS: usize> Bytes<WORDS> {
         }
         if overwrites {
             // The pool has a slot that refers to these words (bytes.Y9).
-            return Some((FRONT_WORD..WORDS).into());
+            return Some((FRONT_WORD..Self::size(page)).into());
         }
         if front.is_empty() && heap_words.is_empty() {
             front = place..place + 1; // some word must stand for the change
@@ -177,7 +179,9 @@ impl<const WORDS: usize> Bytes<WORDS> {
             Err(place) => content.splice(place, 0, key, value),
         }
         content.drop_deleted();
-        content.lay_out(0..content.len(), fences.as_ref(), page).then(|| (FRONT_WORD..WORDS).into())
+        content
+            .lay_out(0..content.len(), fences.as_ref(), page)
+            .then(|| (FRONT_WORD..Self::size(page)).into())
     }
 
     /// Lays a page out anew with other fences. Deleted entries go if there is no room for them.
@@ -266,24 +270,28 @@ impl<const WORDS: usize> Layout for Bytes<WORDS> {
 
     const HAS_HEAP: bool = true;
     const FORMAT: u8 = 3;
-    /// Two lengths, and what a page can hold. The key's head is in the slot.
-    const MOST_MESSAGE_BYTES: usize = 2 * LENGTH_BYTES + HEAD_BYTES + (Self::MOST_WORDS - 1) * 8;
 
     type Filling = Filling;
 
     #[inline]
     fn page_words() -> usize {
-        WORDS
+        const { Self::IS_SENSIBLE };
+        words_of(WORDS)
     }
 
     #[inline]
     fn capacity() -> usize {
-        Self::SLOTS
+        Self::page_words() - HEADER_WORDS
     }
 
     #[inline]
     fn full() -> usize {
-        WORDS - HEADER_WORDS
+        Self::capacity()
+    }
+
+    /// Two lengths, and what a page can hold. The key's head is in the slot.
+    fn most_message_bytes() -> usize {
+        2 * LENGTH_BYTES + HEAD_BYTES + (Self::most_words() - 1) * 8
     }
 
     fn min_key() -> Vec<u8> {
@@ -292,7 +300,7 @@ impl<const WORDS: usize> Layout for Bytes<WORDS> {
 
     #[inline]
     fn check_key(key: &[u8]) -> Result<(), TooLong> {
-        let (bytes, most) = (key.len(), Self::MAX_KEY);
+        let (bytes, most) = (key.len(), Self::max_key());
         if bytes <= most { Ok(()) } else { Err(TooLong::Key { bytes, most }) }
     }
 
@@ -349,7 +357,7 @@ impl<const WORDS: usize> Layout for Bytes<WORDS> {
         let (front, mut high) = (Front::of(page), Vec::new());
         Self::copy_low(page, front.prefix, &mut high);
         Self::copy_bytes(page, front.high_byte(), front.high_rest, &mut high);
-        high.truncate(Self::MAX_KEY);
+        high.truncate(Self::max_key());
         Some(high)
     }
 
@@ -403,7 +411,7 @@ impl<const WORDS: usize> Layout for Bytes<WORDS> {
     fn leaf_get(page: View<'_, WORDS>, key: &[u8]) -> Option<Vec<u8>> {
         let (_, slot) = Self::live_slot(page, key)?;
         let mut value =
-            Vec::with_capacity(slot.value.min(Self::MOST_WORDS * 8).next_multiple_of(8));
+            Vec::with_capacity(slot.value.min(Self::most_words() * 8).next_multiple_of(8));
         slot.copy_value(page, &mut value);
         Some(value)
     }
@@ -506,20 +514,20 @@ impl<const WORDS: usize> Layout for Bytes<WORDS> {
     }
 
     fn record_window(_key: &[u8]) -> Range<usize> {
-        HEADER_WORDS..WORDS
+        HEADER_WORDS..Self::page_words()
     }
 
     fn deleted_words(page: View<'_, WORDS>) -> Range<usize> {
-        3..(Front::of(page).first + page.count()).min(WORDS)
+        3..(Front::of(page).first + page.count()).min(Self::size(page))
     }
 
     fn search_words(page: View<'_, WORDS>) -> Range<usize> {
-        HEADER_WORDS..(Front::of(page).first + page.count()).min(WORDS)
+        HEADER_WORDS..(Front::of(page).first + page.count()).min(Self::size(page))
     }
 
     #[inline]
     fn inner_child_word(page: View<'_, WORDS>, slot: usize) -> usize {
-        Slot::at(page, Front::of(page).first, slot).record % WORDS
+        Slot::at(page, Front::of(page).first, slot).record % Self::size(page)
     }
 
     #[inline]
@@ -616,21 +624,24 @@ impl<const WORDS: usize> Layout for Bytes<WORDS> {
     /// Whether not even an entry without a record has room, or a child with its word.
     fn is_full(page: View<'_, WORDS>) -> bool {
         let least = 1 + usize::from(is_inner(page));
-        HEADER_WORDS + Self::used(page) + least > WORDS
+        HEADER_WORDS + Self::used(page) + least > Self::size(page)
     }
 
     fn clear_unused(page: View<'_, WORDS>) {
         // Garbage in the heap too: a sum over what one copy has and another one lacks would make
         // the same node different in frame and pool (P10).
         let first = Front::of(page).first;
-        let end = (first + page.count()).min(WORDS);
-        let mut is_used = [false; WORDS];
+        let end = (first + page.count()).min(Self::size(page));
+        let mut is_used = [false; MOST_PAGE_WORDS];
         for slot in 0..end - first {
             let slot = Slot::at(page, first, slot);
-            let words = slot.record.min(WORDS)..(slot.record + slot.words()).min(WORDS);
+            let words = slot.record.min(Self::size(page))
+                ..(slot.record + slot.words()).min(Self::size(page));
             is_used[words].fill(true);
         }
-        (end..WORDS).filter(|index| !is_used[*index]).for_each(|index| page.store(index, 0));
+        (end..Self::size(page))
+            .filter(|index| !is_used[*index])
+            .for_each(|index| page.store(index, 0));
     }
 
     fn split_plan(page: View<'_, WORDS>, pending: Option<&Entry<Self>>) -> SplitPlan<Vec<u8>> {
@@ -650,7 +661,7 @@ impl<const WORDS: usize> Layout for Bytes<WORDS> {
             content.splice(place, replaced, entry.key(), value);
             place
         });
-        let divided = divide(&content, fences.as_ref(), inner, place, WORDS, |_| true);
+        let divided = divide(&content, fences.as_ref(), inner, place, Self::size(page), |_| true);
         let separator = divided.map(|division| division.separator);
         // A page that changes meanwhile can have no division; validation discards the plan.
         let separator = separator.unwrap_or_else(|| Self::inner_key(page, page.count() / 2));
@@ -712,7 +723,7 @@ impl<const WORDS: usize> Layout for Bytes<WORDS> {
 
     fn fits_merged(left: View<'_, WORDS>, right: View<'_, WORDS>) -> bool {
         // Leave an eighth of a page free, so that the next insert does not split it at once.
-        Self::merged_words(left, right) <= WORDS - Self::full() / 8
+        Self::merged_words(left, right) <= Self::size(left) - Self::full() / 8
     }
 
     fn merge(left: View<'_, WORDS>, right: View<'_, WORDS>) {
@@ -736,7 +747,7 @@ impl<const WORDS: usize> Layout for Bytes<WORDS> {
         content.append(right);
         let fences = Fences { low: &low, high: high.as_deref() };
         let (inner, count) = (is_inner(left), content.len());
-        let division = divide(&content, fences, inner, None, WORDS, fits)?;
+        let division = divide(&content, fences, inner, None, Self::size(left), fits)?;
         let (lower, upper) = halves(fences, &division.separator);
         let words = |range, fences| content.words(&range, fences, inner) - HEADER_WORDS;
         let after = words(0..division.at, lower).abs_diff(words(division.at..count, upper));

@@ -3,10 +3,13 @@
 //!
 //! *Thread safety*: that of [`crate::page::Page`].
 
+use crate::page::Layout;
+use crate::page::chosen::{CHOSEN, choose_for_process};
 use crate::page::view::{HEADER_WORDS, HIGH_WORD, LOW_WORD, Page};
 use std::cmp::Ordering;
 
-/// Byte-string keys and values in pages of `WORDS` words: 128, 256 or 512, and 32 in tests.
+/// Byte-string keys and values in pages of `WORDS` words, or of as many as the program has chosen
+/// ([`CHOSEN`]): 128, 256 or 512, and 32 in tests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bytes<const WORDS: usize = 128>;
 
@@ -21,32 +24,44 @@ const FENCE_BYTE: usize = HEADER_WORDS * 8;
 
 /// The bytes of a suffix that are in its slot.
 pub(super) const HEAD_BYTES: usize = 4;
+/// Words of the largest page: offsets must fit a slot.
+pub(super) const MOST_PAGE_WORDS: usize = 512;
 /// The largest value in a record. A slot with a larger length would mean a block outside the page.
 pub(super) const LONGEST_VALUE: usize = 1022;
 
 impl<const WORDS: usize> Bytes<WORDS> {
+    pub(super) const IS_SENSIBLE: () = assert!(WORDS == CHOSEN || is_size(WORDS));
+
+    /// Words of this page.
+    #[inline]
+    pub(super) fn size(page: View<'_, WORDS>) -> usize {
+        // Not asked of the page if it is a constant, so that programs compute with the constant.
+        if WORDS == CHOSEN { page.words().len() } else { WORDS }
+    }
+
     /// Most bytes of a key. Neighbours that share more would have separators that fit no inner
     /// page.
-    pub const MAX_KEY: usize = {
-        assert!(WORDS.is_power_of_two() && WORDS >= 32 && WORDS <= 512);
-        if WORDS < 256 { WORDS } else { 256 }
-    };
+    #[inline]
+    pub fn max_key() -> usize {
+        Self::page_words().min(256)
+    }
+
     /// Most words of an entry: three of them, and two fences, fit a page.
-    pub(super) const MOST_WORDS: usize = (WORDS - HEADER_WORDS - 2 * Self::MAX_KEY / 8) / 3;
-    /// Most entries of a page: each has a slot.
-    pub(super) const SLOTS: usize = WORDS - HEADER_WORDS;
-    const MASK: usize = WORDS - 1;
+    #[inline]
+    pub(super) fn most_words() -> usize {
+        (Self::page_words() - HEADER_WORDS - 2 * Self::max_key() / 8) / 3
+    }
 
     /// Most bytes of a value beside a key of this length: the record must fit a third of a page,
     /// even if nothing of the key is cut off.
-    pub const fn longest_value_beside(key: usize) -> usize {
-        let most = (Self::MOST_WORDS - 1) * 8 - key.saturating_sub(HEAD_BYTES);
-        if most < LONGEST_VALUE { most } else { LONGEST_VALUE }
+    pub fn longest_value_beside(key: usize) -> usize {
+        let most = (Self::most_words() - 1) * 8 - key.saturating_sub(HEAD_BYTES);
+        most.min(LONGEST_VALUE)
     }
 
     #[inline]
     pub(super) fn word(page: View<'_, WORDS>, index: usize) -> u64 {
-        page.load(index & Self::MASK)
+        page.load(index & (Self::size(page) - 1))
     }
 
     /// Eight bytes from the byte at `at` on, as a big-endian number.
@@ -80,12 +95,28 @@ impl<const WORDS: usize> Bytes<WORDS> {
 
     /// Appends `length` bytes of the page, from the byte at `at` on.
     pub(super) fn copy_bytes(page: View<'_, WORDS>, at: usize, length: usize, to: &mut Vec<u8>) {
-        let length = length.min(WORDS * 8);
+        let length = length.min(Self::size(page) * 8);
         let end = to.len() + length;
         for number in 0..length.div_ceil(8) {
             to.extend_from_slice(&Self::eight_bytes(page, at + 8 * number).to_be_bytes());
         }
         to.truncate(end);
+    }
+}
+
+/// Whether pages can have this number of words.
+const fn is_size(words: usize) -> bool {
+    words.is_power_of_two() && words >= 32 && words <= MOST_PAGE_WORDS
+}
+
+impl Bytes<CHOSEN> {
+    /// Chooses the size of pages for all threads of this process.
+    ///
+    /// # Panics
+    /// If pages cannot have this number of words, or if the process has chosen another one.
+    pub fn choose(words: usize) {
+        assert!(is_size(words), "a page of byte strings has 32 to 512 words, a power of two");
+        choose_for_process(words);
     }
 }
 
@@ -130,12 +161,12 @@ impl Front {
     pub(super) fn of<const WORDS: usize>(page: View<'_, WORDS>) -> Self {
         let word = page.load(FRONT_WORD);
         let field = |shift: u32| (word >> shift) as u16 as usize;
-        let low = field(48).min(Bytes::<WORDS>::MAX_KEY);
+        let low = field(48).min(Bytes::<WORDS>::max_key());
         Self {
             low,
-            high_rest: field(32).min(Bytes::<WORDS>::MAX_KEY),
+            high_rest: field(32).min(Bytes::<WORDS>::max_key()),
             prefix: field(16).min(low),
-            first: field(0).clamp(HEADER_WORDS, WORDS),
+            first: field(0).clamp(HEADER_WORDS, Bytes::size(page)),
         }
     }
 
@@ -165,8 +196,12 @@ impl Heap {
     pub(super) fn of<const WORDS: usize>(page: View<'_, WORDS>) -> Self {
         let word = page.load(HEAP_WORD);
         let field = |shift: u32| (word >> shift) as u16 as usize;
-        let top = field(48).clamp(HEADER_WORDS, WORDS);
-        Self { top, garbage: field(32).min(WORDS - top), deleted: field(16).min(page.count()) }
+        let top = field(48).clamp(HEADER_WORDS, Bytes::size(page));
+        Self {
+            top,
+            garbage: field(32).min(Bytes::size(page) - top),
+            deleted: field(16).min(page.count()),
+        }
     }
 
     pub(super) fn store<const WORDS: usize>(self, page: View<'_, WORDS>) {
@@ -235,14 +270,14 @@ impl Slot {
         let head = self.head.to_be_bytes();
         to.extend_from_slice(&head[..self.suffix.min(HEAD_BYTES)]);
         if self.suffix > HEAD_BYTES {
-            let length = (self.suffix - HEAD_BYTES).min(Bytes::<WORDS>::MAX_KEY);
+            let length = (self.suffix - HEAD_BYTES).min(Bytes::<WORDS>::max_key());
             Bytes::<WORDS>::copy_bytes(page, self.rest_byte(), length, to);
         }
     }
 
     /// Appends the value.
     pub(super) fn copy_value<const WORDS: usize>(self, page: View<'_, WORDS>, to: &mut Vec<u8>) {
-        let length = self.value.min(Bytes::<WORDS>::MOST_WORDS * 8);
+        let length = self.value.min(Bytes::<WORDS>::most_words() * 8);
         Bytes::<WORDS>::copy_bytes(page, self.record * 8, length, to);
     }
 }
