@@ -12,6 +12,8 @@ use thiserror::Error;
 
 /// The registered scenarios: names and texts.
 pub const SCENARIOS: &[(&str, &str)] = &[
+    ("canary-bytes-cut-separator", include_str!("../scenarios/canary-bytes-cut-separator.toml")),
+    ("canary-bytes-kept-prefix", include_str!("../scenarios/canary-bytes-kept-prefix.toml")),
     (
         "canary-bytes-skipped-validation",
         include_str!("../scenarios/canary-bytes-skipped-validation.toml"),

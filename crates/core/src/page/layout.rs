@@ -368,6 +368,10 @@ pub trait Layout: Copy + Debug + Send + Sync + 'static {
     /// that covers its key (layout.Y6).
     fn split_plan(page: Page<'_, Self>, pending: Option<&Entry<Self>>)
     -> SplitPlan<OwnedKey<Self>>;
+    /// Plants a bug: the separator without its last byte. `None` if keys have one size.
+    fn cut_separator(_separator: &Self::Key) -> Option<OwnedKey<Self>> {
+        None
+    }
     /// First step of a split: formats `right` and fills it with the upper half of `left`, which
     /// stays as it is.
     fn split_copy(
@@ -402,6 +406,11 @@ pub trait Layout: Copy + Debug + Send + Sync + 'static {
     /// Appends all of `right` to `left`, its left neighbour. `left` then covers both and is linked
     /// past `right`. Neither page may contain deleted records.
     fn merge(left: Page<'_, Self>, right: Page<'_, Self>);
+    /// Plants a bug: merges as [`Layout::merge`] does, but what keys have in common is as long as
+    /// in `left` before. Layouts that share nothing among keys merge as usual.
+    fn merge_keeping_prefix(left: Page<'_, Self>, right: Page<'_, Self>) {
+        Self::merge(left, right);
+    }
     /// Evens out two neighbours and returns the new separator, if they differ enough and their
     /// parent has room for it, which `fits` answers. Neither page may contain deleted records.
     fn rebalance(

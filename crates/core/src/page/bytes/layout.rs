@@ -657,6 +657,10 @@ impl<const WORDS: usize> Layout for Bytes<WORDS> {
         SplitPlan { slot: Self::slots_below(page, &separator, false), separator }
     }
 
+    fn cut_separator(separator: &[u8]) -> Option<Vec<u8>> {
+        separator.split_last().map(|(_, rest)| rest.to_vec())
+    }
+
     fn split_copy(
         left: View<'_, WORDS>,
         right: View<'_, WORDS>,
@@ -723,6 +727,12 @@ impl<const WORDS: usize> Layout for Bytes<WORDS> {
         let all = 0..content.len();
         Self::lay_out_again(content, all, fences, left);
         left.set_sibling(right.sibling());
+    }
+
+    fn merge_keeping_prefix(left: View<'_, WORDS>, right: View<'_, WORDS>) {
+        let Front { prefix, .. } = Front::of(left);
+        Self::merge(left, right);
+        Front { prefix, ..Front::of(left) }.store(left);
     }
 
     fn rebalance(
