@@ -4,7 +4,15 @@
 //! *Thread safety*: that of [`crate::page::Page`].
 
 use crate::page::view::{HEADER_WORDS, HIGH_WORD, LOW_WORD, Page};
+#[cfg(test)]
+use std::cell::Cell;
 use std::cmp::Ordering;
+
+#[cfg(test)]
+thread_local! {
+    /// Searches of pages by this thread.
+    pub(super) static SEARCHES: Cell<u64> = const { Cell::new(0) };
+}
 
 /// Byte-string keys and values in pages of `WORDS` words: 128, 256 or 512, and 32 in tests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -298,6 +306,8 @@ impl<const WORDS: usize> Bytes<WORDS> {
     /// The slot of `key`, deleted or not, or the place where it belongs.
     #[inline]
     pub(super) fn find(page: View<'_, WORDS>, front: Front, key: &[u8]) -> Result<usize, usize> {
+        #[cfg(test)]
+        SEARCHES.set(SEARCHES.get() + 1);
         match Self::relative(page, front, key) {
             Relative::Below => Err(0),
             Relative::Above => Err(page.count()),
