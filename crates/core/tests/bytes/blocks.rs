@@ -34,7 +34,7 @@ fn blocks<O>(design: O) -> BlockOptions<O> {
 }
 
 /// A setup with blocks, and with room for the values of all tests.
-fn with_blocks<O: Clone>(
+pub(super) fn with_blocks<O: Clone>(
     setup: Setup<'_, AnyProvider, O>,
 ) -> Setup<'_, AnyProvider, BlockOptions<O>> {
     let Setup { provider, options, memory_servers, server } = setup;
@@ -115,7 +115,7 @@ fn long_values_simulated() {
     }
 }
 
-async fn spent<F: Fabric>(fabric: &F, operation: impl Future<Output = ()>) -> CounterSnapshot {
+pub(super) async fn spent<F: Fabric>(fabric: &F, operation: impl Future<Output = ()>) -> CounterSnapshot {
     let start = fabric.counters().snapshot();
     operation.await;
     fabric.counters().snapshot() - start

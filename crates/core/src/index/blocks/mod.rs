@@ -20,6 +20,7 @@
 //! *Thread safety*: handles belong to their endpoints' threads; the space and the cache are shared
 //! by the handles of a process.
 
+mod batch;
 mod handle;
 mod load;
 mod options;
