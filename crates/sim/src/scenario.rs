@@ -819,7 +819,8 @@ impl Scenario {
                 || self.processes.is_some()
                 || balances
             {
-                let what = "inline_bytes needs byte strings, without crashes, processes, balancing";
+                let what =
+                    "inline_bytes needs byte strings, without crashes, processes and balancing";
                 return Err(what.to_owned());
             }
         }
