@@ -118,6 +118,27 @@ pub struct Report {
     /// The size of pages, of byte strings.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub page_bytes: Option<u64>,
+    /// Value blocks, of byte strings, if they were asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub blocks: Option<ValueBlocks>,
+}
+
+/// The settings of value blocks, and how their cache was used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ValueBlocks {
+    /// Longer values are in blocks.
+    pub inline_bytes: u64,
+    /// The part of `cache_bytes_per_compute_server` that is for blocks, in percent; 0 for designs
+    /// without a cache.
+    pub cache_percent: u8,
+    /// Bytes of this part, of all compute servers together, which share it.
+    pub cache_bytes: u64,
+    /// Values found in the cache, per operation.
+    pub hits: f64,
+    /// Values that were not, per operation. Each is read from a memory server.
+    pub misses: f64,
+    /// Share of the lookups of blocks that found the value in the cache.
+    pub hit_ratio: f64,
 }
 
 /// A shift of the popular keys.
@@ -315,6 +336,12 @@ impl Report {
             offloads: per_operation(cache.offloads),
             offload_refusals: per_operation(cache.offload_refusals),
         };
+        if let Some(blocks) = &mut self.blocks {
+            let found = (cache.block_hits + cache.block_misses).max(1);
+            blocks.hits = per_operation(cache.block_hits);
+            blocks.misses = per_operation(cache.block_misses);
+            blocks.hit_ratio = cache.block_hits as f64 / found as f64;
+        }
         self.errors = measured.errors;
         self.misses = measured.misses;
         self.first_error = measured.first_error.as_ref().map(ToString::to_string);
@@ -413,7 +440,12 @@ mod tests {
     fn what_was_not_asked_for_is_not_in_the_json() {
         let json = Report::default().to_json();
         assert!(!json.contains("timeline") && !json.contains("hotspot"), "{json}");
-        let asked = Report { timeline: Some(Timeline::default()), ..Report::default() };
+        assert!(!json.contains("blocks"), "{json}");
+        let asked = Report {
+            timeline: Some(Timeline::default()),
+            blocks: Some(ValueBlocks { inline_bytes: 200, hits: 0.5, ..ValueBlocks::default() }),
+            ..Report::default()
+        };
         assert_eq!(serde_json::from_str::<Report>(&asked.to_json()).unwrap(), asked);
     }
 }

@@ -260,6 +260,35 @@ fn every_design_runs_on_byte_strings() {
     }
 }
 
+/// What was asked for, and how often blocks were read.
+#[test]
+fn the_report_has_the_settings_and_counters_of_value_blocks() {
+    let size = ["--keys", "4k", "--operations", "2k", "--json", "-"];
+    let read = ["--workload", "read-only", "--compute-servers", "2"];
+    let report = |index: &str, more: &[&str]| {
+        let what = ["bench", "--index", index, "--fabric", "sim", "--key-form", "ycsb"];
+        json(&[&what[..], &size, &read, more].concat())
+    };
+    let values = ["--value-bytes", "300", "--inline-bytes", "100"];
+    let cached = ["--cache-percent", "40", "--block-cache-percent", "60"];
+    let dex = report("dex", &[&values[..], &cached].concat());
+    let blocks = &dex["blocks"];
+    assert_eq!((&blocks["inline_bytes"], &blocks["cache_percent"]), (&100.into(), &60.into()));
+    let each = dex["cache_bytes_per_compute_server"].as_u64().unwrap();
+    assert_eq!(blocks["cache_bytes"].as_u64(), Some(each / 100 * 60 * 2));
+    let number = |name: &str| blocks[name].as_f64().unwrap();
+    let (hits, misses) = (number("hits"), number("misses"));
+    assert!((hits + misses - 1.0).abs() < 1e-9, "each lookup needs a block: {blocks}");
+    assert!(hits > 0.1 && misses > 0.1 && (number("hit_ratio") - hits).abs() < 1e-9, "{blocks}");
+
+    let coarse = report("coarse", &values);
+    let blocks = &coarse["blocks"];
+    assert_eq!((&blocks["cache_percent"], &blocks["cache_bytes"]), (&0.into(), &0.into()));
+    assert_eq!((&blocks["hits"], &blocks["misses"]), (&0.0.into(), &1.0.into()));
+    assert_eq!(coarse["per_operation"]["reads"], 1.0, "the blocks");
+    assert!(report("coarse", &["--value-bytes", "100"]).get("blocks").is_none());
+}
+
 #[test]
 fn dex_can_be_run_as_in_its_paper() {
     let base =

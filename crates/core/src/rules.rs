@@ -127,6 +127,8 @@ rules! {
     STAMPS_CHECKED: "believes_torn_leaves", "D8", "A leaf is rejected if its stamp does not match.";
     HEAP_FIRST: "writes_slots_first", "bytes.Y9", "The heap of a leaf is written before the words that refer to it.";
     LAYOUTS_MARKED: "writes_layouts_at_once", "bytes.Y9", "A leaf with a heap that was laid out anew has a wrong stamp while it is written.";
+    SEPARATORS_ABOVE: "cuts_separators", "bytes.Y7", "A separator is above all keys of the page on its left.";
+    PREFIXES_SHARED: "keeps_prefixes", "bytes.Y2", "The prefix of a merged page is what its new fences share.";
     PARENTS_ASKED: "splits_unasked", "layout.Y8", "A node is split only if its parent has room for the separator.";
     INNER_NODES_LOGGED: "skips_entries", "D9", "An exclusive inner node is written to the pool after its log entry.";
     SLOTS_PINNED: "frees_pinned_slots", "D9", "The log entry of a half-written node is kept until the node is whole.";

@@ -250,7 +250,7 @@ fn leaf_is_a_map<const W: usize>(changes: Vec<Change>) {
             {
                 let room = Bytes::<W>::leaf_has_room(page, key, value);
                 match Bytes::<W>::leaf_replace(page, key, value) {
-                    LeafReplace::Replaced(words) => {
+                    LeafReplace::Replaced(words, _) => {
                         assert!(room);
                         check_words::<W>(&before, &owned.words(), words);
                         assert!(model.insert(key.clone(), value.clone()).is_some());
@@ -563,7 +563,7 @@ fn a_value_of_eight_bytes_is_replaced_by_one_store() {
     let changed: Vec<usize> = (0..128).filter(|index| before[*index] != after[*index]).collect();
     assert_eq!(changed.len(), 1);
     let words = Words::new(&(0..0), &(changed[0]..changed[0] + 1));
-    assert_eq!(replaced, LeafReplace::Replaced(words));
+    assert_eq!(replaced, LeafReplace::Replaced(words, None));
     assert!(words.is_one_word());
 }
 

@@ -225,6 +225,8 @@ pub const MUTANTS: &[Mutant] = &[
     seen("keeps_strays", &["canary-dex-kept-strays"]),
     seen("writes_slots_first", &["dex-bytes-crash"]),
     seen("writes_layouts_at_once", &["dex-bytes-crash-torn"]),
+    seen("cuts_separators", &["dex-bytes-churn", "fine-bytes-churn", "coarse-bytes-churn"]),
+    seen("keeps_prefixes", &["dex-bytes-churn", "fine-bytes-churn", "coarse-bytes-churn"]),
     seen("splits_unasked", &["dex-bytes-churn", "dex-bytes-moves"]),
     seen("believes_torn_leaves", &["canary-dex-believed-torn-leaf"]),
     seen("skips_entries", &["canary-dex-unlogged-inner-node"]),

@@ -21,7 +21,7 @@ use crate::setup::{
 };
 use crate::workload;
 use farleaf_core::cache::CacheCounters;
-use farleaf_core::index::blocks::Blocks;
+use farleaf_core::index::blocks::{BlockCompute, BlockOptions, Blocks};
 use farleaf_core::index::coarse::Coarse;
 use farleaf_core::index::dex::Dex;
 use farleaf_core::index::fine::Fine;
@@ -187,6 +187,9 @@ fn play(scenario: &Scenario, seed: u64, board: &Board) -> Result<(), String> {
     }
 }
 
+/// The layout of scenarios with value blocks.
+type WithBlocks = Bytes<64>;
+
 /// Runs a scenario with value blocks.
 fn play_blocks(
     scenario: &Scenario,
@@ -194,27 +197,82 @@ fn play_blocks(
     board: &Board,
     inline_bytes: usize,
 ) -> Result<(), String> {
-    type L = Bytes<64>;
+    type L = WithBlocks;
     match &scenario.design {
         DesignSpec::Coarse { partitioning } => {
             let design = coarse_options::<L>(scenario, *partitioning);
             let options = block_options(inline_bytes, design);
-            play_uninspected::<L, Blocks<Coarse>>(scenario, seed, board, &options)
+            play_with_blocks::<Coarse>(scenario, seed, board, &options)
         }
         DesignSpec::Fine { chunk_nodes_log2, leaves_per_head } => {
             let design = fine_options(*chunk_nodes_log2, *leaves_per_head);
             let options = block_options(inline_bytes, design);
-            play_uninspected::<L, Blocks<Fine>>(scenario, seed, board, &options)
+            play_with_blocks::<Fine>(scenario, seed, board, &options)
         }
         DesignSpec::Hybrid { chunk_nodes_log2 } => {
             let design = hybrid_options::<L>(scenario, *chunk_nodes_log2);
             let options = block_options(inline_bytes, design);
-            play_uninspected::<L, Blocks<Hybrid>>(scenario, seed, board, &options)
+            play_with_blocks::<Hybrid>(scenario, seed, board, &options)
         }
-        DesignSpec::Dex { .. } => {
+        DesignSpec::Dex { moves, movers, .. } => {
             let options = block_options(inline_bytes, dex_options::<L>(scenario)?);
-            play_uninspected::<L, Blocks<Dex>>(scenario, seed, board, &options)
+            let (servers, compute) = set_up::<L, Blocks<Dex>>(scenario, &options)?;
+            let movers = if *moves > 0 { usize::from(*movers) } else { 0 };
+            let beside = async |fabric, number: usize| {
+                let which = (seed, number as u64);
+                mover::<L, _>(fabric, compute.design(), board, scenario, which).await;
+            };
+            let beside = (movers, beside);
+            let cluster =
+                simulate::<L, Blocks<Dex>, _>(scenario, seed, board, &servers, &compute, beside);
+            count_blocks::<Dex>(scenario, board, &cluster, &compute)
         }
+    }
+}
+
+/// Runs a scenario with value blocks on a design whose keys do not move.
+fn play_with_blocks<De: Design<WithBlocks>>(
+    scenario: &Scenario,
+    seed: u64,
+    board: &Board,
+    options: &BlockOptions<De::Options>,
+) -> Result<(), String> {
+    let (servers, compute) = set_up::<WithBlocks, Blocks<De>>(scenario, options)?;
+    let beside = (0, async |_, _| ());
+    let cluster =
+        simulate::<WithBlocks, Blocks<De>, _>(scenario, seed, board, &servers, &compute, beside);
+    count_blocks::<De>(scenario, board, &cluster, &compute)
+}
+
+/// Compares the blocks in use with the values that need one, after a run in which every operation
+/// had an answer: no block is lost, and none was given back twice.
+fn count_blocks<De: Design<WithBlocks>>(
+    scenario: &Scenario,
+    board: &Board,
+    cluster: &SimCluster<MemoryServer<WithBlocks>>,
+    compute: &BlockCompute<De::Compute>,
+) -> Result<(), String> {
+    let is_certain = scenario.allowed_errors.is_empty()
+        && scenario.faults.kill_compute_server.is_empty()
+        && scenario.faults.declare_live_dead.is_empty();
+    if board.fault().is_some() || !is_certain {
+        return Ok(());
+    }
+    let observer = scenario.cluster.compute_servers;
+    let mut scanned = cluster.run(&[observer], async |fabric, _| -> Result<_, IndexError> {
+        let index = <Blocks<De> as Design<WithBlocks>>::open(fabric, compute).await?;
+        index.scan(&Scan::range(..)).await
+    });
+    let records = match scanned.pop().flatten() {
+        Some(Ok(records)) => records,
+        other => return Err(format!("the index cannot be scanned at the end: {other:?}")),
+    };
+    let inline_bytes = scenario.cluster.inline_bytes.unwrap_or_default();
+    let needed = records.iter().filter(|(_, value)| value.len() > inline_bytes).count() as u64;
+    let usage = compute.usage();
+    match usage.blocks_in_use == needed {
+        true => Ok(()),
+        false => Err(format!("at the end, {needed} values need blocks, but there are {usage:?}")),
     }
 }
 

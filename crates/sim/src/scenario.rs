@@ -12,6 +12,8 @@ use thiserror::Error;
 
 /// The registered scenarios: names and texts.
 pub const SCENARIOS: &[(&str, &str)] = &[
+    ("canary-bytes-cut-separator", include_str!("../scenarios/canary-bytes-cut-separator.toml")),
+    ("canary-bytes-kept-prefix", include_str!("../scenarios/canary-bytes-kept-prefix.toml")),
     (
         "canary-bytes-skipped-validation",
         include_str!("../scenarios/canary-bytes-skipped-validation.toml"),
@@ -63,6 +65,10 @@ pub const SCENARIOS: &[(&str, &str)] = &[
     ("dex-balance-faults", include_str!("../scenarios/dex-balance-faults.toml")),
     ("dex-blocks-churn", include_str!("../scenarios/dex-blocks-churn.toml")),
     ("dex-blocks-faults", include_str!("../scenarios/dex-blocks-faults.toml")),
+    ("dex-blocks-moves", include_str!("../scenarios/dex-blocks-moves.toml")),
+    ("dex-blocks-moves-faults", include_str!("../scenarios/dex-blocks-moves-faults.toml")),
+    ("dex-blocks-moves-offload", include_str!("../scenarios/dex-blocks-moves-offload.toml")),
+    ("dex-blocks-offload", include_str!("../scenarios/dex-blocks-offload.toml")),
     ("dex-bulk", include_str!("../scenarios/dex-bulk.toml")),
     ("dex-bytes-churn", include_str!("../scenarios/dex-bytes-churn.toml")),
     ("dex-bytes-crash", include_str!("../scenarios/dex-bytes-crash.toml")),
@@ -807,14 +813,15 @@ impl Scenario {
             KeysSpec::Bytes => BYTES_PAGE_WORDS,
         };
         if cluster.inline_bytes.is_some() {
-            let moves = matches!(self.design, DesignSpec::Dex { moves: 1.., .. });
+            let balances = matches!(self.design, DesignSpec::Dex { balance_window_ns: 1.., .. });
             if cluster.keys != KeysSpec::Bytes
                 || self.crash.is_some()
                 || self.processes.is_some()
-                || moves
+                || balances
             {
-                return Err("inline_bytes needs byte strings, without crashes, processes or moves"
-                    .to_owned());
+                let what =
+                    "inline_bytes needs byte strings, without crashes, processes and balancing";
+                return Err(what.to_owned());
             }
         }
         if !sizes.contains(&cluster.page_words) {

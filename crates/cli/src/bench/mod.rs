@@ -124,7 +124,8 @@ fn summary(report: &Report) -> String {
         grouped(report.memory.pool_bytes_allocated),
         report.memory.pool_bytes_per_key,
         of_cache(report),
-    ) + &reshaping::summary(report)
+    ) + &of_blocks(report)
+        + &reshaping::summary(report)
 }
 
 /// The processor time of the clients, if it is known.
@@ -161,6 +162,24 @@ fn of_cache(report: &Report) -> String {
         cache.write_throughs,
         cache.offloads,
         cache.offload_refusals,
+    )
+}
+
+/// The part of value blocks in the report, if there are some.
+fn of_blocks(report: &Report) -> String {
+    let Some(blocks) = &report.blocks else { return String::new() };
+    let longer = grouped(blocks.inline_bytes);
+    if blocks.cache_bytes == 0 {
+        return format!("\nblocks of values over {longer} bytes: {:.4} read", blocks.misses);
+    }
+    format!(
+        "\nblocks of values over {longer} bytes: {} % of the caches, {} bytes in all; hit ratio {:.4} \
+         ({:.4} hits and {:.4} misses per operation)",
+        blocks.cache_percent,
+        grouped(blocks.cache_bytes),
+        blocks.hit_ratio,
+        blocks.hits,
+        blocks.misses,
     )
 }
 

@@ -8,7 +8,7 @@ use crate::usage;
 use anyhow::Context;
 use farleaf_bench::driver::{Amount, HotspotShift, Run};
 use farleaf_bench::keys::KeySpace;
-use farleaf_bench::report::{HotspotShifted, Report};
+use farleaf_bench::report::{self, HotspotShifted, Report};
 use farleaf_bench::timeline::Interval;
 use farleaf_bench::trace::{TraceFormat, read_trace, read_ycsb, touched_keys};
 use farleaf_bench::workload::{Harness, Operation, StreamConfig};
@@ -161,6 +161,12 @@ impl Plan {
             inline_bytes,
             cache_bytes: of_blocks * u64::from(arguments.compute_servers),
         });
+        let blocks_reported = blocks.map(|blocks| report::ValueBlocks {
+            inline_bytes: blocks.inline_bytes as u64,
+            cache_percent: if has_cache { arguments.block_cache_percent } else { 0 },
+            cache_bytes: blocks.cache_bytes,
+            ..report::ValueBlocks::default()
+        });
         let used_servers = arguments.memory_servers.saturating_sub(arguments.spare_memory_servers);
         let placement_level = arguments.placement_level.unwrap_or_else(|| {
             form.spreading_level(keys.len(), arguments.fill, used_servers.max(1))
@@ -208,6 +214,7 @@ impl Plan {
                     at_ns: None,
                     by_percent: arguments.shift_hotspot_by,
                 }),
+                blocks: blocks_reported,
                 ..Report::default()
             },
             design: arguments.index,

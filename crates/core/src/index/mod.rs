@@ -29,5 +29,5 @@ pub use memory_use::MemoryUse;
 pub use partition_options::{BalanceOptions, Boundaries, PartitionOptions};
 pub use partitioned::{Built, BulkBuilder, PartIndex, PartPool, PartState, Partitioned, Released};
 pub use range_index::{Exchange, Owned, RangeIndex, Records, RecordsOf, Scan};
-pub(crate) use range_index::{OPERATIONS_TOGETHER, execute_in_rounds, rounds};
+pub(crate) use range_index::{OPERATIONS_TOGETHER, rounds};
 pub use reshape::{KeyRange, Reshape, Reshaped};

@@ -162,7 +162,7 @@ pub trait RangeIndex {
 }
 
 /// Executes operations one by one, as many together as keep their order on each key.
-pub(crate) async fn execute_in_rounds<I: RangeIndex + ?Sized>(
+async fn execute_in_rounds<I: RangeIndex + ?Sized>(
     index: &I,
     edits: &[LeafEdit<&I::Key, &I::Value>],
 ) -> Vec<Result<Answer<Owned<I::Value>>, IndexError>> {

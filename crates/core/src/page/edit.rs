@@ -229,9 +229,8 @@ fn replace<L: Layout>(
     key: &L::Key,
     value: &L::Value,
 ) -> LeafOutcome<Answer<OwnedValue<L>>> {
-    let lost = L::leaf_reference(page, key);
     match L::leaf_replace(page, key, value) {
-        LeafReplace::Replaced(words) => changed(lost, words, false),
+        LeafReplace::Replaced(words, lost) => changed(lost, words, false),
         LeafReplace::Absent => nothing(),
         LeafReplace::Full => LeafOutcome::Full,
     }

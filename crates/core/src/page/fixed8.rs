@@ -344,12 +344,12 @@ impl<const WORDS: usize> Layout for Fixed8<WORDS> {
     }
 
     #[inline]
-    fn leaf_replace(page: View<'_, WORDS>, key: &u64, value: &u64) -> LeafReplace {
+    fn leaf_replace(page: View<'_, WORDS>, key: &u64, value: &u64) -> LeafReplace<u64> {
         match Self::find(page, *key) {
             Some(slot) if !Self::is_deleted(page, slot) => {
                 let word = HEADER_WORDS + 2 * slot + 1;
                 page.store(word, *value);
-                LeafReplace::Replaced((word..word + 1).into())
+                LeafReplace::Replaced((word..word + 1).into(), None)
             }
             _ => LeafReplace::Absent,
         }

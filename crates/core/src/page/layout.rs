@@ -60,10 +60,11 @@ impl LeafInsert {
 }
 
 /// Outcome of replacing a value in a leaf.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LeafReplace {
-    /// The value was replaced. No other words have changed.
-    Replaced(Words),
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LeafReplace<V> {
+    /// The value was replaced. No other words have changed. The old value is here too, if it can be
+    /// a reference to a value block ([`super::BlockRef`]).
+    Replaced(Words, Option<V>),
     /// The key is absent. The leaf is unchanged.
     Absent,
     /// There is no room for the new value. The leaf is unchanged.
@@ -298,7 +299,11 @@ pub trait Layout: Copy + Debug + Send + Sync + 'static {
     /// Leaf: adds a record. Compacts the leaf first if that is necessary to make room.
     fn leaf_insert(page: Page<'_, Self>, key: &Self::Key, value: &Self::Value) -> LeafInsert;
     /// Leaf: replaces the value of a key that is present.
-    fn leaf_replace(page: Page<'_, Self>, key: &Self::Key, value: &Self::Value) -> LeafReplace;
+    fn leaf_replace(
+        page: Page<'_, Self>,
+        key: &Self::Key,
+        value: &Self::Value,
+    ) -> LeafReplace<OwnedValue<Self>>;
     /// Leaf: whether there is room for the record, which may replace one of the same key.
     fn leaf_has_room(page: Page<'_, Self>, key: &Self::Key, value: &Self::Value) -> bool;
     /// Leaf: the value of a key that is present, if it can be a reference to a value block
@@ -368,6 +373,10 @@ pub trait Layout: Copy + Debug + Send + Sync + 'static {
     /// that covers its key (layout.Y6).
     fn split_plan(page: Page<'_, Self>, pending: Option<&Entry<Self>>)
     -> SplitPlan<OwnedKey<Self>>;
+    /// Plants a bug: the separator without its last byte. `None` if keys have one size.
+    fn cut_separator(_separator: &Self::Key) -> Option<OwnedKey<Self>> {
+        None
+    }
     /// First step of a split: formats `right` and fills it with the upper half of `left`, which
     /// stays as it is.
     fn split_copy(
@@ -402,6 +411,11 @@ pub trait Layout: Copy + Debug + Send + Sync + 'static {
     /// Appends all of `right` to `left`, its left neighbour. `left` then covers both and is linked
     /// past `right`. Neither page may contain deleted records.
     fn merge(left: Page<'_, Self>, right: Page<'_, Self>);
+    /// Plants a bug: merges as [`Layout::merge`] does, but what keys have in common is as long as
+    /// in `left` before. Layouts that share nothing among keys merge as usual.
+    fn merge_keeping_prefix(left: Page<'_, Self>, right: Page<'_, Self>) {
+        Self::merge(left, right);
+    }
     /// Evens out two neighbours and returns the new separator, if they differ enough and their
     /// parent has room for it, which `fits` answers. Neither page may contain deleted records.
     fn rebalance(
@@ -479,7 +493,7 @@ impl<L: Layout> Entry<L> {
             Self::Record(key, value) => {
                 let (key, value) = (L::key(key), L::value(value));
                 match L::leaf_replace(page, key, value) {
-                    LeafReplace::Replaced(_) => true,
+                    LeafReplace::Replaced(..) => true,
                     LeafReplace::Full => false,
                     LeafReplace::Absent => L::leaf_insert(page, key, value).is_inserted(),
                 }

@@ -16,6 +16,7 @@ mod layout;
 mod limits;
 mod lock_word;
 mod named;
+mod restructure;
 mod stored;
 mod stubborn;
 mod superblock;
@@ -39,6 +40,7 @@ pub use layout::{
 pub use limits::TooLong;
 pub use lock_word::LockWord;
 pub use named::Named;
+pub use restructure::{merge, split_plan};
 pub use stored::{BlockRef, MOST_BLOCK_BYTES, REFERENCE_BYTES, Stored, block_words, stored_inline};
 pub use stubborn::Stubborn;
 pub use superblock::{DesignId, Superblock, SuperblockError};

@@ -131,7 +131,7 @@ impl<const WORDS: usize, const SEED: u64> Layout for Stubborn<WORDS, SEED> {
         Fixed8::leaf_insert(plain(page), key, value)
     }
 
-    fn leaf_replace(page: View<'_, WORDS, SEED>, key: &u64, value: &u64) -> LeafReplace {
+    fn leaf_replace(page: View<'_, WORDS, SEED>, key: &u64, value: &u64) -> LeafReplace<u64> {
         if Self::refuses_entry(page) && Self::leaf_get(page, key).is_some() {
             return LeafReplace::Full;
         }

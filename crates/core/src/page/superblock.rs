@@ -5,10 +5,12 @@
 //! word 2  root address     word 3  placement level M
 //! word 4  pool bytes       word 5  options
 //! word 6  first leaf of the server's share, if leaves are not nodes of the server's tree
+//! word 7  1 if values may be in blocks; on server 0 only
 //! ```
 //!
 //! The addresses of the root and of the first leaf never change once they are set. *Thread safety*:
-//! written before the server serves; words 2, 5 and 6 are set once, later; any client may read it.
+//! written before the server serves; words 2, 5, 6 and 7 are set once, later, word 7 by a client's
+//! CAS; any client may read it.
 
 use super::layout::Layout;
 use farleaf_fabric::GlobalAddr;
@@ -46,6 +48,12 @@ pub enum SuperblockError {
         /// The reader's design.
         ours: u8,
     },
+    /// The reader expects value blocks, and the index was created without them.
+    #[error(
+        "the index was created without value blocks: open it without them, or load its records \
+         into one with value blocks"
+    )]
+    NoBlocks,
 }
 
 /// The index designs, as in the low byte of the superblock's options. 0 means none yet.
@@ -78,11 +86,15 @@ pub struct Superblock {
     /// The leaf where the keys of this server's share begin, if the design keeps leaves outside the
     /// server's own tree; else null.
     pub first_leaf: GlobalAddr,
+    /// Whether values may be in blocks, as only server 0 says.
+    pub has_blocks: bool,
 }
 
 impl Superblock {
     /// Size of a superblock in words.
     pub const WORDS: usize = 8;
+    /// The word that becomes 1 if values may be in blocks.
+    pub const BLOCKS_WORD: usize = 7;
 
     /// Writes the superblock of a new pool with pages of `L`.
     ///
@@ -94,6 +106,7 @@ impl Superblock {
         for (word, value) in words.iter().zip(content) {
             word.store(value, Ordering::Relaxed);
         }
+        words[Self::BLOCKS_WORD].store(self.has_blocks.into(), Ordering::Relaxed);
         Self::set_first_leaf(words, self.first_leaf);
         Self::set_root(words, self.root);
     }
@@ -164,6 +177,7 @@ impl Superblock {
             pool_bytes: word(4),
             options: word(5),
             first_leaf: GlobalAddr::from_bits(word(6)),
+            has_blocks: word(Self::BLOCKS_WORD) != 0,
         })
     }
 }

@@ -29,6 +29,9 @@ use std::collections::VecDeque;
 
 /// The smallest block, in bytes.
 const LEAST_BYTES: usize = 64;
+/// After leaves could not be written back, this part of the lost blocks that are usual must be lost
+/// in addition before it is tried again.
+const RETRY_PART: usize = 8;
 /// Sizes from a power of two to the next.
 const STEPS: usize = 8;
 
@@ -109,6 +112,9 @@ struct Inner {
     servers: Vec<OnServer>,
     /// Lost by leaves that may not be in the pool yet.
     lost: Vec<Place>,
+    /// The leaves are not worth writing back before there are this many lost blocks: it failed with
+    /// some fewer.
+    not_before: usize,
     /// By the time from which they can be used, which is the same after each loss.
     resting: VecDeque<(u64, Place)>,
     next_server: u16,
@@ -220,12 +226,13 @@ impl BlockSpace {
     }
 
     /// Takes back a block whose reference a leaf has lost. Returns whether so many are waiting that
-    /// the leaves should be written back, and [`BlockSpace::lost`] be called.
+    /// the leaves should be written back, and [`BlockSpace::lost`] be called. If that fails, it is
+    /// due again only after some more.
     pub(crate) fn lose(&self, place: Place) -> bool {
         let mut inner = lock(&self.inner);
         inner.count_out(place);
         inner.lost.push(place);
-        inner.lost.len() >= self.most_lost
+        inner.lost.len() >= self.most_lost.max(inner.not_before)
     }
 
     /// Takes out the blocks that leaves have lost until now. Once these leaves are in the pool,
@@ -275,13 +282,19 @@ impl LostBlocks<'_> {
     /// The leaves are in the pool: the blocks can be used from `due_ns` on.
     pub(crate) fn rest(mut self, due_ns: u64) {
         let places = std::mem::take(&mut self.places);
-        lock(&self.space.inner).resting.extend(places.into_iter().map(|place| (due_ns, place)));
+        let mut inner = lock(&self.space.inner);
+        inner.not_before = 0;
+        inner.resting.extend(places.into_iter().map(|place| (due_ns, place)));
     }
 }
 
 impl Drop for LostBlocks<'_> {
     fn drop(&mut self) {
-        lock(&self.space.inner).lost.append(&mut self.places);
+        if !self.places.is_empty() {
+            let mut inner = lock(&self.space.inner);
+            inner.lost.append(&mut self.places);
+            inner.not_before = inner.lost.len() + self.space.most_lost.div_ceil(RETRY_PART);
+        }
     }
 }
 
@@ -327,6 +340,26 @@ mod tests {
                 .all(|(at, bytes)| (1024..1024 + 16384).contains(at) && bytes + at <= 17408)
         );
         assert_eq!(space.usage().blocks_in_use, taken.len() as u64);
+    }
+
+    /// While a memory server does not answer, not every loss writes all leaves back in vain.
+    #[test]
+    fn leaves_that_could_not_be_written_are_tried_again_after_a_part_of_the_losses() {
+        let (space, server) = (BlockSpace::new(80), ServerId::new(0));
+        space.add_chunk(GlobalAddr::new(server, 1024), 1 << 20);
+        let lose = || space.lose(space.take(server, SizeClass::of(64), 0).unwrap());
+        let due_of = |losses: usize| (1..=losses).filter(|_| lose()).count();
+        assert_eq!(due_of(79), 0);
+        for _ in 0..5 {
+            assert!(lose());
+            drop(space.lost());
+            assert_eq!(due_of(9), 0, "too few since the failure");
+        }
+        assert!(lose());
+        space.lost().rest(100);
+        assert_eq!(space.usage().blocks_waiting, 80 + 5 * 10);
+        assert_eq!(due_of(79), 0, "as at the beginning");
+        assert!(lose());
     }
 
     #[test]

@@ -1,10 +1,11 @@
 //! The creation of an index: writes its first pages, then claims memory servers, which makes their
 //! pools part of it.
 
+use super::pages::READ_RETRIES;
 use super::{Image, PageClient, RemoteError, RpcClient};
-use crate::page::{DesignId, Layout, Superblock};
+use crate::page::{DesignId, Layout, Superblock, SuperblockError};
 use crate::wire::{PoolRequest, Refusal, Reply};
-use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
+use farleaf_fabric::{Fabric, FabricError, GlobalAddr, ServerId};
 
 /// The memory server that holds the root of an index, in designs that have one.
 pub const ROOT_SERVER: ServerId = ServerId::new(0);
@@ -92,6 +93,36 @@ impl<F: Fabric, L: Layout> RpcClient<F, L> {
             claimed(server).await?;
         }
         Ok(())
+    }
+
+    /// Marks the index as one whose values may be in blocks.
+    ///
+    /// # Errors
+    /// [`RemoteError`]; the index may be marked all the same if the outcome is unknown.
+    pub async fn mark_blocks(&self) -> Result<(), RemoteError> {
+        let at = GlobalAddr::new(ROOT_SERVER, Superblock::BLOCKS_WORD as u64 * 8);
+        let mut outcome = self.fabric().compare_swap(at, 0, 1).await;
+        for _ in 0..READ_RETRIES {
+            if !matches!(outcome, Err(FabricError::Indeterminate { .. })) {
+                break;
+            }
+            // One that lands late changes nothing.
+            self.fabric().counters().count_retry();
+            outcome = self.fabric().compare_swap(at, 0, 1).await;
+        }
+        Ok(outcome.map(drop)?)
+    }
+
+    /// Checks that the index was created with value blocks; one READ.
+    ///
+    /// # Errors
+    /// [`RemoteError::BadPool`] if it was not: its values would be taken for references.
+    pub async fn check_blocks(&self) -> Result<(), RemoteError> {
+        let (server, error) = (ROOT_SERVER, SuperblockError::NoBlocks);
+        match self.superblock(server).await?.has_blocks {
+            true => Ok(()),
+            false => Err(RemoteError::BadPool { server, error }),
+        }
     }
 
     async fn claim(

@@ -7,7 +7,7 @@
 //!   through the page that was split.
 
 use super::{Change, Image, Locked, Miss, PageClient, PageCopy, RemoteError};
-use crate::page::{Entry, Layout, LockWord, OwnedKey, Page};
+use crate::page::{Entry, Layout, LockWord, OwnedKey, Page, split_plan};
 use crate::rules;
 use farleaf_fabric::{Fabric, GlobalAddr, Work};
 
@@ -31,8 +31,13 @@ struct Halves<L: Layout> {
 
 impl<L: Layout> Halves<L> {
     /// `None` if the entry has no room in its half, which layout.Y6 excludes.
-    fn of(full: Page<'_, L>, right_at: GlobalAddr, entry: &Entry<L>) -> Option<Self> {
-        let plan = L::split_plan(full, Some(entry));
+    fn of<F: Fabric>(
+        fabric: &F,
+        full: Page<'_, L>,
+        right_at: GlobalAddr,
+        entry: &Entry<L>,
+    ) -> Option<Self> {
+        let plan = split_plan(full, Some(entry), fabric.breaks(rules::SEPARATORS_ABOVE));
         let (left, right) = (Image::of(full), Image::empty());
         L::split_copy(left.page(), right.page(), right_at, &plan);
         L::split_truncate(left.page(), &plan);
@@ -61,7 +66,8 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         let fresh = self.fresh_word(node).await?;
         let locked = self.lock(copy).await?;
         self.fabric().charge(Work::RestructureNode).await;
-        let Some(Halves { left, right, separator }) = Halves::of(copy.page(), node, entry) else {
+        let halves = Halves::of(self.fabric(), copy.page(), node, entry);
+        let Some(Halves { left, right, separator }) = halves else {
             return Err(self.without_room(locked).await);
         };
         let fresh = [(node, fresh, &right)];
@@ -88,8 +94,8 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         let content = Image::<L>::empty();
         content.page().format_empty(nodes[0], full.level(), L::key(&L::low(full)), None);
         content.page().copy_content(full);
-        let Some(Halves { left, right, separator }) = Halves::of(content.page(), nodes[1], entry)
-        else {
+        let halves = Halves::of(self.fabric(), content.page(), nodes[1], entry);
+        let Some(Halves { left, right, separator }) = halves else {
             return Err(self.without_room(locked).await);
         };
         let root = Image::<L>::empty();

@@ -164,6 +164,7 @@ impl<L: Layout> MemoryServer<L> {
             pool_bytes: region.bytes() as u64,
             options: 0,
             first_leaf: GlobalAddr::NULL,
+            has_blocks: false,
         };
         superblock.write::<L>(region.words());
         let chunks = Arc::new(ChunkAllocator::new(id, region.bytes() as u64));

@@ -3,6 +3,7 @@
 
 #![cfg(not(any(loom, shuttle)))]
 
+mod block_batches;
 mod blocks;
 mod crashes;
 mod designs;

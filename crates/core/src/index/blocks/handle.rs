@@ -5,7 +5,7 @@
 use crate::cache::{BlockCache, CacheCounters, LiveCounters};
 use crate::index::{
     Answer, Background, IndexAdmin, IndexError, KeyRange, LeafEdit, OPERATIONS_TOGETHER,
-    RangeIndex, Records, Reshape, Reshaped, Scan, execute_in_rounds,
+    RangeIndex, Records, Reshape, Reshaped, Scan,
 };
 use crate::page::{Action, BlockRef, Layout, MOST_BLOCK_BYTES, Stored, TooLong, stored_inline};
 use crate::remote::{Backoff, BlockClient, Miss};
@@ -19,7 +19,7 @@ use std::ops::Bound;
 /// their leaves must be recent (blocks.X5).
 const SCAN_TOGETHER: usize = 256;
 /// Blocks that one operation reads or writes together.
-const BLOCKS_TOGETHER: usize = OPERATIONS_TOGETHER;
+pub(super) const BLOCKS_TOGETHER: usize = OPERATIONS_TOGETHER;
 
 /// How often a write that finds no memory waits for lost blocks. Other handles take some of them.
 const FREEING_ROUNDS: u32 = 8;
@@ -35,9 +35,25 @@ pub struct BlockIndex<I, F: Fabric, L: Layout> {
 }
 
 /// What a leaf shall have for a value, and the new block behind it.
-struct New<'a> {
-    stored: Cow<'a, [u8]>,
-    block: Option<BlockRef>,
+pub(super) struct New<'a> {
+    pub(super) stored: Cow<'a, [u8]>,
+    pub(super) block: Option<BlockRef>,
+}
+
+impl New<'_> {
+    /// The edit of a leaf for an insert, update or upsert of the value.
+    pub(super) fn storing<'a>(
+        &'a self,
+        edit: LeafEdit<&'a [u8], &'a [u8]>,
+    ) -> LeafEdit<&'a [u8], &'a [u8]> {
+        let stored = &self.stored[..];
+        let action = match edit.action {
+            Action::Insert(_) => Action::Insert(stored),
+            Action::Update(_) => Action::Update(stored),
+            _ => Action::Upsert(stored),
+        };
+        LeafEdit { key: edit.key, action }
+    }
 }
 
 impl<I, F, L> BlockIndex<I, F, L>
@@ -92,7 +108,11 @@ where
         Ok(self.blocks.write(value).await?)
     }
 
-    async fn store<'a>(&self, key: &[u8], value: &'a [u8]) -> Result<New<'a>, IndexError> {
+    pub(super) async fn store<'a>(
+        &self,
+        key: &[u8],
+        value: &'a [u8],
+    ) -> Result<New<'a>, IndexError> {
         if let Some(stored) = self.inline(key, value) {
             return Ok(New { stored, block: None });
         }
@@ -101,7 +121,7 @@ where
     }
 
     /// What becomes of the blocks once an edit has ended.
-    async fn settle(
+    pub(super) async fn settle(
         &self,
         block: Option<BlockRef>,
         value: &[u8],
@@ -184,7 +204,7 @@ where
     }
 
     /// As [`BlockIndex::resolve`]; if the block is not there any more, asks the leaf again.
-    async fn resolve_or_ask(
+    pub(super) async fn resolve_or_ask(
         &self,
         key: &[u8],
         stored: Vec<u8>,
@@ -241,15 +261,9 @@ where
     ) -> Result<Answer<Vec<u8>>, IndexError> {
         let key = edit.key;
         Self::check(key, value)?;
-        let New { stored, block } = self.store(key, value).await?;
-        let stored = &stored[..];
-        let action = match edit.action {
-            Action::Insert(_) => Action::Insert(stored),
-            Action::Update(_) => Action::Update(stored),
-            _ => Action::Upsert(stored),
-        };
-        let outcome = self.design.execute(LeafEdit { key, action }).await;
-        self.settle(block, value, outcome).await
+        let new = self.store(key, value).await?;
+        let outcome = self.design.execute(new.storing(edit)).await;
+        self.settle(new.block, value, outcome).await
     }
 
     /// A compare-exchange compares what is stored. So it first finds out what is stored for the
@@ -420,24 +434,7 @@ where
         &self,
         edits: &[LeafEdit<&[u8], &[u8]>],
     ) -> Vec<Result<Answer<Vec<u8>>, IndexError>> {
-        if edits.iter().any(LeafEdit::changes) {
-            return execute_in_rounds(self, edits).await;
-        }
-        // The design can take lookups down together.
-        let mut answers = Vec::with_capacity(edits.len());
-        for together in edits.chunks(BLOCKS_TOGETHER) {
-            let since_ns = self.blocks.now_ns();
-            let found = self.design.execute_all(together).await;
-            let resolved = together.iter().zip(found).map(async |(edit, answer)| {
-                let value = match answer?.found {
-                    Some(stored) => self.resolve_or_ask(edit.key, stored, since_ns).await?,
-                    None => None,
-                };
-                Ok(Answer::from_lookup(value))
-            });
-            answers.extend(all(resolved).await);
-        }
-        answers
+        self.execute_batch(edits).await
     }
 
     async fn settle(&self) -> Result<(), IndexError> {

@@ -20,6 +20,7 @@
 //! *Thread safety*: handles belong to their endpoints' threads; the space and the cache are shared
 //! by the handles of a process.
 
+mod batch;
 mod handle;
 mod load;
 mod options;
@@ -30,7 +31,7 @@ pub use options::{BlockOptions, MOST_LOST};
 use super::{Design, IndexError};
 use crate::cache::BlockCache;
 use crate::page::Layout;
-use crate::remote::{BlockClient, BlockSpace, BlockUsage};
+use crate::remote::{BlockClient, BlockSpace, BlockUsage, RpcClient};
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::Arc;
 use std::marker::PhantomData;
@@ -69,7 +70,8 @@ impl<L: Layout<Key = [u8], Value = [u8]>, D: Design<L>> Design<L> for Blocks<D> 
     type Index<F: Fabric> = BlockIndex<D::Index<F>, F, L>;
 
     async fn create<F: Fabric>(fabric: &F, options: &Self::Options) -> Result<(), IndexError> {
-        D::create(fabric, &options.design).await
+        D::create(fabric, &options.design).await?;
+        Ok(RpcClient::<F, L>::new(fabric.clone()).mark_blocks().await?)
     }
 
     fn compute(options: &Self::Options) -> Result<Self::Compute, IndexError> {
@@ -88,6 +90,7 @@ impl<L: Layout<Key = [u8], Value = [u8]>, D: Design<L>> Design<L> for Blocks<D> 
         compute: &Self::Compute,
     ) -> Result<Self::Index<F>, IndexError> {
         let design = D::open(fabric.clone(), &compute.design).await?;
+        RpcClient::<F, L>::new(fabric.clone()).check_blocks().await?;
         let blocks = BlockClient::new(fabric, &compute.space, compute.chunk_bytes);
         Ok(BlockIndex::new(design, blocks, &compute.cache, compute.inline_bytes))
     }

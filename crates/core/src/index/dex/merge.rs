@@ -17,7 +17,7 @@ use super::latched::Latched;
 use super::split::Written;
 use crate::cache::{LiveCounters, OptimisticRef, Ownership, Restart, is_clean, mark_clean};
 use crate::index::PartState;
-use crate::page::{Layout, Page, Probe, is_sparse, slot_range};
+use crate::page::{Layout, Page, Probe, is_sparse, merge, slot_range};
 use crate::remote::{Image, RemoteError};
 use crate::rules;
 use farleaf_fabric::{Fabric, Work};
@@ -154,7 +154,8 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         let cache = self.client.cache();
         let lock = self.lock_shared(&parent).await?;
         self.charge(Work::RestructureNode).await;
-        L::merge(lower.page(), upper.page());
+        let keeps_prefix = self.fabric().breaks(rules::PREFIXES_SHARED);
+        merge(lower.page(), upper.page(), keeps_prefix);
         lower.page().set_note(0);
         if !self.fabric().breaks(rules::GAINER_FIRST)
             && let Err(restart) = self.write_exclusive(&left, &cache.image(lower.page())).await

@@ -13,7 +13,9 @@ use super::DexIndex;
 use super::latched::Latched;
 use super::nodes::NewNode;
 use crate::cache::{FrameId, LiveCounters, OptimisticRef, Restart, Swip, mark_clean};
-use crate::page::{Entry, Layout, LeafEdit, LockWord, OwnedKey, Page, Probe, SplitPlan};
+use crate::page::{
+    Entry, Layout, LeafEdit, LockWord, OwnedKey, Page, Probe, SplitPlan, split_plan,
+};
 use crate::remote::{Change, Committed, Image, Locked, PageCopy};
 use crate::rules;
 use farleaf_fabric::{Fabric, GlobalAddr, ServerId, Work};
@@ -71,7 +73,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         let mut pending = if leads_to_leaf { edit.new_record() } else { None };
         for pair in path.windows(2).rev() {
             let (parent, child) = (pair[0], pair[1]);
-            let plan = L::split_plan(child.page, pending.as_ref());
+            let plan = self.split_plan(child.page, pending.as_ref());
             if L::inner_has_room(parent.page, L::key(&plan.separator))
                 || self.fabric().breaks(rules::PARENTS_ASKED)
             {
@@ -80,6 +82,10 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             pending = Some(Entry::Child(plan.separator, GlobalAddr::NULL));
         }
         self.split_root(path[0], pending.as_ref()).await
+    }
+
+    fn split_plan(&self, page: Page<'_, L>, pending: Option<&Entry<L>>) -> SplitPlan<OwnedKey<L>> {
+        split_plan(page, pending, self.fabric().breaks(rules::SEPARATORS_ABOVE))
     }
 
     /// The memory server for the upper half of a node: that of the children that it gets, or that
@@ -314,7 +320,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         root: OptimisticRef<'_, L>,
         pending: Option<&Entry<L>>,
     ) -> Result<(), Restart> {
-        let plan = L::split_plan(root.page, pending);
+        let plan = self.split_plan(root.page, pending);
         let cache = self.client.cache();
         let level = root.page.level();
         let left_home = self.home_of_child(root.page, 0).unwrap_or(self.root.server());

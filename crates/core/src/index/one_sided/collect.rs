@@ -3,7 +3,7 @@
 
 use super::Locate;
 use crate::index::IndexError;
-use crate::page::{Layout, OwnedKey, Page};
+use crate::page::{Layout, OwnedKey, Page, merge};
 use crate::remote::{Image, Locked, Miss, PageClient, PageCopy};
 use crate::rules;
 use farleaf_fabric::Fabric;
@@ -86,7 +86,8 @@ pub(crate) fn join<F: Fabric, L: Layout>(
     }
     let before = lower.page().count();
     let separator = if L::fits_merged(lower.page(), upper.page()) {
-        L::merge(lower.page(), upper.page());
+        let keeps_prefix = pages.fabric().breaks(rules::PREFIXES_SHARED);
+        merge(lower.page(), upper.page(), keeps_prefix);
         if !pages.fabric().breaks(rules::FREED_ARE_DEAD) {
             upper.page().set_dead();
         }

@@ -245,6 +245,16 @@ impl<const WORDS: usize> Bytes<WORDS> {
         (!slot.deleted).then_some((number, slot))
     }
 
+    /// The value of a slot, if it can be a reference to a value block.
+    fn reference(page: View<'_, WORDS>, slot: Slot) -> Option<Vec<u8>> {
+        if slot.value != REFERENCE_BYTES {
+            return None;
+        }
+        let mut reference = Vec::with_capacity(REFERENCE_BYTES.next_multiple_of(8));
+        slot.copy_value(page, &mut reference);
+        Some(reference)
+    }
+
     fn mark(page: View<'_, WORDS>, number: usize, deleted: bool) {
         let (front, mut heap) = (Front::of(page), Heap::of(page));
         let slot = Slot { deleted, ..Slot::at(page, front.first, number) };
@@ -418,12 +428,7 @@ impl<const WORDS: usize> Layout for Bytes<WORDS> {
 
     fn leaf_reference(page: View<'_, WORDS>, key: &[u8]) -> Option<Vec<u8>> {
         let (_, slot) = Self::live_slot(page, key)?;
-        if slot.value != REFERENCE_BYTES {
-            return None;
-        }
-        let mut reference = Vec::with_capacity(REFERENCE_BYTES.next_multiple_of(8));
-        slot.copy_value(page, &mut reference);
-        Some(reference)
+        Self::reference(page, slot)
     }
 
     fn leaf_collect(
@@ -468,15 +473,17 @@ impl<const WORDS: usize> Layout for Bytes<WORDS> {
         }
     }
 
-    fn leaf_replace(page: View<'_, WORDS>, key: &[u8], value: &[u8]) -> LeafReplace {
+    fn leaf_replace(page: View<'_, WORDS>, key: &[u8], value: &[u8]) -> LeafReplace<Vec<u8>> {
         let front = Front::of(page);
-        let Some((number, _)) = Self::live_slot(page, key) else { return LeafReplace::Absent };
+        let Some((number, slot)) = Self::live_slot(page, key) else { return LeafReplace::Absent };
         let Some(suffix) = Self::suffix_of(page, front, key) else { return LeafReplace::Absent };
         if Self::check_record(key, value).is_err() {
             return LeafReplace::Full;
         }
+        // The new record may overwrite it.
+        let reference = Self::reference(page, slot);
         match Self::put(page, Ok(number), (key, suffix), value) {
-            Some(words) => LeafReplace::Replaced(words),
+            Some(words) => LeafReplace::Replaced(words, reference),
             None => LeafReplace::Full,
         }
     }
@@ -668,6 +675,10 @@ impl<const WORDS: usize> Layout for Bytes<WORDS> {
         SplitPlan { slot: Self::slots_below(page, &separator, false), separator }
     }
 
+    fn cut_separator(separator: &[u8]) -> Option<Vec<u8>> {
+        separator.split_last().map(|(_, rest)| rest.to_vec())
+    }
+
     fn split_copy(
         left: View<'_, WORDS>,
         right: View<'_, WORDS>,
@@ -734,6 +745,12 @@ impl<const WORDS: usize> Layout for Bytes<WORDS> {
         let all = 0..content.len();
         Self::lay_out_again(content, all, fences, left);
         left.set_sibling(right.sibling());
+    }
+
+    fn merge_keeping_prefix(left: View<'_, WORDS>, right: View<'_, WORDS>) {
+        let Front { prefix, .. } = Front::of(left);
+        Self::merge(left, right);
+        Front { prefix, ..Front::of(left) }.store(left);
     }
 
     fn rebalance(

@@ -52,5 +52,7 @@ mod fill;
 mod layout;
 mod plan;
 mod slots;
+#[cfg(test)]
+mod tests;
 
 pub use slots::Bytes;

@@ -6,7 +6,15 @@
 use crate::page::Layout;
 use crate::page::chosen::{CHOSEN, choose_for_process};
 use crate::page::view::{HEADER_WORDS, HIGH_WORD, LOW_WORD, Page};
+#[cfg(test)]
+use std::cell::Cell;
 use std::cmp::Ordering;
+
+#[cfg(test)]
+thread_local! {
+    /// Searches of pages by this thread.
+    pub(super) static SEARCHES: Cell<u64> = const { Cell::new(0) };
+}
 
 /// Byte-string keys and values in pages of `WORDS` words, or of as many as the program has chosen
 /// ([`CHOSEN`]): 128, 256 or 512, and 32 in tests.
@@ -333,6 +341,8 @@ impl<const WORDS: usize> Bytes<WORDS> {
     /// The slot of `key`, deleted or not, or the place where it belongs.
     #[inline]
     pub(super) fn find(page: View<'_, WORDS>, front: Front, key: &[u8]) -> Result<usize, usize> {
+        #[cfg(test)]
+        SEARCHES.set(SEARCHES.get() + 1);
         match Self::relative(page, front, key) {
             Relative::Below => Err(0),
             Relative::Above => Err(page.count()),

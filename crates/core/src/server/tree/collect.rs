@@ -15,7 +15,7 @@
 
 use super::descend::{Found, restarting};
 use super::{Fail, Tree};
-use crate::page::{Layout, OwnedKey, Page, Probe, are_too_empty};
+use crate::page::{Layout, OwnedKey, Page, Probe, are_too_empty, merge};
 use crate::rules;
 use crate::wire::Refusal;
 use farleaf_fabric::sync::{AtomicBool, AtomicU64, Mutex, Ordering, lock};
@@ -247,7 +247,7 @@ impl<L: Layout> Tree<L> {
         }
         cpu.charge(Work::RestructureNode).await;
         let pair = if L::fits_merged(left, right) {
-            L::merge(left, right);
+            merge(left, right, cpu.breaks(rules::PREFIXES_SHARED));
             cpu.charge(Work::ChangeNode).await;
             L::inner_remove(parent.page, slot + 1);
             if !cpu.breaks(rules::FREED_ARE_DEAD) {

@@ -8,7 +8,8 @@
 
 use super::descend::{Found, restarting};
 use super::{Fail, Tree};
-use crate::page::{Entry, Exclusive, Layout, OwnedKey, Page, Probe};
+use crate::page::{Entry, Exclusive, Layout, OwnedKey, Page, Probe, split_plan};
+use crate::rules;
 use crate::wire::Refusal;
 use farleaf_fabric::{Cpu, GlobalAddr, Work};
 
@@ -82,7 +83,7 @@ impl<L: Layout> Tree<L> {
         let right = self.page(right_at).ok_or(Refusal::Damaged)?;
         // No other operation can reach the node; locking it makes its version move on (L1).
         let fresh = self.lock_any(cpu, right).await.map_err(|_| Refusal::Damaged)?;
-        let plan = L::split_plan(left, Some(entry));
+        let plan = split_plan(left, Some(entry), cpu.breaks(rules::SEPARATORS_ABOVE));
         L::split_copy(left, right, right_at, &plan);
         let half = if entry.key() < L::key(&plan.separator) { left } else { right };
         cpu.charge(Work::RestructureNode).await;
