@@ -6,6 +6,7 @@
 mod blocks;
 mod crashes;
 mod designs;
+mod dlsm;
 mod limits;
 mod loads;
 mod providers;

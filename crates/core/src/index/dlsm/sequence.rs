@@ -53,7 +53,8 @@ impl Sequences {
         }
     }
 
-    /// Takes the next number. Only closing a range takes one without an announcement.
+    /// Takes the next number. Only closing a range and loading an empty tree take one without an
+    /// announcement.
     pub(super) fn take(&self) -> u64 {
         // The release half publishes the announcement, and the acquire half shows a writer that its
         // MemTable was closing when a lower number was taken.
