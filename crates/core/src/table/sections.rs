@@ -201,8 +201,8 @@ impl Index {
         self.unit_start(unit.min(self.units()?))
     }
 
-    /// Keys that cut the table into at most `parts` parts with about as many records each, ascending
-    /// and above the first key: a merge can be cut there for several workers.
+    /// Keys that cut the table into at most `parts` parts with about as many records each,
+    /// ascending and above the first key: a merge can be cut there for several workers.
     pub fn split_keys(&self, parts: u32) -> Result<Vec<KeyBuf>, Damaged> {
         let units = self.units()?;
         let mut keys: Vec<KeyBuf> = Vec::new();

@@ -67,9 +67,9 @@ impl Survival {
         Self { snapshots, below, newer: None }
     }
 
-    /// Whether the next version stays: that of `key` with this sequence number. `is_first` says that
-    /// the version before has another key. A second version with the same key and sequence number
-    /// goes.
+    /// Whether the next version stays: that of `key` with this sequence number. `is_first` says
+    /// that the version before has another key. A second version with the same key and sequence
+    /// number goes.
     #[inline]
     pub fn keeps(&mut self, key: Key<'_>, sequence: u64, kind: Kind, is_first: bool) -> bool {
         let newer = if is_first { None } else { self.newer };
