@@ -115,7 +115,7 @@ fn a_range_of_one_number_takes_a_version() {
         let options = MemTableOptions { most_numbers: 1, ..OPTIONS };
         let table = Arc::new(MemTable::new(&sequences, options.memory().unwrap(), options));
         // Another shard has taken the only number.
-        drop(Seat::take(&sequences).unwrap().announce().take());
+        assert_eq!(Seat::take(&sequences).unwrap().announce().take(), 1);
         let (mut one, mut two) = (writer(&sequences, 1), writer(&sequences, 1));
         let theirs = Arc::clone(&table);
         let thread = thread::spawn(move || upsert(&theirs, &mut one, b"a", 1));
