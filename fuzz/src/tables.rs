@@ -31,6 +31,7 @@ fn read_arbitrary(words: &[u64], key: &KeyBuf) {
     }
     if let Ok(index) = Index::open(words.to_vec(), 1) {
         let _ = index.find(key, key.hash(), 7);
+        let _ = (index.split_keys(3), index.seek_behind(key));
         if let Ok(word) = index.seek(key) {
             let _ = (index.after(word, 99), index.before(word, 99));
         }
@@ -121,7 +122,7 @@ fn play(data: &[u8]) {
     let options = MergeOptions {
         range: Clip::default(),
         snapshots: if head & 64 > 0 { vec![u64::from(place)] } else { Vec::new() },
-        below: if head & 128 > 0 { Below::everything() } else { Below::default() },
+        below: if head & 128 > 0 { Below::everything() } else { Below::nothing() },
         cuts: vec![KeyBuf::from_bytes(&[piece % 32])],
         table_words: u32::from(budget) * 8,
     };
@@ -140,6 +141,9 @@ fn play(data: &[u8]) {
 
     let mut merge = Merge::new(tables.len(), options);
     let (mut builder, mut words) = (Builder::new(10, 9, kind_of(piece)), Vec::new());
+    for (source, (id, _)) in tables.iter().enumerate() {
+        merge.begin(source, *id, &Clip::default()).unwrap();
+    }
     let mut fed = [0; 3];
     let mut merged = Versions::new();
     let mut step = || -> Result<(), MergeError> {
@@ -147,11 +151,11 @@ fn play(data: &[u8]) {
             match merge.step(u64::from(budget) + 1, &mut builder, &mut words)? {
                 Progress::Spent => {}
                 Progress::NeedsInput(source) => {
-                    let (id, data) = &tables[source];
+                    let data = &tables[source].1;
                     let end = data.len().min(fed[source] + usize::from(piece) + 1);
                     match &data[fed[source]..end] {
                         [] => merge.end(source)?,
-                        words => merge.feed(source, *id, words)?,
+                        words => merge.feed(source, words)?,
                     }
                     fed[source] = end;
                 }

@@ -6,7 +6,7 @@ use crate::bench::{
     warn_of_errors,
 };
 use crate::designs::{
-    self, DesignName, FabricConfig, IndexOptions, PartitioningName, Providers, Task,
+    self, DesignName, FabricConfig, IndexOptions, PartitioningName, Providers, Task, lsm_options,
 };
 use crate::output::{JsonTarget, bar, grouped};
 use crate::{units, usage};
@@ -212,6 +212,7 @@ impl<O: Form<Layout: Providers>> Demo<'_, O> {
                 ),
                 ..DexOptions::with_boundaries(Vec::new(), cache)
             },
+            dlsm: lsm_options(keys.len() as f64 * self.record_bytes),
             single_pool_bytes: pool(&[1])?,
             blocks: None,
         };

@@ -9,6 +9,7 @@ use farleaf_core::index::Design;
 use farleaf_core::index::blocks::{BlockOptions, Blocks};
 use farleaf_core::index::coarse::{Coarse, CoarseOptions, Partitioning};
 use farleaf_core::index::dex::{Dex, DexOptions};
+use farleaf_core::index::dlsm::{Dlsm, DlsmOptions, Encoded};
 use farleaf_core::index::fine::{Fine, FineOptions};
 use farleaf_core::index::hybrid::{Hybrid, HybridOptions};
 use farleaf_core::page::{Bytes, Fixed8, Layout, OwnedKey};
@@ -30,6 +31,9 @@ pub(crate) enum DesignName {
     /// Hybrid: the upper levels are trees on the memory servers, read by RPC; the leaves are
     /// one-sided
     Hybrid,
+    /// dLSM: a tree of sorted tables on the memory servers; one process writes to memory of its own
+    /// and flushes it as tables
+    Dlsm,
     /// DEX: one tree with its nodes placed on the memory servers in turn; each compute server owns
     /// a range of keys and caches the paths to them
     Dex,
@@ -44,6 +48,7 @@ impl DesignName {
             Self::Coarse => <Coarse as Design<Fixed8>>::NAME,
             Self::Fine => <Fine as Design<Fixed8>>::NAME,
             Self::Hybrid => <Hybrid as Design<Fixed8>>::NAME,
+            Self::Dlsm => <Dlsm as Design<Fixed8>>::NAME,
             Self::Dex => <Dex as Design<Fixed8>>::NAME,
             Self::Local => <SingleMachine as Design<Fixed8>>::NAME,
         }
@@ -53,7 +58,7 @@ impl DesignName {
     pub(crate) fn takes(self, partitioning: PartitioningName) -> bool {
         match self {
             Self::Coarse => true,
-            Self::Fine | Self::Hybrid | Self::Dex | Self::Local => {
+            Self::Fine | Self::Hybrid | Self::Dlsm | Self::Dex | Self::Local => {
                 partitioning == PartitioningName::Range
             }
         }
@@ -63,7 +68,7 @@ impl DesignName {
     pub(crate) fn has_cache(self) -> bool {
         match self {
             Self::Dex => true,
-            Self::Coarse | Self::Fine | Self::Hybrid | Self::Local => false,
+            Self::Coarse | Self::Fine | Self::Hybrid | Self::Dlsm | Self::Local => false,
         }
     }
 }
@@ -97,6 +102,7 @@ pub(crate) struct IndexOptions<K = u64> {
     pub(crate) fine: FineOptions,
     /// DEX's partitioning among compute servers, and their caches.
     pub(crate) dex: DexOptions<K>,
+    pub(crate) dlsm: DlsmOptions,
     /// Pool size of a design that has all its memory in one place.
     pub(crate) single_pool_bytes: usize,
     /// Which byte strings are in value blocks, if any.
@@ -131,10 +137,19 @@ impl IndexOptions {
                 placement_level: dex.placement_level,
                 chunk_nodes_log2: dex.chunk_nodes_log2,
             },
+            dlsm: self.dlsm.clone(),
             single_pool_bytes: self.single_pool_bytes,
             blocks: self.blocks,
         }
     }
+}
+
+/// An LSM tree for records of so many bytes in all. Small trees have small tables, so that they
+/// have levels too.
+pub(crate) fn lsm_options(bytes: f64) -> DlsmOptions {
+    const TABLES: f64 = 160.0;
+    let table_bytes = ((bytes / TABLES) as u64).clamp(256 << 10, 64 << 20);
+    DlsmOptions::with_table_bytes(table_bytes.next_power_of_two())
 }
 
 /// A fabric with its settings.
@@ -189,6 +204,8 @@ pub(crate) fn run<L: Providers, T: Task<L>>(
             fabric,
             task,
         ),
+        // Long values are in its tables.
+        DesignName::Dlsm => L::on_fabric::<Dlsm, T>(&options.dlsm, None, fabric, task),
         DesignName::Dex => L::on_fabric::<Dex, T>(&options.dex, blocks, fabric, task),
         DesignName::Local => {
             let options = SingleMachineOptions::with_pool_bytes(options.single_pool_bytes);
@@ -199,7 +216,7 @@ pub(crate) fn run<L: Providers, T: Task<L>>(
 
 /// A layout, and which providers share a copy of the designs on it: each provider by itself is
 /// another copy.
-pub(crate) trait Providers: Layout {
+pub(crate) trait Providers: Layout<Key: Encoded, Value: Encoded> {
     /// Runs `task` with a design on a fabric.
     fn on_fabric<D: Design<Self>, T: Task<Self>>(
         options: &D::Options,

@@ -239,7 +239,7 @@ fn the_single_machine_costs_nothing_on_the_network() {
 #[test]
 fn every_design_runs_on_byte_strings() {
     let small = ["--keys", "4k", "--operations", "2k", "--json", "-", "--compute-servers", "2"];
-    for index in ["coarse", "fine", "hybrid", "dex", "local"] {
+    for index in ["coarse", "fine", "hybrid", "dlsm", "dex", "local"] {
         for (fabric, page, values, workload) in [
             ("local", "1k", "8-100", "ycsb-a"),
             ("sim", "1k", "8-100", "ycsb-e"),
@@ -481,12 +481,12 @@ fn the_demo_shows_byte_strings() {
     let output = farleaf(&[&["demo", "--keys", "5k"], &flags[..]].concat());
     assert!(output.status.success(), "{}", text(&output.stderr));
     let stdout = text(&output.stdout);
-    for expected in ["get(user", "scan(user", "coarse", "hybrid", "dex", "local"] {
+    for expected in ["get(user", "scan(user", "coarse", "hybrid", "dlsm", "dex", "local"] {
         assert!(stdout.contains(expected), "{expected}: {stdout}");
     }
     let reports: Value = serde_json::from_slice(&std::fs::read(file.path()).unwrap()).unwrap();
     let reports = reports.as_array().unwrap();
-    assert_eq!(reports.len(), 25, "5 workloads on 5 designs");
+    assert_eq!(reports.len(), 30, "5 workloads on 6 designs");
     for report in reports {
         assert_eq!((&report["errors"], &report["misses"]), (&0.into(), &0.into()), "{report}");
         assert_eq!((&report["key_form"], &report["key_bytes"]), (&"ycsb".into(), &23.0.into()));

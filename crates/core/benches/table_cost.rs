@@ -43,11 +43,14 @@ fn merge(tables: &[Table], kind: IndexKind) -> (u64, u64) {
     let options = MergeOptions {
         range: Clip::default(),
         snapshots: Vec::new(),
-        below: Below::default(),
+        below: Below::nothing(),
         cuts: Vec::new(),
         table_words: 8 << 20,
     };
     let mut merge = Merge::new(tables.len(), options);
+    for (source, table) in tables.iter().enumerate() {
+        merge.begin(source, table.meta.footer.table, &Clip::default()).unwrap();
+    }
     let mut fed = vec![0; tables.len()];
     let (mut builder, mut out) = (Builder::new(1000, 0, kind), Vec::with_capacity(PIECE * 2));
     loop {
@@ -64,8 +67,7 @@ fn merge(tables: &[Table], kind: IndexKind) -> (u64, u64) {
                     continue;
                 }
                 let end = data.len().min(begin + PIECE);
-                let id = tables[source].meta.footer.table;
-                merge.feed(source, id, &data[begin..end]).unwrap();
+                merge.feed(source, &data[begin..end]).unwrap();
                 fed[source] = end;
             }
             progress => {

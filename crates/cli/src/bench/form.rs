@@ -69,6 +69,9 @@ impl KeysAndValues {
         if arguments.inline_bytes.is_some() && arguments.index == DesignName::Local {
             return usage("--inline-bytes needs memory servers: another --index");
         }
+        if arguments.inline_bytes.is_some() && arguments.index == DesignName::Dlsm {
+            return usage("--inline-bytes needs values in blocks: another --index than dlsm");
+        }
         let inline = arguments.inline_bytes;
         let grows = arguments.workload.insert_share() > 0.0;
         Bytes::choose(arguments.page_bytes as usize / 8);

@@ -247,6 +247,7 @@ impl Plan {
                         },
                     )
                 },
+                dlsm: designs::lsm_options(keys.len() as f64 * form.record_bytes()),
                 single_pool_bytes,
                 blocks,
             },

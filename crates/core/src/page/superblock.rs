@@ -70,6 +70,8 @@ pub enum DesignId {
     Dex = 4,
     /// No records on any memory server: they are in a tree on the compute side.
     SingleMachine = 5,
+    /// A tree of sorted tables, written by one compute server at a time.
+    Lsm = 6,
 }
 
 /// The content of a superblock.

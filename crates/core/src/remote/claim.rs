@@ -39,7 +39,10 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
 
 impl<F: Fabric, L: Layout> RpcClient<F, L> {
     /// Fails if a server's pool belongs to an index already; one READ.
-    async fn check_unclaimed(&self, server: ServerId) -> Result<(), RemoteError> {
+    ///
+    /// # Errors
+    /// [`RemoteError::Refused`] if it does.
+    pub async fn check_unclaimed(&self, server: ServerId) -> Result<(), RemoteError> {
         let found = self.superblock(server).await?;
         if found.options == 0 && found.root.is_null() {
             return Ok(());

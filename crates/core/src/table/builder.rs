@@ -13,7 +13,7 @@ use super::filter::{MAX_BLOOM_BITS, build_bloom};
 use super::footer::{Footer, MAX_TABLE_WORDS, Membership, Search};
 use super::full_index::FullWriter;
 use super::key::{Key, KeyBuf, MAX_KEY_BYTES};
-use super::locate::{PLACES, build_locate};
+use super::locate::{Building, PLACES};
 use super::meta::{Clip, Meta};
 use super::packed::sum_of;
 use super::record::{Kind, MAX_SEQUENCE, MAX_VALUE_BYTES, Record, append_record, record_words};
@@ -81,6 +81,8 @@ pub enum Refused {
 enum SearchWriter {
     Fences(FenceWriter),
     Full(FullWriter),
+    /// It is in the caller's words.
+    Written,
 }
 
 /// A table that is being written.
@@ -102,10 +104,12 @@ pub struct Builder {
     highest: u64,
     /// Fewer in the tests of what happens if all fail.
     seeds: u64,
+    /// Fewer in the tests of full tables.
+    pub(super) most_words: u32,
 }
 
 /// Words that sections and footer take beside what grows with the records, generously.
-const FIXED_WORDS: u64 = 1 << 17;
+pub(super) const FIXED_WORDS: u64 = 1 << 17;
 
 impl Builder {
     /// A table without records.
@@ -134,6 +138,7 @@ impl Builder {
             lowest: u64::MAX,
             highest: 0,
             seeds: SEEDS,
+            most_words: MAX_TABLE_WORDS,
         }
     }
 
@@ -196,10 +201,11 @@ impl Builder {
         let (index_bytes, each) = match &self.search {
             SearchWriter::Fences(fences) => (fences.bytes() + 24 + key.bytes(), 16),
             SearchWriter::Full(full) => (full.bytes() + 24 + key.bytes(), 8),
+            SearchWriter::Written => (0, 0),
         };
         let sections = index_bytes as u64 / 8 + (self.records + 1) * each / 8 + FIXED_WORDS;
         let data_words = u64::from(self.data_words) + u64::from(words);
-        if data_words + sections > MAX_TABLE_WORDS.into() {
+        if data_words + sections > self.most_words.into() {
             return Err(Refused::Full);
         }
         let place = match &mut self.search {
@@ -208,6 +214,7 @@ impl Builder {
                 full.push(key, sequence, self.data_words..data_words as u32);
                 0
             }
+            SearchWriter::Written => 0,
         };
         if is_first {
             self.keys.push((key.hash(), place as u8));
@@ -228,11 +235,79 @@ impl Builder {
     /// Appends the sections and the footer to `out`, and describes the table, for `level` and as
     /// yet without extents. `None` if it has no records.
     pub fn finish(self, level: u8, out: &mut Vec<u64>) -> Option<Meta> {
-        if self.records == 0 {
-            return None;
+        let mut finishing = self.finishing(level);
+        loop {
+            if let Some(meta) = finishing.step(usize::MAX, out) {
+                return meta;
+            }
         }
+    }
+
+    /// As [`Builder::finish`], in steps.
+    pub fn finishing(self, level: u8) -> Finishing {
+        Finishing { builder: self, level, begun: None }
+    }
+}
+
+/// A table whose index is being written.
+#[derive(Debug)]
+pub struct Finishing {
+    builder: Builder,
+    level: u8,
+    begun: Option<Begun>,
+}
+
+/// What is known once the search section is written.
+#[derive(Debug)]
+struct Begun {
+    search: Search,
+    /// Where the search and the membership section begin in the caller's words.
+    sections: [usize; 2],
+    locate: Option<Building>,
+}
+
+impl Finishing {
+    /// Goes on with about `budget` keys, which takes some 30 ns each. What it returns once it is
+    /// done is that of [`Builder::finish`]. Until then the caller leaves `out` as it is.
+    pub fn step(&mut self, budget: usize, out: &mut Vec<u64>) -> Option<Option<Meta>> {
+        if self.builder.records == 0 {
+            return Some(None);
+        }
+        let Some(begun) = &mut self.begun else {
+            self.begun = Some(self.builder.begin_index(out));
+            return None;
+        };
+        let is_located = match &mut begun.locate {
+            Some(building) => building.step(budget, out)?,
+            None => false,
+        };
+        let Begun { search, sections, .. } = *begun;
+        let builder = &mut self.builder;
+        let membership = if is_located {
+            Membership::Locate
+        } else {
+            let hashes = builder.keys.iter().map(|key| key.0);
+            build_bloom(hashes, builder.bloom_bits().clamp(1, MAX_BLOOM_BITS), out);
+            Membership::Bloom
+        };
+        let footer = builder.footer(search, membership, sections, out);
+        out.extend_from_slice(&footer.encode());
+        Some(Some(Meta {
+            level: self.level,
+            footer,
+            smallest: std::mem::take(&mut builder.smallest),
+            largest: std::mem::take(&mut builder.last),
+            clip: Clip::default(),
+            extents: Vec::new(),
+        }))
+    }
+}
+
+impl Builder {
+    /// Appends the search section.
+    fn begin_index(&mut self, out: &mut Vec<u64>) -> Begun {
         let begin = out.len();
-        let search = match self.search {
+        let search = match std::mem::replace(&mut self.search, SearchWriter::Written) {
             SearchWriter::Fences(fences) => {
                 fences.finish(out);
                 Search::Fences
@@ -241,27 +316,34 @@ impl Builder {
                 full.finish(out);
                 Search::Full
             }
+            SearchWriter::Written => unreachable!("a builder is finished once"),
         };
-        let middle = out.len();
-        let hashes = self.keys.iter().map(|key| key.0);
-        let (unit, located, bloom_bits) = match self.kind {
-            IndexKind::Compact => {
-                (GROUP_RECORDS, build_locate(&self.keys, 0..self.seeds), FALLBACK_BLOOM_BITS)
-            }
-            IndexKind::Full { bloom_bits } => (1, None, bloom_bits),
-            IndexKind::Blocks { block_bytes, bloom_bits } => (block_bytes / 8, None, bloom_bits),
+        let locate = (self.kind == IndexKind::Compact)
+            .then(|| Building::new(self.keys.clone(), 0..self.seeds));
+        Begun { search, sections: [begin, out.len()], locate }
+    }
+
+    fn bloom_bits(&self) -> u8 {
+        match self.kind {
+            IndexKind::Compact => FALLBACK_BLOOM_BITS,
+            IndexKind::Full { bloom_bits } | IndexKind::Blocks { bloom_bits, .. } => bloom_bits,
+        }
+    }
+
+    /// The footer behind the sections, of which the first begins at `begin`.
+    fn footer(
+        &self,
+        search: Search,
+        membership: Membership,
+        [begin, middle]: [usize; 2],
+        out: &[u64],
+    ) -> Footer {
+        let unit = match self.kind {
+            IndexKind::Compact => GROUP_RECORDS,
+            IndexKind::Full { .. } => 1,
+            IndexKind::Blocks { block_bytes, .. } => block_bytes / 8,
         };
-        let membership = match located {
-            Some(words) => {
-                out.extend_from_slice(&words);
-                Membership::Locate
-            }
-            None => {
-                build_bloom(hashes, bloom_bits.clamp(1, MAX_BLOOM_BITS), out);
-                Membership::Bloom
-            }
-        };
-        let footer = Footer {
+        Footer {
             search,
             membership,
             unit,
@@ -276,16 +358,7 @@ impl Builder {
             sums: [sum_of(&out[begin..middle]), sum_of(&out[middle..])],
             lowest: self.lowest,
             highest: self.highest,
-        };
-        out.extend_from_slice(&footer.encode());
-        Some(Meta {
-            level,
-            footer,
-            smallest: self.smallest,
-            largest: self.last,
-            clip: Clip::default(),
-            extents: Vec::new(),
-        })
+        }
     }
 }
 

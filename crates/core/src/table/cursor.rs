@@ -38,7 +38,11 @@ impl<W: AsRef<[u64]>> Run<W> {
         self.len() == 0
     }
 
-    fn record(&self, index: usize) -> Result<Record<'_>, Damaged> {
+    /// The record at `index`, checked.
+    ///
+    /// # Panics
+    /// If `index` is not below [`Run::len`].
+    pub fn record(&self, index: usize) -> Result<Record<'_>, Damaged> {
         let words = self.starts[index] as usize..self.starts[index + 1] as usize;
         Record::parse(&self.words.as_ref()[words], self.table)
     }

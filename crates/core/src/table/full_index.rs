@@ -14,7 +14,7 @@
 //!
 //! *Thread safety*: plain values, over private copies of words.
 
-use super::key::Key;
+use super::key::{Key, KeyBuf, MAX_KEY_BYTES};
 use super::packed::{self, Packer, half, halves, joined, take};
 use std::cmp::Ordering;
 use std::ops::Range;
@@ -87,8 +87,8 @@ impl<'a> FullIndex<'a> {
         self.records
     }
 
-    /// How the entry of a record compares with the newest version of `key` at or below `bound`.
-    fn order(self, record: u32, key: Key<'_>, bound: u64) -> Ordering {
+    /// Where the entry of a record begins, and where its key does with how many bytes.
+    fn entry(self, record: u32) -> (usize, usize, usize) {
         let begin = half(self.begins, record as usize) as usize;
         let at = begin + ENTRY_BYTES;
         let (mut bytes, mut at_key) = (0, at);
@@ -100,6 +100,21 @@ impl<'a> FullIndex<'a> {
                 break;
             }
         }
+        (begin, at_key, bytes)
+    }
+
+    /// The key of a record.
+    pub fn key(self, record: u32) -> KeyBuf {
+        let (_, at_key, bytes) = self.entry(record);
+        let mut key = Vec::new();
+        let there = (self.entries.len() * 8).saturating_sub(at_key);
+        packed::copy_out(self.entries, at_key, bytes.min(MAX_KEY_BYTES).min(there), &mut key);
+        KeyBuf::from_bytes(&key)
+    }
+
+    /// How the entry of a record compares with the newest version of `key` at or below `bound`.
+    fn order(self, record: u32, key: Key<'_>, bound: u64) -> Ordering {
+        let (begin, at_key, bytes) = self.entry(record);
         for done in (0..bytes.min(key.bytes())).step_by(8) {
             let eight = packed::lowest(packed::load(self.entries, at_key + done), bytes - done);
             let order = eight.swap_bytes().cmp(&key.eight_from(done));

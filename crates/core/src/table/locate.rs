@@ -91,72 +91,184 @@ fn content(hash: u64, place: u8) -> u16 {
 /// The words of a function from these hashes to these places, each below 16. `None` if every seed
 /// fails, which takes fewer than one of a million tables beyond the third seed.
 pub fn build_locate(entries: &[(u64, u8)], seeds: Range<u64>) -> Option<Vec<u64>> {
-    let mut entries = std::borrow::Cow::Borrowed(entries);
-    let mut colliding = Vec::new();
-    for seed in seeds {
-        let seed = seed.wrapping_add(1).wrapping_mul(0xa076_1d64_78bd_642f);
-        let shape = Shape::for_keys(entries.len(), seed);
-        if let Some(slots) = assign(&entries, shape) {
-            let mut words = vec![
-                joined(shape.segments as u32, shape.segment_bits),
-                shape.seed,
-                joined(entries.len() as u32, colliding.len() as u32),
-            ];
-            words.extend_from_slice(&colliding);
-            pack(&slots, &mut words);
-            return Some(words);
-        }
-        // Equal hashes fail with every seed. Sorting is left to the rare case.
-        if colliding.is_empty() {
-            let mut hashes: Vec<u64> = entries.iter().map(|entry| entry.0).collect();
-            hashes.sort_unstable();
-            let twice = hashes.array_windows().filter(|[one, two]| one == two);
-            colliding = twice.map(|[one, _]| *one).collect();
-            colliding.dedup();
-            let alone = |entry: &(u64, u8)| colliding.binary_search(&entry.0).is_err();
-            entries = entries.iter().copied().filter(alone).collect();
+    let (mut building, mut words) = (Building::new(entries.to_vec(), seeds), Vec::new());
+    loop {
+        match building.step(usize::MAX, &mut words) {
+            None => {}
+            Some(is_built) => return is_built.then_some(words),
         }
     }
-    None
 }
 
-/// The content of all slots. `None` if some keys cannot be peeled.
-fn assign(entries: &[(u64, u8)], shape: Shape) -> Option<Vec<u16>> {
-    // For each slot: [number of keys that use it:32][XOR of their indices:32].
-    let mut users = vec![0_u64; shape.slots()];
-    let one = 1_u64 << 32;
-    for (index, entry) in entries.iter().enumerate() {
-        for slot in shape.slots_of(entry.0) {
-            users[slot] = (users[slot] + one) ^ index as u64;
-        }
+/// A function that is built in steps.
+#[derive(Debug)]
+pub(super) struct Building {
+    entries: Vec<(u64, u8)>,
+    seeds: Range<u64>,
+    colliding: Vec<u64>,
+    attempt: Option<Attempt>,
+}
+
+/// Building with one seed.
+#[derive(Debug)]
+struct Attempt {
+    shape: Shape,
+    stage: Stage,
+    /// Keys or slots of the stage that are done.
+    done: usize,
+    /// For each slot: [number of keys that use it:32][XOR of their indices:32].
+    users: Vec<u64>,
+    /// Slots that may have a single user.
+    open: Vec<u32>,
+    /// Keys and their own slots, as they were peeled.
+    order: Vec<(u32, u32)>,
+    slots: Vec<u16>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Stage {
+    /// Enter each key into its slots.
+    Enter,
+    /// Find the slots with a single user.
+    Find,
+    /// Peel keys that have a slot of their own.
+    Peel,
+    /// Fill the slots, in reverse order.
+    Fill,
+}
+
+/// How a step of an attempt ended.
+enum Ended {
+    Spent,
+    Failed,
+    Filled,
+}
+
+impl Building {
+    pub(super) fn new(entries: Vec<(u64, u8)>, seeds: Range<u64>) -> Self {
+        Self { entries, seeds, colliding: Vec::new(), attempt: None }
     }
-    let mut order: Vec<(u32, u32)> = Vec::with_capacity(entries.len());
-    let mut open: Vec<u32> =
-        (0..users.len() as u32).filter(|&slot| users[slot as usize] >> 32 == 1).collect();
-    while let Some(slot) = open.pop() {
-        let (count, index) = halves(users[slot as usize]);
-        if count != 1 {
-            continue;
-        }
-        order.push((index, slot));
-        for other in shape.slots_of(entries[index as usize].0) {
-            users[other] = (users[other] - one) ^ u64::from(index);
-            if users[other] >> 32 == 1 {
-                open.push(other as u32);
+
+    /// Goes on with about `budget` keys or slots. Returns whether there is a function, whose words
+    /// are then appended to `out`, once that is known. Looking for equal hashes is one step.
+    pub(super) fn step(&mut self, budget: usize, out: &mut Vec<u64>) -> Option<bool> {
+        let Some(attempt) = &mut self.attempt else {
+            let Some(seed) = self.seeds.next() else { return Some(false) };
+            let seed = seed.wrapping_add(1).wrapping_mul(0xa076_1d64_78bd_642f);
+            self.attempt = Some(Attempt::new(Shape::for_keys(self.entries.len(), seed)));
+            return None;
+        };
+        match attempt.step(&self.entries, budget) {
+            Ended::Spent => None,
+            Ended::Failed => {
+                self.attempt = None;
+                self.set_colliding_apart();
+                None
+            }
+            Ended::Filled => {
+                let Shape { seed, segments, segment_bits } = attempt.shape;
+                out.push(joined(segments as u32, segment_bits));
+                out.push(seed);
+                out.push(joined(self.entries.len() as u32, self.colliding.len() as u32));
+                out.extend_from_slice(&self.colliding);
+                pack(&attempt.slots, out);
+                Some(true)
             }
         }
     }
-    if order.len() < entries.len() {
-        return None;
+
+    /// Equal hashes fail with every seed. Sorting is left to the rare case.
+    fn set_colliding_apart(&mut self) {
+        if !self.colliding.is_empty() {
+            return;
+        }
+        let mut hashes: Vec<u64> = self.entries.iter().map(|entry| entry.0).collect();
+        hashes.sort_unstable();
+        let twice = hashes.array_windows().filter(|[one, two]| one == two);
+        self.colliding = twice.map(|[one, _]| *one).collect();
+        self.colliding.dedup();
+        let Self { entries, colliding, .. } = self;
+        entries.retain(|entry| colliding.binary_search(&entry.0).is_err());
     }
-    let mut slots = vec![0_u16; shape.slots()];
-    for &(index, slot) in order.iter().rev() {
-        let (hash, place) = entries[index as usize];
-        let [one, two, three] = shape.slots_of(hash);
-        // The slot itself is still zero.
-        slots[slot as usize] = content(hash, place) ^ slots[one] ^ slots[two] ^ slots[three];
+}
+
+impl Attempt {
+    fn new(shape: Shape) -> Self {
+        Self {
+            shape,
+            stage: Stage::Enter,
+            done: 0,
+            users: vec![0; shape.slots()],
+            open: Vec::new(),
+            order: Vec::new(),
+            slots: vec![0; shape.slots()],
+        }
     }
-    Some(slots)
+
+    fn step(&mut self, entries: &[(u64, u8)], budget: usize) -> Ended {
+        const ONE: u64 = 1 << 32;
+        let end = |all: usize, done: usize| all.min(done.saturating_add(budget.max(1)));
+        match self.stage {
+            Stage::Enter => {
+                let end = end(entries.len(), self.done);
+                for (entry, index) in entries[self.done..end].iter().zip(self.done as u64..) {
+                    for slot in self.shape.slots_of(entry.0) {
+                        self.users[slot] = (self.users[slot] + ONE) ^ index;
+                    }
+                }
+                self.done = end;
+                self.turn_to_if(end == entries.len(), Stage::Find);
+            }
+            Stage::Find => {
+                let end = end(self.users.len(), self.done);
+                let is_open = |slot: &u32| self.users[*slot as usize] >> 32 == 1;
+                self.open.extend((self.done as u32..end as u32).filter(is_open));
+                self.done = end;
+                self.turn_to_if(end == self.users.len(), Stage::Peel);
+            }
+            Stage::Peel => {
+                for _ in 0..budget.max(1) {
+                    let Some(slot) = self.open.pop() else {
+                        if self.order.len() < entries.len() {
+                            return Ended::Failed;
+                        }
+                        self.turn_to_if(true, Stage::Fill);
+                        break;
+                    };
+                    let (count, index) = halves(self.users[slot as usize]);
+                    if count != 1 {
+                        continue;
+                    }
+                    self.order.push((index, slot));
+                    for other in self.shape.slots_of(entries[index as usize].0) {
+                        self.users[other] = (self.users[other] - ONE) ^ u64::from(index);
+                        if self.users[other] >> 32 == 1 {
+                            self.open.push(other as u32);
+                        }
+                    }
+                }
+            }
+            Stage::Fill => {
+                for _ in 0..budget.max(1) {
+                    let Some((index, slot)) = self.order.pop() else { return Ended::Filled };
+                    let (hash, place) = entries[index as usize];
+                    let [one, two, three] = self.shape.slots_of(hash);
+                    // The slot itself is still zero.
+                    self.slots[slot as usize] = content(hash, place)
+                        ^ self.slots[one]
+                        ^ self.slots[two]
+                        ^ self.slots[three];
+                }
+            }
+        }
+        Ended::Spent
+    }
+
+    fn turn_to_if(&mut self, is_done: bool, next: Stage) {
+        if is_done {
+            (self.stage, self.done) = (next, 0);
+        }
+    }
 }
 
 fn pack(slots: &[u16], out: &mut Vec<u64>) {

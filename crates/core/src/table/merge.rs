@@ -2,17 +2,20 @@
 //!
 //! A merge does no I/O. It says which source it needs words from, and its caller feeds them, in
 //! pieces of any size; so a caller decides what it reads ahead. A source is a table, or several
-//! tables with ascending keys, one after the other.
+//! tables with ascending keys, one after the other, each with the range of its keys that counts.
 //!
 //! *Invariants*
 //! - lsm.J7. All versions of a key are in one output.
 //! - lsm.J8. Words that are no records of the source's table, and records out of order, end the
-//!   merge with [`Damaged`]. Before that, it has put out only what belongs before them.
+//!   merge with [`Damaged`]. Before that, it has put out only what belongs before them. Records
+//!   outside the range count too: a source goes on to its end, and a key of the range that comes
+//!   behind one above the range is out of order.
 //!
 //! *Thread safety*: a plain value.
 
 use super::builder::{Builder, Refused};
 use super::damaged::{Damaged, Part};
+use super::footer::MAX_TABLE_WORDS;
 use super::key::{Key, KeyBuf};
 use super::meta::Clip;
 use super::record::{Record, words_needed};
@@ -30,7 +33,7 @@ pub struct MergeOptions {
     pub below: Below,
     /// Outputs end before these keys. Ascending.
     pub cuts: Vec<KeyBuf>,
-    /// Outputs end at the first key beyond this number of words of records.
+    /// Outputs end at the first key beyond this number of words of records, or beyond 1 GiB.
     pub table_words: u32,
 }
 
@@ -57,6 +60,10 @@ pub enum MergeError {
     /// A table cannot take a record that belongs into it.
     #[error("cannot write the merged table: {0}")]
     Refused(#[from] Refused),
+    /// The versions of one key that snapshots still see are too many for a table. Nothing is wrong
+    /// with the sources: another merge succeeds once snapshots are gone.
+    #[error("the versions of one key do not fit in a table; drop snapshots, and merge again")]
+    KeyTooLarge,
 }
 
 /// Counts of a merge.
@@ -66,16 +73,29 @@ pub struct MergeCounts {
     pub records_in: u64,
     /// Records written.
     pub records_out: u64,
-    /// Words of the records read.
+    /// Words of the records read, with those outside the range.
     pub words_in: u64,
     /// Words of the records written.
     pub words_out: u64,
+}
+
+/// A part of a table, by the keys that count.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+enum Stretch {
+    #[default]
+    Below,
+    Inside,
+    Above,
 }
 
 /// A sequence of records, of which a part is here.
 #[derive(Clone, Debug, Default)]
 struct Source {
     table: u64,
+    /// The keys of the table that count.
+    clip: Clip,
+    /// Where the next record lies.
+    part: Stretch,
     words: Vec<u64>,
     /// The first word of the next record.
     at: usize,
@@ -107,8 +127,14 @@ impl Source {
         record.ok_or(self.damaged(Part::Record))
     }
 
-    fn end(&mut self) {
-        (self.words, self.at, self.has_ended) = (Vec::new(), 0, true);
+    fn part_of(&self, key: Key<'_>) -> Stretch {
+        if self.clip.has(key) {
+            Stretch::Inside
+        } else if self.clip.upper.as_ref().is_some_and(|upper| upper.key() <= key) {
+            Stretch::Above
+        } else {
+            Stretch::Below
+        }
     }
 }
 
@@ -130,8 +156,13 @@ pub struct Merge {
 }
 
 impl Merge {
-    /// A merge of `sources` sources, all of which still need their words.
-    pub fn new(sources: usize, options: MergeOptions) -> Self {
+    /// Outputs end at a key beyond this many words, so that a key that begins below has as much
+    /// room again for its versions (lsm.J7).
+    const MOST_TABLE_WORDS: u32 = MAX_TABLE_WORDS / 2;
+
+    /// A merge of `sources` sources, all of which still need their first tables.
+    pub fn new(sources: usize, mut options: MergeOptions) -> Self {
+        options.table_words = options.table_words.min(Self::MOST_TABLE_WORDS);
         let survival = Survival::new(options.snapshots.clone(), options.below.clone());
         Self {
             options,
@@ -156,18 +187,28 @@ impl Merge {
         self.sources[source].words.len() - self.sources[source].at
     }
 
-    /// Appends words of `table` to a source: records back to back, the last of which may be cut
-    /// off. The first words of another table come only when the source needs input. Words behind
-    /// the range are dropped.
-    pub fn feed(&mut self, source: usize, table: u64, words: &[u64]) -> Result<(), MergeError> {
+    /// The next words of a source are of `table`, of which only the keys of `clip` count, and of
+    /// these only those of the merge's range. Comes before the first words of each table, when the
+    /// source needs input.
+    pub fn begin(&mut self, source: usize, table: u64, clip: &Clip) -> Result<(), MergeError> {
+        let held = &mut self.sources[source];
+        if held.at < held.words.len() {
+            return self.fail(self.sources[source].damaged(Part::Record));
+        }
+        held.table = table;
+        held.clip = clip.within(&self.options.range);
+        held.part = Stretch::Below;
+        Ok(())
+    }
+
+    /// Appends words of a source's table: records back to back, the last of which may be cut off.
+    /// The caller feeds all words from a place that has no key of the range before it up to one
+    /// that has none behind it.
+    pub fn feed(&mut self, source: usize, words: &[u64]) -> Result<(), MergeError> {
         let held = &mut self.sources[source];
         if held.has_ended || words.is_empty() {
             return Ok(());
         }
-        if held.table != table && held.at < held.words.len() {
-            return self.fail(self.sources[source].damaged(Part::Record));
-        }
-        held.table = table;
         held.words.drain(..held.at);
         held.at = 0;
         held.words.extend_from_slice(words);
@@ -208,15 +249,18 @@ impl Merge {
                 return Ok(());
             };
             let (key, words) = (record.key(), record.words());
-            if self.options.range.has(key) {
-                source.head = key.head();
+            let (head, part) = (key.head(), source.part_of(key));
+            if part < source.part {
+                return Err(source.damaged(Part::Order));
+            }
+            source.part = part;
+            if part == Stretch::Inside {
+                source.head = head;
                 break;
             }
-            if self.options.range.upper.as_ref().is_some_and(|upper| upper.key() <= key) {
-                source.end();
-                return Ok(());
-            }
             source.at += words;
+            // They cost as much as the others.
+            self.counts.words_in += words as u64;
         }
         let (mut low, mut high) = (0, self.order.len());
         while low < high {
@@ -285,12 +329,13 @@ impl Merge {
                 return Ok(Progress::TableEnds);
             }
             let words = record.words() as u64;
-            if self.survival.keeps(record, is_first) {
+            if self.survival.keeps(key, sequence, record.kind(), is_first) {
                 match builder.put(record, out) {
                     // Nothing has changed: the next table takes the key.
                     Err(Refused::Full) if is_first && builder.records() > 0 => {
                         return Ok(Progress::TableEnds);
                     }
+                    Err(Refused::Full) if !is_first => return Err(MergeError::KeyTooLarge),
                     put => put?,
                 }
                 self.counts.records_out += 1;
@@ -321,4 +366,66 @@ fn ends_before(
     let passed = cuts.iter().take_while(|cut| cut.key() <= key).count();
     *next_cut += passed;
     builder.records() > 0 && (passed > 0 || builder.data_words() >= options.table_words)
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::super::builder::FIXED_WORDS;
+    use super::super::{IndexKind, Kind};
+    use super::*;
+
+    fn small(table: u64, room: u32) -> Builder {
+        let mut builder = Builder::new(table, 0, IndexKind::Compact);
+        builder.most_words = FIXED_WORDS as u32 + room;
+        builder
+    }
+
+    /// Merges a table of keys 0 to 9, each with `versions` versions of 80 bytes, all of which
+    /// snapshots see, into tables with little room, which end at a key beyond `table_words`. The
+    /// records of each.
+    fn tables_of(versions: u64, room: u32, table_words: u32) -> Result<Vec<u64>, MergeError> {
+        let (mut source, mut words) = (Builder::new(1, 0, IndexKind::Compact), Vec::new());
+        for number in 0..10 {
+            let key = KeyBuf::from_number(number);
+            for sequence in (1..=versions).rev() {
+                source.add(key.key(), sequence, Kind::Value, &[1; 80], &mut words).unwrap();
+            }
+        }
+        let mut merge = Merge::new(
+            1,
+            MergeOptions {
+                range: Clip::default(),
+                snapshots: (1..=versions).collect(),
+                below: Below::everything(),
+                cuts: Vec::new(),
+                table_words,
+            },
+        );
+        merge.begin(0, 1, &Clip::default())?;
+        merge.feed(0, &words)?;
+        merge.end(0)?;
+        let (mut builder, mut records) = (small(2, room), Vec::new());
+        loop {
+            let progress = merge.step(u64::MAX, &mut builder, &mut Vec::new())?;
+            let next = small(builder.table() + 1, room);
+            records.push(std::mem::replace(&mut builder, next).records());
+            if progress == Progress::Done {
+                return Ok(records);
+            }
+        }
+    }
+
+    /// A record has 13 words, and a table with 100 words of room takes 6 of them beside its index.
+    /// lsm.J7.
+    #[test]
+    fn a_full_table_ends_between_keys() {
+        assert_eq!(tables_of(1, 100, u32::MAX), Ok(vec![6, 4]));
+        assert_eq!(tables_of(2, 100, u32::MAX), Ok(vec![6, 6, 6, 2]));
+        // A key that begins in the first half has room, however many versions there are before it.
+        assert_eq!(tables_of(3, 100, 50), Ok(vec![6, 6, 6, 6, 6]));
+        assert_eq!(tables_of(4, 100, 50), Ok(vec![4; 10]));
+        // One key is too much for any table.
+        assert_eq!(tables_of(8, 100, 50), Err(MergeError::KeyTooLarge));
+        assert_eq!(tables_of(8, 250, 50), Ok(vec![8; 10]));
+    }
 }

@@ -46,6 +46,14 @@ pub struct Clip {
 }
 
 impl Clip {
+    /// The keys that are in both.
+    #[must_use]
+    pub fn within(&self, other: &Self) -> Self {
+        let lower = self.lower.iter().chain(&other.lower).max().cloned();
+        let upper = self.upper.iter().chain(&other.upper).min().cloned();
+        Self { lower, upper }
+    }
+
     /// Whether it includes `key`.
     pub fn has(&self, key: Key<'_>) -> bool {
         self.lower.as_ref().is_none_or(|lower| lower.key() <= key)

@@ -23,7 +23,7 @@ mod sections;
 mod survive;
 
 pub use blocks::{Picked, pick};
-pub use builder::{Builder, GROUP_RECORDS, IndexKind, Refused};
+pub use builder::{Builder, Finishing, GROUP_RECORDS, IndexKind, Refused};
 pub use cursor::{Cursor, Run};
 pub use damaged::{Damaged, Part};
 pub use fences::Fences;

@@ -16,7 +16,7 @@ use super::fences::Fences;
 use super::filter::Bloom;
 use super::footer::{FOOTER_WORDS, Footer, Membership, Search};
 use super::full_index::FullIndex;
-use super::key::Key;
+use super::key::{Key, KeyBuf};
 use super::locate::{Locate, Place};
 use super::packed::sum_of;
 use std::ops::Range;
@@ -191,8 +191,41 @@ impl Index {
         self.unit_start(unit)
     }
 
+    /// A word at which a record begins, or the end of the data, with no record of `key` or below
+    /// behind it.
+    pub fn seek_behind(&self, key: Key<'_>) -> Result<u32, Damaged> {
+        let unit = match self.footer.search {
+            Search::Fences => self.fences()?.group_of(key) as u32 + 1,
+            Search::Full => self.full()?.seek(key, 0),
+        };
+        self.unit_start(unit.min(self.units()?))
+    }
+
+    /// Keys that cut the table into at most `parts` parts with about as many records each,
+    /// ascending and above the first key: a merge can be cut there for several workers.
+    pub fn split_keys(&self, parts: u32) -> Result<Vec<KeyBuf>, Damaged> {
+        let units = self.units()?;
+        let mut keys: Vec<KeyBuf> = Vec::new();
+        for part in 1..parts.min(units) {
+            let unit = (u64::from(units) * u64::from(part) / u64::from(parts.min(units))) as u32;
+            let key = match self.footer.search {
+                Search::Fences => self.fences()?.fence(unit as usize),
+                Search::Full => self.full()?.key(unit),
+            };
+            // Records of a full index may be versions of one key.
+            let above = match keys.last() {
+                Some(last) => *last < key,
+                None => self.footer.search == Search::Fences || self.full()?.key(0) < key,
+            };
+            if above {
+                keys.push(key);
+            }
+        }
+        Ok(keys)
+    }
+
     /// Records from `word` on: about `at_most` words, but at least a group. Empty at the end. Only
-    /// for words from [`Index::seek`] and the ends of such ranges.
+    /// for words from [`Index::seek`] and [`Index::seek_behind`], and the ends of such ranges.
     pub fn after(&self, word: u32, at_most: u32) -> Result<Range<u32>, Damaged> {
         let reach = word.saturating_add(at_most);
         let next = self.unit_start(self.first_unit(|start| start > word)?)?;

@@ -9,10 +9,10 @@
 //! *Thread safety*: plain values.
 
 use super::key::{Key, KeyBuf};
-use super::record::{Kind, Record};
+use super::record::Kind;
 
 /// The key ranges of the levels below the merge.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Below {
     /// Both ends belong to a range. Ascending, and apart from each other.
     ranges: Vec<(KeyBuf, KeyBuf)>,
@@ -25,8 +25,12 @@ impl Below {
         Self { ranges: Vec::new(), is_everywhere: true }
     }
 
-    /// The deeper levels have tables with these smallest and largest keys, in any order. Without
-    /// tables, the merge is at the bottom.
+    /// There are no deeper levels: the merge is at the bottom.
+    pub fn nothing() -> Self {
+        Self { ranges: Vec::new(), is_everywhere: false }
+    }
+
+    /// The deeper levels have tables with these smallest and largest keys, in any order.
     pub fn tables(mut ranges: Vec<(KeyBuf, KeyBuf)>) -> Self {
         ranges.sort();
         ranges.dedup_by(|next, kept| {
@@ -63,21 +67,19 @@ impl Survival {
         Self { snapshots, below, newer: None }
     }
 
-    /// Whether the next record stays. `is_first` says that the record before has another key. A
-    /// second record with the same key and sequence number goes.
+    /// Whether the next version stays: that of `key` with this sequence number. `is_first` says
+    /// that the version before has another key. A second version with the same key and sequence
+    /// number goes.
     #[inline]
-    pub fn keeps(&mut self, record: Record<'_>, is_first: bool) -> bool {
-        let sequence = record.sequence();
+    pub fn keeps(&mut self, key: Key<'_>, sequence: u64, kind: Kind, is_first: bool) -> bool {
         let newer = if is_first { None } else { self.newer };
         self.newer = Some(sequence);
         let older_snapshots = self.snapshots.partition_point(|&bound| bound < sequence);
         let is_seen = newer.is_none_or(|newer| {
             self.snapshots.get(older_snapshots).is_some_and(|&bound| bound < newer)
         });
-        let hides_nothing = record.kind() == Kind::Tombstone
-            && older_snapshots == 0
-            && is_seen
-            && !self.below.covers(record.key());
+        let hides_nothing =
+            kind == Kind::Tombstone && older_snapshots == 0 && is_seen && !self.below.covers(key);
         is_seen && !hides_nothing
     }
 }

@@ -7,6 +7,7 @@ mod block_batches;
 mod blocks;
 mod crashes;
 mod designs;
+mod dlsm;
 mod limits;
 mod loads;
 mod providers;

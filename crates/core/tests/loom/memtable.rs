@@ -106,6 +106,36 @@ fn a_linked_version_is_complete() {
     });
 }
 
+/// inv. Q2, Q3: a range closed by count takes the version that closes it, and of two writers whose
+/// numbers are beyond the limit at least one writes to the table.
+#[test]
+fn a_range_of_one_number_takes_a_version() {
+    check(2, || {
+        let sequences = Arc::new(Sequences::new(2));
+        let options = MemTableOptions { most_numbers: 1, ..OPTIONS };
+        let table = Arc::new(MemTable::new(&sequences, options.memory().unwrap(), options));
+        // Another shard has taken the only number.
+        assert_eq!(Seat::take(&sequences).unwrap().announce().take(), 1);
+        let (mut one, mut two) = (writer(&sequences, 1), writer(&sequences, 1));
+        let theirs = Arc::clone(&table);
+        let thread = thread::spawn(move || upsert(&theirs, &mut one, b"a", 1));
+        let links = [upsert(&table, &mut two, b"b", 2), thread.join().unwrap()];
+        let last = table.last().expect("a number beyond the limit closes the range");
+        let mut written = 0;
+        for link in links {
+            match link {
+                Link::Done(number) => {
+                    written += 1;
+                    assert!(number < last);
+                }
+                link => assert_eq!(link, Link::Closed),
+            }
+        }
+        assert!(written > 0);
+        assert_eq!(contents(&table).len(), written);
+    });
+}
+
 /// inv. Q2, Q3: a table that is closed under a writer has its version only if the number belongs to
 /// the range.
 #[test]

@@ -58,6 +58,33 @@ fn a_full_table_is_closed_and_the_next_one_has_room() {
     assert_eq!((next.first(), next.last()), (4, None));
 }
 
+/// A range that closes by count takes the version that closes it, however far the counter is ahead:
+/// other shards of the compute server take numbers too. So no table stays empty.
+#[test]
+fn a_range_closed_by_count_keeps_up_with_the_counter() {
+    for (most_numbers, others) in [(1, 0), (2, 0), (3, 0), (10, 1000), (1, 7)] {
+        let shard = shard::Shard::new(2, MemTableOptions { most_numbers, ..options() });
+        let mut writer = shard.writer(1);
+        let mut other_shard = Seat::take(&shard.sequences).unwrap();
+        const WRITES: usize = 50;
+        for write in 0..WRITES {
+            (0..others).for_each(|_| _ = other_shard.announce().take());
+            assert!(shard.execute(&mut writer, &[write as u8], Action::Upsert(b"v")).applied);
+        }
+        let tables = shard.tables();
+        let (_, closed) = tables.split_last().unwrap();
+        assert!(closed.len() < WRITES, "{most_numbers}, {others}: {}", closed.len());
+        let is_empty = |table: &MemTable| {
+            let mut cursor = table.cursor(u64::MAX);
+            cursor.seek_first();
+            cursor.key().is_none()
+        };
+        assert!(!closed.iter().any(|table| is_empty(table)), "{most_numbers}, {others}");
+        let reached = |table: &MemTable| table.last().unwrap() - table.first() >= most_numbers - 1;
+        assert!(closed.iter().all(|table| reached(table)), "{most_numbers}, {others}");
+    }
+}
+
 /// inv. M1: what the memory held before does not show.
 #[test]
 fn memory_is_used_again() {

@@ -1,7 +1,7 @@
 //! A shard that has MemTables only.
 
 use farleaf_core::index::dlsm::{
-    Edit, MemTable, MemTableOptions, SearchKey, Seat, Sequences, Step, Version, Writer,
+    Edit, Link, MemTable, MemTableOptions, SearchKey, Seat, Sequences, Step, Version, Writer,
 };
 use farleaf_core::index::{Action, Answer};
 use farleaf_fabric::sync::{Arc, Mutex, lock, thread};
@@ -58,12 +58,34 @@ impl Shard {
         key: &[u8],
         action: Action<&[u8]>,
     ) -> Answer<Vec<u8>> {
+        self.execute_numbered(writer, key, action).0
+    }
+
+    /// Also returns the number of the version that was linked, if one was.
+    pub(crate) fn execute_numbered(
+        &self,
+        writer: &mut Writer,
+        key: &[u8],
+        action: Action<&[u8]>,
+    ) -> (Answer<Vec<u8>>, Option<u64>) {
         let mut edit = Edit::new(key, action, &self.options).unwrap();
+        let mut number = None;
         loop {
             let tables = self.tables();
             let (table, older) = tables.split_last().unwrap();
-            match edit.run(table, writer) {
-                Step::Done(answer) => return answer,
+            let step = match edit.step(table, writer) {
+                Step::Link(pending) => {
+                    let link = pending.link();
+                    if let Link::Done(linked) = link {
+                        number = Some(linked);
+                    }
+                    edit.linked(link)
+                }
+                other => other,
+            };
+            match step {
+                Step::Done(answer) => return (answer, number),
+                Step::Again => {}
                 Step::Closed => self.switch(table),
                 Step::NeedBelow => {
                     self.wait_until_settled(table.first() - 1); // Q5

@@ -1,15 +1,46 @@
 //! dLSM: an LSM tree whose tables lie in the memory pool (Wang et al., *dLSM: An LSM-Based Index
 //! for Memory Disaggregation*, ICDE 2023).
 //!
-//! So far this has the parts in which writes are buffered on the compute server: the numbers of
-//! versions ([`Sequences`]) and the MemTables that hold the versions (section IV of the paper).
-//! `docs/internals/memtable.md` draws the bytes and numbers the invariants.
+//! Writes go to a MemTable on the compute server (section IV of the paper), full MemTables are
+//! flushed to the pool as sorted tables, and tables are merged level by level (section V). A lookup
+//! READs exactly one record of each table that may have the key (section VI). So far one process
+//! has the whole tree and merges on its own side.
+//!
+//! ```text
+//! operations ─▶ read, scan, write, load ─▶ flush, compact ─▶ table_writer    an operation
+//!                            │                   │                │
+//!                            └───────────▶ handle ◀───────────────┘          what all use
+//!                                            ├─▶ shard ─▶ version            what handles share
+//!                                            └─▶ memtable ─▶ sequence
+//! ```
+//!
+//! `docs/internals/memtable.md` has the bytes and the invariants of MemTables,
+//! `docs/internals/lsm-tree.md` those of versions, flushes and merges.
 
+mod compact;
+mod design;
+mod encoded;
+mod flush;
+mod handle;
+mod load;
 mod memtable;
+mod operations;
+mod options;
+mod read;
+mod scan;
 mod sequence;
+mod shard;
+mod table_writer;
+mod version;
+mod write;
 
+pub use design::Dlsm;
+pub use encoded::Encoded;
+pub use handle::DlsmIndex;
 pub use memtable::{
     Cursor, Edit, KeyWords, Kind, Link, MemTable, MemTableError, MemTableOptions, Pending,
     SearchKey, Seen, Step, Version, Writer,
 };
+pub use options::DlsmOptions;
 pub use sequence::{Announcement, Seat, Sequences, Snapshot};
+pub use shard::{Shard, TreeCounts};

@@ -9,7 +9,8 @@
 //! - memtable.Q1. A writer announces a number that is not above its own before it takes its own,
 //!   and withdraws it after its version is linked or abandoned.
 //! - memtable.Q7. A bound is settled if it is below the counter and no announced number is at or
-//!   below it. It stays settled: the versions up to it never change.
+//!   below it. The versions up to a bound that was found settled never change, although a writer
+//!   that announces slowly can make the check say no again.
 //!
 //! *Thread safety*: any number of threads. Each writer has a seat of its own, on its own cache
 //! line. Checked by `tests/loom/memtable.rs`.
@@ -52,11 +53,19 @@ impl Sequences {
         }
     }
 
-    /// Takes the next number. Only closing a range takes one without an announcement.
+    /// Takes the next number. Only closing a range and loading an empty tree take one without an
+    /// announcement.
     pub(super) fn take(&self) -> u64 {
         // The release half publishes the announcement, and the acquire half shows a writer that its
         // MemTable was closing when a lower number was taken.
         self.next.0.fetch_add(1, Ordering::AcqRel)
+    }
+
+    /// Raises the counter above `number`, if it is not. A compute server that takes over a shard
+    /// calls this with the highest number in it before it makes the shard's first MemTable, so that
+    /// its versions are the newer ones. Snapshots from before do not show the shard.
+    pub fn raise(&self, number: u64) {
+        self.next.0.fetch_max(number.saturating_add(1), Ordering::AcqRel);
     }
 
     /// An id that no other MemTable of this compute server has.
@@ -225,6 +234,19 @@ mod tests {
         assert!(!sequences.is_settled(5), "5 was not taken yet");
         drop(slow);
         assert!(Seat::take(&sequences).is_some());
+    }
+
+    #[test]
+    fn a_raised_counter_goes_on_above() {
+        let sequences = Arc::new(Sequences::new(1));
+        let mut seat = Seat::take(&sequences).unwrap();
+        sequences.raise(0);
+        assert_eq!(seat.announce().take(), 1, "0 is below the counter");
+        sequences.raise(10);
+        assert_eq!((sequences.latest(), sequences.settled()), (10, 10));
+        assert_eq!(seat.announce().take(), 11);
+        sequences.raise(3);
+        assert_eq!(seat.announce().take(), 12, "a counter never goes back");
     }
 
     #[test]

@@ -26,14 +26,14 @@ const CLOSING: u64 = u64::MAX - 1;
 #[derive(Debug)]
 pub(super) struct Range {
     first: u64,
-    /// The highest number that can belong to the range.
+    /// A version with a number beyond this one closes the range.
     limit: u64,
     /// The last number, or a state.
     last: AtomicU64,
 }
 
 impl Range {
-    /// The range of at most `numbers` numbers from `first` on.
+    /// The range from `first` on, which closes by itself after about `numbers` numbers.
     pub(super) fn new(first: u64, numbers: u64) -> Self {
         let limit = first.saturating_add(numbers.max(1) - 1).min(CLOSING - 1);
         Self { first, limit, last: AtomicU64::new(OPEN) }
@@ -50,7 +50,8 @@ impl Range {
     }
 
     /// Whether a version with a number that was just taken belongs here. If not, the range is
-    /// closed.
+    /// closed. The version that closes the range by its number belongs here, so each range takes
+    /// at least one.
     #[inline]
     pub(super) fn admits(&self, number: u64, sequences: &Sequences) -> bool {
         debug_assert!(number >= self.first, "the table was made after its first number was fixed");
@@ -70,8 +71,10 @@ impl Range {
         {
             return last;
         }
-        // Several threads may get here. Each number is taken after the mark, so each will do.
-        let last = sequences.take().min(self.limit);
+        // Several threads may get here. Each number is taken after the mark, so each will do. It
+        // may lie beyond the limit: a range that ended there would leave the counter ahead of the
+        // next range, whose limit it could exceed at once.
+        let last = sequences.take();
         let fixed = self.last.compare_exchange(CLOSING, last, Ordering::AcqRel, Ordering::Acquire);
         fixed.map_or_else(|other| other, |_| last)
     }

@@ -29,7 +29,8 @@ const MOST_KEY_BYTES: usize = 65_535;
 pub struct MemTableOptions {
     /// Memory for keys and versions, in bytes: a multiple of 4096, at most 2^34.
     pub bytes: usize,
-    /// Numbers of a range at most. The paper closes a table by this alone.
+    /// A table is closed once this many numbers were taken since it was made. The paper closes
+    /// tables by this alone.
     pub most_numbers: u64,
     /// Memory for the filter, in bytes.
     pub filter_bytes: usize,

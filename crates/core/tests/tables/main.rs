@@ -3,6 +3,8 @@
 //! neither panic nor give a wrong value (lsm.B8, lsm.J8).
 #![cfg(not(any(loom, shuttle)))]
 
+mod merges;
+
 use farleaf_core::table::{
     Below, Bloom, Builder, Clip, Cursor, Damaged, ExtentRun, Fences, Footer, Found, FullIndex,
     Index, IndexKind, Key, KeyBuf, Kind, Locate, MAX_SEQUENCE, MAX_VALUE_BYTES, Merge, MergeError,
@@ -289,6 +291,56 @@ fn lookups_read_one_record_or_nothing() {
 
 /// With fingerprints every hash of a table is found, those that no seed can tell apart by reading
 /// the whole group (lsm.B5).
+/// Each index can cut its table into parts of about the same size.
+#[test]
+fn split_keys_cut_a_table_into_even_parts() {
+    for kind in KINDS {
+        let table = paper_table(kind, 2_000, |_| 400);
+        let keys = table.index.split_keys(4).unwrap();
+        assert_eq!(keys.len(), 3, "{kind:?}");
+        let sizes = (0..=3).map(|part| {
+            let begin = if part == 0 { 0 } else { table.index.seek(keys[part - 1].key()).unwrap() };
+            let end = keys.get(part).map(|key| table.index.seek(key.key()).unwrap());
+            end.unwrap_or(table.meta.footer.data_words) - begin
+        });
+        let fair = table.meta.footer.data_words / 4;
+        for size in sizes {
+            assert!((fair * 9 / 10..=fair * 11 / 10).contains(&size), "{kind:?}: {size} of {fair}");
+        }
+        assert!(table.index.split_keys(1).unwrap().is_empty());
+        assert!(table.index.split_keys(0).unwrap().is_empty());
+    }
+}
+
+/// An index that is written in steps is the same, and a step is about as long as it should.
+#[test]
+fn an_index_is_written_in_bounded_steps() {
+    const RECORDS: u64 = 3_000;
+    for kind in KINDS {
+        let builder = || {
+            let (mut builder, mut words) = (Builder::new(1, 0, kind), Vec::new());
+            for number in 0..RECORDS {
+                let key = KeyBuf::from_number(number);
+                builder.add(key.key(), number, Kind::Value, b"", &mut words).unwrap();
+            }
+            builder
+        };
+        let mut whole = Vec::new();
+        let meta = builder().finish(2, &mut whole).unwrap();
+        let (mut finishing, mut words, mut steps) = (builder().finishing(2), Vec::new(), 1);
+        let stepwise = loop {
+            match finishing.step(100, &mut words) {
+                Some(meta) => break meta.unwrap(),
+                None => steps += 1,
+            }
+        };
+        assert_eq!((stepwise, words), (meta, whole));
+        // Each key is entered, peeled and filled, and each slot looked at.
+        let least = if kind == IndexKind::Compact { 4 * RECORDS / 100 } else { 2 };
+        assert!(steps >= least, "{steps} steps");
+    }
+}
+
 #[test]
 fn a_static_function_survives_equal_hashes() {
     let hash = |number: u64| KeyBuf::from_number(number).key().hash();
@@ -449,6 +501,13 @@ proptest! {
                 at = words.start;
             }
             prop_assert!(table.index.before(0, at_most).unwrap().is_empty());
+            // All of `from` and below lies before it, and reading down may begin there.
+            let behind = table.index.seek_behind(KeyBuf::from_bytes(&from).key()).unwrap();
+            prop_assert!(read(behind..table.data().len() as u32)
+                .iter().all(|(version, _)| version.0 > from));
+            prop_assert_eq!(table.index.before(behind, u32::MAX).unwrap(), 0..behind);
+            let above = read(0..behind).into_iter().filter(|(version, _)| version.0 > from).count();
+            prop_assert!(kind != KINDS[1] || above == 0, "a full index knows each record");
             prop_assert_eq!(left, versions.clone().into_iter().rev().collect::<Vec<_>>());
         }
     }
@@ -600,279 +659,4 @@ proptest! {
             }
         }
     }
-}
-
-/// A merge of `tables` with pieces of `piece` words, steps of `budget`; the tables that come out.
-/// Reading begins where the range does.
-fn merge(
-    tables: &[Vec<Table>],
-    options: MergeOptions,
-    kind: IndexKind,
-    (piece, budget): (usize, u64),
-) -> Result<Vec<Table>, MergeError> {
-    let lower = options.range.lower.clone().unwrap_or_default();
-    let begin = |source: &Vec<Table>| {
-        source.first().map_or(0, |table| table.index.seek(lower.key()).unwrap() as usize)
-    };
-    let mut fed: Vec<_> = tables.iter().map(|source| (0, begin(source))).collect();
-    let mut merge = Merge::new(tables.len(), options);
-    let mut outputs = Vec::new();
-    let (mut builder, mut words) = (Builder::new(100, 3, kind), Vec::new());
-    loop {
-        match merge.step(budget, &mut builder, &mut words)? {
-            Progress::Spent => {}
-            Progress::NeedsInput(source) => {
-                let (table, word) = &mut fed[source];
-                match tables[source].get(*table) {
-                    None => merge.end(source)?,
-                    Some(from) => {
-                        let piece = &from.data()[*word..from.data().len().min(*word + piece)];
-                        merge.feed(source, from.meta.footer.table, piece)?;
-                        *word += piece.len();
-                        if *word == from.data().len() {
-                            (*table, *word) = (*table + 1, 0);
-                        }
-                    }
-                }
-            }
-            progress => {
-                let next = Builder::new(builder.table() + 1, 3, kind);
-                let done = std::mem::replace(&mut builder, next);
-                outputs.extend(Table::finish(done, std::mem::take(&mut words)));
-                if progress == Progress::Done {
-                    let counts = merge.counts();
-                    let records = outputs.iter().map(|table| table.meta.footer.records);
-                    assert_eq!(counts.records_out, records.sum::<u64>());
-                    assert!(counts.records_in >= counts.records_out);
-                    return Ok(outputs);
-                }
-            }
-        }
-    }
-}
-
-fn options() -> MergeOptions {
-    MergeOptions {
-        range: Clip::default(),
-        snapshots: Vec::new(),
-        below: Below::everything(),
-        cuts: Vec::new(),
-        table_words: u32::MAX,
-    }
-}
-
-fn contents(tables: &[Table]) -> Versions {
-    let mut found = Versions::new();
-    for table in tables {
-        let run = Run::new(table.data(), table.meta.footer.table).unwrap();
-        let mut cursor = Cursor::at_start(&run);
-        while let Some(record) = cursor.next().unwrap() {
-            let (version, value) = version_of(record);
-            assert!(found.last_key_value().is_none_or(|(last, _)| *last < version));
-            found.insert(version, value);
-        }
-    }
-    found
-}
-
-/// The versions that stay, by the definitions of lsm.J5 and lsm.J6.
-fn survivors(versions: &Versions, snapshots: &[u64], covered: impl Fn(&[u8]) -> bool) -> Versions {
-    let stays = |(version, value): &(&Version, &Value)| {
-        let (key, sequence) = (&version.0, version.1.0);
-        let newest = |bound: u64| {
-            let mut all = versions.keys().filter(|other| other.0 == *key && other.1.0 <= bound);
-            all.next().is_some_and(|other| other.1.0 == sequence)
-        };
-        let is_seen = newest(u64::MAX) || snapshots.iter().any(|&bound| newest(bound));
-        let hides = covered(key) || snapshots.iter().any(|&bound| bound < sequence);
-        is_seen && (value.is_some() || hides)
-    };
-    let kept = versions.iter().filter(stays);
-    kept.map(|(version, value)| (version.clone(), value.clone())).collect()
-}
-
-proptest! {
-    /// Any distribution of versions over sources, any pieces and steps.
-    #[test]
-    fn merges_keep_what_readers_can_see(
-        versions in versions(),
-        homes in vec(0..5_usize, 1..50),
-        snapshots in vec(0..60_u64, 0..4),
-        below in prop_oneof![
-            1 => Just(None),
-            3 => vec((key(), key()), 0..4).prop_map(Some),
-        ],
-        range in (any::<bool>(), any::<bool>(), key(), key()),
-        cuts in btree_set(key(), 0..4),
-        kind in 0..KINDS.len(),
-        sizes in (1..600_usize, 1..300_u64, prop_oneof![1..500_u32, Just(u32::MAX)]),
-    ) {
-        let (kind, (piece, budget, table_words)) = (KINDS[kind], sizes);
-        let mut parts = vec![Versions::new(); 5];
-        for ((version, value), home) in versions.iter().zip(homes.iter().cycle()) {
-            parts[*home].insert(version.clone(), value.clone());
-        }
-        // The last source is a run of two tables, between whose keys it changes.
-        let mut last = parts.pop().unwrap();
-        let middle = last.keys().nth(last.len() / 2).map(|version| version.0.clone());
-        let end = middle.map(|middle| last.split_off(&(middle, Reverse(u64::MAX))));
-        let run = [(20, last), (21, end.unwrap_or_default())];
-        let sources = (10..).zip(parts).map(|part| vec![part]).chain([run.into()]);
-        let build_all = |parts: Vec<(u64, Versions)>| {
-            parts.iter().filter_map(|(id, part)| build(*id, kind, part)).collect()
-        };
-        let tables: Vec<Vec<Table>> = sources.map(build_all).collect();
-
-        let ascending = |(one, two)| if one <= two { (one, two) } else { (two, one) };
-        let ranges = below.map(|ranges| ranges.into_iter().map(ascending).collect::<Vec<_>>());
-        let keys = |(low, high): &(Vec<u8>, Vec<u8>)| {
-            (KeyBuf::from_bytes(low), KeyBuf::from_bytes(high))
-        };
-        let (lower, upper) = (range.0.then_some(range.2), range.1.then_some(range.3));
-        let options = MergeOptions {
-            range: Clip {
-                lower: lower.as_ref().map(|key| KeyBuf::from_bytes(key)),
-                upper: upper.as_ref().map(|key| KeyBuf::from_bytes(key)),
-            },
-            snapshots: snapshots.clone(),
-            below: match &ranges {
-                None => Below::everything(),
-                Some(ranges) => Below::tables(ranges.iter().map(keys).collect()),
-            },
-            cuts: cuts.iter().map(|key| KeyBuf::from_bytes(key)).collect(),
-            table_words,
-        };
-        let outputs = merge(&tables, options, kind, (piece, budget)).unwrap();
-
-        let mut inside = versions.clone();
-        inside.retain(|version, _| {
-            lower.as_ref().is_none_or(|lower| *lower <= version.0)
-                && upper.as_ref().is_none_or(|upper| version.0 < *upper)
-        });
-        let covered = |key: &[u8]| match &ranges {
-            None => true,
-            Some(ranges) => ranges.iter().any(|(low, high)| &low[..] <= key && key <= &high[..]),
-        };
-        let expected = survivors(&inside, &snapshots, covered);
-        prop_assert_eq!(contents(&outputs), expected);
-        // A reader sees the same as before: absence, where tombstones went.
-        for key in inside.keys().map(|version| &version.0) {
-            for &bound in snapshots.iter().chain([&MAX_SEQUENCE]) {
-                let mut found = outputs.iter().filter_map(|table| table.get(key, bound).unwrap().0);
-                let now = found.next().flatten();
-                prop_assert_eq!(found.next(), None, "lsm.J7");
-                prop_assert_eq!(now, self::expected(&inside, key, bound).flatten());
-            }
-        }
-        for (index, table) in outputs.iter().enumerate() {
-            // lsm.J7, and the ends of tables.
-            let [smallest, largest] =
-                [&table.meta.smallest, &table.meta.largest].map(|key| key.key().to_vec());
-            prop_assert!(!cuts.iter().any(|cut| smallest < *cut && *cut <= largest));
-            if let Some(next) = outputs.get(index + 1) {
-                prop_assert!(table.meta.largest < next.meta.smallest);
-            }
-            let before_last = contents(std::slice::from_ref(table));
-            let words = |version: &Vec<u8>, value: &Value| {
-                record_words(version.len(), value.as_ref().map_or(0, Vec::len))
-            };
-            let others = before_last.iter().filter(|(version, _)| version.0 != largest);
-            let others: usize = others.map(|(version, value)| words(&version.0, value)).sum();
-            prop_assert!(others < table_words as usize);
-        }
-    }
-
-}
-
-proptest! {
-    #![proptest_config(fixed_cases())]
-
-    /// lsm.J8: a damaged source ends the merge, and what came out before is right.
-    #[test]
-    fn a_damaged_source_ends_the_merge(
-        versions in versions(),
-        damages in vec((any::<Choice>(), any::<u64>()), 1..4),
-        sizes in (1..600_usize, 1..300_u64),
-        swapped in any::<bool>(),
-    ) {
-        let mut parts = [Versions::new(), Versions::new()];
-        for (index, (version, value)) in versions.iter().enumerate() {
-            parts[index % 2].insert(version.clone(), value.clone());
-        }
-        let build_one = |(id, part)| build(id, KINDS[0], part).into_iter().collect();
-        let mut tables: Vec<Vec<Table>> = (10..).zip(&parts).map(build_one).collect();
-        let Some(table) = tables[0].first_mut() else { return Ok(()) };
-        let intact = table.words.clone();
-        let data = table.data().len();
-        damage(&mut table.words[..data], &damages);
-        let is_damaged = table.words != intact;
-        if swapped && versions.len() > 4 {
-            // The same table twice in one source is out of order.
-            table.words = intact;
-            let again = build(10, KINDS[0], &parts[0]).unwrap();
-            tables[0].push(again);
-        }
-        let has_swapped = swapped && versions.len() > 4;
-        let merged = merge(&tables, options(), KINDS[0], sizes);
-        if is_damaged || has_swapped {
-            let is_of_source =
-                matches!(merged, Err(MergeError::Damaged(Damaged { table: 10, .. })));
-            prop_assert!(is_of_source);
-        } else {
-            prop_assert_eq!(contents(&merged.unwrap()), survivors(&versions, &[], |_| true));
-        }
-    }
-}
-
-proptest! {
-    /// A merge that is cut into half-open ranges, for several workers, loses no key at a boundary
-    /// and takes none twice. The paper's published code reads as if it lost one.
-    #[test]
-    fn merges_of_ranges_make_up_the_whole(
-        versions in versions(),
-        bounds in btree_set(key(), 0..5),
-        kind in 0..KINDS.len(),
-        sizes in (1..600_usize, 1..300_u64),
-    ) {
-        let mut parts = [Versions::new(), Versions::new(), Versions::new()];
-        for (index, (version, value)) in versions.iter().enumerate() {
-            parts[index % 3].insert(version.clone(), value.clone());
-        }
-        let build = |(id, part)| build(id, KINDS[kind], part).into_iter().collect();
-        let tables: Vec<Vec<Table>> = (10..).zip(&parts).map(build).collect();
-        // At least one bound is a key of the inputs.
-        let own = versions.keys().nth(versions.len() / 2).map(|version| version.0.clone());
-        let bounds: BTreeSet<Vec<u8>> = bounds.into_iter().chain(own).collect();
-        let bounds: Vec<KeyBuf> = bounds.iter().map(|key| KeyBuf::from_bytes(key)).collect();
-        let mut outputs = Vec::new();
-        for index in 0..=bounds.len() {
-            let lower = index.checked_sub(1).map(|before| bounds[before].clone());
-            let range = Clip { lower, upper: bounds.get(index).cloned() };
-            let options = MergeOptions { range, ..options() };
-            outputs.extend(merge(&tables, options, KINDS[kind], sizes).unwrap());
-        }
-        prop_assert_eq!(contents(&outputs), survivors(&versions, &[], |_| true));
-    }
-}
-
-/// Equal versions in two sources are one, and a merge that failed stays failed.
-#[test]
-fn equal_versions_are_one() {
-    let versions: Versions =
-        (0..9).map(|number| ((vec![number], Reverse(4)), Some(vec![number]))).collect();
-    let tables =
-        || (1..3).map(|id| vec![build(id, KINDS[0], &versions).unwrap()]).collect::<Vec<_>>();
-    let merged = merge(&tables(), options(), KINDS[0], (7, 9)).unwrap();
-    assert_eq!(contents(&merged), versions);
-
-    let tables = tables();
-    let (mut builder, mut out) = (Builder::new(7, 3, KINDS[0]), Vec::new());
-    let mut merge = Merge::new(1, options());
-    merge.feed(0, 1, &tables[0][0].data()[..2]).unwrap();
-    let error = merge.feed(0, 2, tables[1][0].data()).unwrap_err();
-    assert!(matches!(error, MergeError::Damaged(Damaged { table: 1, .. })), "a record is cut off");
-    assert_eq!(merge.step(1, &mut builder, &mut out), Err(error));
-    let mut merge = Merge::new(1, options());
-    merge.feed(0, 1, &tables[0][0].data()[..2]).unwrap();
-    assert!(merge.end(0).is_err(), "the last record is cut off");
 }

@@ -1,0 +1,156 @@
+//! A handle of an LSM tree, and what all its operations use.
+//!
+//! *Thread safety*: belongs to its endpoint's thread; tasks of that thread share it.
+
+use super::shard::Shard;
+use super::version::Table;
+use super::{MemTableError, Seat, Writer};
+use crate::index::IndexError;
+use crate::page::Layout;
+use crate::remote::ExtentClient;
+use farleaf_fabric::Fabric;
+use farleaf_fabric::sync::Arc;
+use std::cell::RefCell;
+use std::ops::{Deref, DerefMut, Range};
+
+/// How long an operation waits for others before it gives up, in nanoseconds.
+const PATIENCE_NS: u64 = 10_000_000_000;
+/// The first wait, in nanoseconds. It doubles up to [`LONGEST_WAIT_NS`].
+const FIRST_WAIT_NS: u64 = 500;
+const LONGEST_WAIT_NS: u64 = 100_000;
+
+/// A handle of an LSM tree.
+#[derive(Debug)]
+pub struct DlsmIndex<F: Fabric, L: Layout> {
+    pub(super) shard: Arc<Shard>,
+    pub(super) extents: ExtentClient<F, L>,
+    /// Writers that no operation of this handle has.
+    writers: RefCell<Vec<Writer>>,
+}
+
+impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
+    pub(super) fn new(shard: &Arc<Shard>, extents: ExtentClient<F, L>) -> Self {
+        Self { shard: Arc::clone(shard), extents, writers: RefCell::default() }
+    }
+
+    /// The tree, for tests and tools.
+    pub fn shard(&self) -> &Arc<Shard> {
+        &self.shard
+    }
+
+    pub(super) fn fabric(&self) -> &F {
+        self.extents.fabric()
+    }
+
+    /// A wait for other operations, which begins now.
+    pub(super) fn wait(&self) -> Wait<'_, F> {
+        let fabric = self.fabric();
+        Wait { fabric, began_ns: fabric.now_ns(), next_ns: FIRST_WAIT_NS, waits: 0 }
+    }
+
+    /// Waits until versions up to `bound` no longer appear (memtable.Q7).
+    pub(super) async fn until_settled(&self, bound: u64) -> Result<(), IndexError> {
+        let mut wait = self.wait();
+        while !self.shard.sequences.is_settled(bound) {
+            wait.again().await?;
+        }
+        Ok(())
+    }
+
+    /// A writer for one operation. Waits if all seats are taken.
+    pub(super) async fn writer(&self) -> Result<LentWriter<'_>, IndexError> {
+        let mut wait = self.wait();
+        loop {
+            let kept = self.writers.borrow_mut().pop();
+            let writer = kept.or_else(|| {
+                let seat = Seat::take(&self.shard.sequences)?;
+                Some(Writer::new(seat, self.fabric().random()))
+            });
+            if let Some(writer) = writer {
+                return Ok(LentWriter { writer: Some(writer), home: &self.writers });
+            }
+            wait.again().await?;
+        }
+    }
+
+    /// READs words of a table.
+    pub(super) async fn read(
+        &self,
+        table: &Table,
+        words: Range<u32>,
+    ) -> Result<Vec<u64>, IndexError> {
+        let count = words.end.saturating_sub(words.start);
+        Ok(self.extents.read(&table.lease, words.start, count).await?)
+    }
+
+    /// The error for words of a table that are not what they should be.
+    pub(super) fn damaged(table: &Table) -> IndexError {
+        IndexError::Damaged { at: table.lease.place() }
+    }
+}
+
+impl From<MemTableError> for IndexError {
+    fn from(error: MemTableError) -> Self {
+        match error {
+            MemTableError::KeyTooLong { bytes, most } => Self::KeyTooLong { bytes, most },
+            MemTableError::ValueTooLong { bytes, most } => Self::ValueTooLong { bytes, most },
+            MemTableError::BadSize { .. } => {
+                Self::InvalidArgument("a MemTable has at most 2^34 bytes")
+            }
+            MemTableError::Memory(_) => {
+                Self::InvalidArgument("cannot get the memory of a MemTable; use smaller ones")
+            }
+        }
+    }
+}
+
+/// A bounded wait, which grows.
+#[derive(Debug)]
+pub(super) struct Wait<'f, F> {
+    fabric: &'f F,
+    began_ns: u64,
+    next_ns: u64,
+    waits: u32,
+}
+
+impl<F: Fabric> Wait<'_, F> {
+    /// Waits once more.
+    ///
+    /// # Errors
+    /// [`IndexError::Contended`] once it has taken too long.
+    pub(super) async fn again(&mut self) -> Result<(), IndexError> {
+        if self.fabric.now_ns().saturating_sub(self.began_ns) > PATIENCE_NS {
+            return Err(IndexError::Contended { retries: self.waits });
+        }
+        self.fabric.sleep(self.next_ns).await;
+        (self.next_ns, self.waits) = ((self.next_ns * 2).min(LONGEST_WAIT_NS), self.waits + 1);
+        Ok(())
+    }
+}
+
+/// A writer that one operation has. Dropping it gives it back.
+#[derive(Debug)]
+pub(super) struct LentWriter<'h> {
+    writer: Option<Writer>,
+    home: &'h RefCell<Vec<Writer>>,
+}
+
+impl Deref for LentWriter<'_> {
+    type Target = Writer;
+
+    fn deref(&self) -> &Writer {
+        self.writer.as_ref().expect("it is lent until it is dropped")
+    }
+}
+
+impl DerefMut for LentWriter<'_> {
+    fn deref_mut(&mut self) -> &mut Writer {
+        self.writer.as_mut().expect("it is lent until it is dropped")
+    }
+}
+
+impl Drop for LentWriter<'_> {
+    fn drop(&mut self) {
+        self.home.borrow_mut().extend(self.writer.take());
+    }
+}

@@ -1,0 +1,106 @@
+//! Bulk loads, and what empties the MemTables: `flush` and `collect`.
+//!
+//! *Thread safety*: that of the handle.
+
+use super::MemTable;
+use super::handle::DlsmIndex;
+use super::shard::{Shard, Working};
+use super::table_writer::{TableWriter, refused};
+use crate::index::{IndexError, Scan, check_fill};
+use crate::page::Layout;
+use crate::remote::ROOT_SERVER;
+use crate::table::{KeyBuf, Kind};
+use crate::wire::Refusal;
+use farleaf_fabric::Fabric;
+use farleaf_fabric::sync::Arc;
+
+fn is_empty(table: &MemTable) -> bool {
+    let mut cursor = table.cursor(u64::MAX);
+    cursor.seek_first();
+    cursor.key().is_none()
+}
+
+impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
+    /// Waits for the right to flush and merge.
+    async fn until_working(&self) -> Result<Working, IndexError> {
+        let mut wait = self.wait();
+        loop {
+            if let Some(working) = Shard::begin_work(&self.shard) {
+                return Ok(working);
+            }
+            wait.again().await?;
+        }
+    }
+
+    /// Flushes everything that was written before the call.
+    pub(super) async fn flush_everything(&self) -> Result<(), IndexError> {
+        let version = self.shard.pin();
+        let newest = if is_empty(&version.active) {
+            version.immutables.first()
+        } else {
+            self.replace(&version.active).await?;
+            Some(&version.active)
+        };
+        let Some(newest) = newest else { return Ok(()) };
+        let mut wait = self.wait();
+        while self.shard.pin().immutables.iter().any(|table| Arc::ptr_eq(table, newest)) {
+            match Shard::begin_work(&self.shard) {
+                Some(working) => _ = self.flush_oldest(&working).await?,
+                None => wait.again().await?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Flushes everything and merges it into the deepest level.
+    pub(super) async fn settle_tree(&self) -> Result<(), IndexError> {
+        self.flush_everything().await?;
+        let working = self.until_working().await?;
+        self.merge_everything(&working).await
+    }
+
+    /// Writes ascending records into the deepest level of an empty tree.
+    pub(super) async fn load(
+        &self,
+        records: impl Iterator<Item = (Vec<u8>, Vec<u8>)>,
+        fill: f64,
+    ) -> Result<u64, IndexError> {
+        check_fill(fill)?;
+        let not_empty = IndexError::Refused { server: ROOT_SERVER, refusal: Refusal::NotEmpty };
+        if !self.records(&Scan::range(..).limit(1)).await?.is_empty() {
+            return Err(not_empty);
+        }
+        // Tombstones above would hide what is loaded.
+        self.settle_tree().await?;
+        let working = self.until_working().await?;
+        let version = self.shard.pin();
+        if version.tables().next().is_some() || !version.memtables().all(|table| is_empty(table)) {
+            return Err(not_empty);
+        }
+        let options = &self.shard.options;
+        let table_words = options.table_bytes / 8;
+        // One number for all: they become visible together. Later versions are newer.
+        let sequence = self.shard.sequences.take();
+        let (mut tables, mut writer) = (Vec::new(), TableWriter::new(self));
+        let mut last: Option<Vec<u8>> = None;
+        let mut count = 0;
+        for (key, value) in records {
+            options.memtable.check(key.len(), value.len())?;
+            if last.as_ref().is_some_and(|last| *last >= key) {
+                return Err(IndexError::NotSorted { position: count });
+            }
+            if u64::from(writer.builder.data_words()) >= table_words {
+                let done = std::mem::replace(&mut writer, TableWriter::new(self));
+                tables.extend(done.finish(options.levels as u8).await?);
+            }
+            let TableWriter { builder, out, .. } = &mut writer;
+            let words = KeyBuf::from_bytes(&key);
+            builder.add(words.key(), sequence, Kind::Value, &value, out).map_err(refused)?;
+            writer.send().await?;
+            (last, count) = (Some(key), count + 1);
+        }
+        tables.extend(writer.finish(options.levels as u8).await?);
+        working.merged(&[], options.levels, tables);
+        Ok(count)
+    }
+}

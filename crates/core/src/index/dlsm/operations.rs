@@ -1,0 +1,93 @@
+//! The traits of indexes for a handle: what it does with keys and values as byte strings.
+//!
+//! *Thread safety*: that of the handle.
+
+use super::encoded::Encoded;
+use super::handle::DlsmIndex;
+use crate::index::{
+    Action, Answer, IndexAdmin, IndexError, LeafEdit, Owned, RangeIndex, RecordsOf, Scan,
+};
+use crate::page::Layout;
+use farleaf_fabric::{Fabric, GlobalAddr};
+use std::ops::Bound;
+
+/// A stored byte string as a key or a value.
+fn decoded<T: Encoded + ?Sized>(bytes: Vec<u8>) -> Result<Owned<T>, IndexError> {
+    T::decoded(bytes).ok_or(IndexError::Damaged { at: GlobalAddr::NULL })
+}
+
+fn bound_of<T: Encoded + ?Sized>(bound: &Bound<Owned<T>>) -> Bound<Vec<u8>> {
+    bound.as_ref().map(T::of_owned)
+}
+
+impl<F, L> RangeIndex for DlsmIndex<F, L>
+where
+    F: Fabric,
+    L: Layout<Key: Encoded, Value: Encoded>,
+{
+    type Key = L::Key;
+    type Value = L::Value;
+
+    async fn get(&self, key: &L::Key) -> Result<Option<Owned<L::Value>>, IndexError> {
+        let found = self.value_of(key.encoded().as_ref()).await?;
+        found.map(decoded::<L::Value>).transpose()
+    }
+
+    async fn execute(
+        &self,
+        edit: LeafEdit<&L::Key, &L::Value>,
+    ) -> Result<Answer<Owned<L::Value>>, IndexError> {
+        let key = edit.key.encoded();
+        let key = key.as_ref();
+        let change = async |action: Action<&[u8]>| self.change(LeafEdit { key, action }).await;
+        let Answer { applied, found } = match edit.action {
+            Action::Get => Answer::from_lookup(self.value_of(key).await?),
+            Action::Insert(value) => change(Action::Insert(value.encoded().as_ref())).await?,
+            Action::Update(value) => change(Action::Update(value.encoded().as_ref())).await?,
+            Action::Upsert(value) => change(Action::Upsert(value.encoded().as_ref())).await?,
+            Action::Remove => change(Action::Remove).await?,
+            Action::CompareExchange(expected, new) => {
+                let (expected, new) = (expected.encoded(), new.encoded());
+                change(Action::CompareExchange(expected.as_ref(), new.as_ref())).await?
+            }
+        };
+        Ok(Answer { applied, found: found.map(decoded::<L::Value>).transpose()? })
+    }
+
+    async fn scan(&self, scan: &Scan<Owned<L::Key>>) -> Result<RecordsOf<Self>, IndexError> {
+        let scan = Scan {
+            lower: bound_of::<L::Key>(&scan.lower),
+            upper: bound_of::<L::Key>(&scan.upper),
+            reverse: scan.reverse,
+            limit: scan.limit,
+        };
+        let records = self.records(&scan).await?.into_iter();
+        let record = |(key, value)| Ok((decoded::<L::Key>(key)?, decoded::<L::Value>(value)?));
+        records.map(record).collect()
+    }
+
+    async fn bulk_load(
+        &self,
+        records: impl Iterator<Item = (Owned<L::Key>, Owned<L::Value>)>,
+        fill: f64,
+    ) -> Result<u64, IndexError> {
+        let bytes = |(key, value)| (L::Key::of_owned(&key), L::Value::of_owned(&value));
+        self.load(records.map(bytes), fill).await
+    }
+
+    async fn flush(&self) -> Result<(), IndexError> {
+        self.flush_everything().await
+    }
+}
+
+impl<F, L> IndexAdmin for DlsmIndex<F, L>
+where
+    F: Fabric,
+    L: Layout<Key: Encoded, Value: Encoded>,
+{
+    /// Merges everything into the deepest level: no tombstone and no old version stays that no
+    /// snapshot needs.
+    async fn collect(&self) -> Result<(), IndexError> {
+        self.settle_tree().await
+    }
+}

@@ -1,0 +1,120 @@
+//! Options of an LSM tree.
+//!
+//! *Thread safety*: plain values.
+
+use super::MemTableOptions;
+use crate::index::IndexError;
+use crate::table::IndexKind;
+
+/// The most levels below level 0.
+const MOST_LEVELS: usize = 12;
+/// The largest MemTable: its table, with its index, stays below the limit of tables.
+const MOST_MEMTABLE_BYTES: usize = 1 << 30;
+
+/// Options of an LSM tree. All compute servers of an index should have the same.
+#[derive(Clone, Debug)]
+pub struct DlsmOptions {
+    /// The MemTables.
+    pub memtable: MemTableOptions,
+    /// Closed MemTables that wait for their flush. With one more, writers wait.
+    pub most_immutables: usize,
+    /// The index of each table.
+    pub index: IndexKind,
+    /// Tables that merges write have about so many bytes of records.
+    pub table_bytes: u64,
+    /// The size of an extent, in bytes.
+    pub extent_bytes: u64,
+    /// The size of the chunks that extents are cut from, in bytes.
+    pub chunk_bytes: u64,
+    /// So many tables in level 0 are merged into level 1.
+    pub level0_tables: usize,
+    /// Bytes of level 1, beyond which its tables are merged into level 2.
+    pub level1_bytes: u64,
+    /// How much larger each level is than the one above.
+    pub level_ratio: u64,
+    /// Levels below level 0, from 1 to 12.
+    pub levels: usize,
+    /// Operations of one compute server that write at a time; others wait.
+    pub writers: usize,
+}
+
+impl Default for DlsmOptions {
+    /// The paper's sizes with the compact index: MemTables and tables of 64 MiB.
+    fn default() -> Self {
+        Self {
+            memtable: MemTableOptions::default(),
+            most_immutables: 2,
+            index: IndexKind::Compact,
+            table_bytes: 64 << 20,
+            extent_bytes: 1 << 20,
+            chunk_bytes: 16 << 20,
+            level0_tables: 4,
+            level1_bytes: 256 << 20,
+            level_ratio: 10,
+            levels: 6,
+            writers: 1024,
+        }
+    }
+}
+
+impl DlsmOptions {
+    /// The same tree with tables of `bytes` bytes, and all other sizes in proportion.
+    pub fn with_table_bytes(bytes: u64) -> Self {
+        let whole = Self::default();
+        let scaled = |size: u64, least: u64| {
+            let scaled = u128::from(size) * u128::from(bytes) / u128::from(whole.table_bytes);
+            (scaled as u64).max(least).next_multiple_of(least)
+        };
+        let memtable = MemTableOptions {
+            bytes: scaled(whole.memtable.bytes as u64, 4096) as usize,
+            filter_bytes: scaled(whole.memtable.filter_bytes as u64, 8) as usize,
+            ..whole.memtable
+        };
+        Self {
+            memtable,
+            table_bytes: bytes,
+            extent_bytes: scaled(whole.extent_bytes, 1024),
+            chunk_bytes: scaled(whole.chunk_bytes, 1 << 16),
+            level1_bytes: scaled(whole.level1_bytes, 1),
+            ..whole
+        }
+    }
+
+    /// The bytes beyond which `level` is merged into the next one, from level 1 on.
+    pub(super) fn level_bytes(&self, level: usize) -> u64 {
+        let deeper = u32::try_from(level.saturating_sub(1)).unwrap_or(u32::MAX);
+        self.level1_bytes.saturating_mul(self.level_ratio.saturating_pow(deeper))
+    }
+
+    pub(super) fn check(&self) -> Result<(), IndexError> {
+        let refused = |why| Err(IndexError::InvalidArgument(why));
+        let memtable = self.memtable.bytes;
+        if !(4096..=MOST_MEMTABLE_BYTES).contains(&memtable) || !memtable.is_multiple_of(4096) {
+            return refused("a MemTable has 4 KiB to 1 GiB, in whole pages of 4 KiB");
+        }
+        if !(1024..=1 << 30).contains(&self.table_bytes) {
+            return refused("tables have 1 KiB to 1 GiB");
+        }
+        if !(1024..=1 << 30).contains(&self.extent_bytes) {
+            return refused("extents have 1 KiB to 1 GiB");
+        }
+        if !(1024..=1 << 34).contains(&self.chunk_bytes) {
+            return refused("chunks of extents have 1 KiB to 16 GiB");
+        }
+        if !(1..=MOST_LEVELS).contains(&self.levels) || !(2..=100).contains(&self.level_ratio) {
+            return refused(
+                "a tree has 1 to 12 levels below level 0, each 2 to 100 times as large",
+            );
+        }
+        if !(1..=100).contains(&self.level0_tables) || self.level1_bytes == 0 {
+            return refused("level 0 has 1 to 100 tables, and level 1 has room");
+        }
+        if !(1..=64).contains(&self.most_immutables) {
+            return refused("1 to 64 closed MemTables wait for their flush");
+        }
+        if !(1..=1 << 16).contains(&self.writers) {
+            return refused("1 to 65,536 operations write at a time");
+        }
+        Ok(())
+    }
+}

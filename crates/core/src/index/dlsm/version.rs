@@ -1,0 +1,98 @@
+//! What a tree consists of at one moment: its MemTables and tables.
+//!
+//! *Invariants* (`docs/internals/lsm-tree.md`)
+//! - lsm.V1. A version never changes. An operation pins one as long as it runs, and a pinned
+//!   version keeps its tables and MemTables.
+//! - lsm.V4. Of the versions of a key, the newer one is in the source that comes first: the active
+//!   MemTable, closed ones from the newest on, level 0 from the newest table on, the other levels.
+//!
+//! *Thread safety*: plain values; shared as they are.
+
+use super::MemTable;
+use crate::remote::Lease;
+use crate::table::{Index, Key, KeyBuf, Meta};
+use farleaf_fabric::sync::Arc;
+
+/// A table in the memory pool, as its compute server knows it.
+#[derive(Debug)]
+pub(super) struct Table {
+    pub(super) meta: Meta,
+    pub(super) index: Index,
+    /// Where it lies. Its extents are given back when no version has the table (K2).
+    pub(super) lease: Lease,
+}
+
+impl Table {
+    pub(super) fn id(&self) -> u64 {
+        self.meta.footer.table
+    }
+
+    /// Bytes of its records.
+    pub(super) fn bytes(&self) -> u64 {
+        u64::from(self.meta.footer.data_words) * 8
+    }
+
+    /// Whether the keys of both overlap.
+    pub(super) fn overlaps(&self, (smallest, largest): (&KeyBuf, &KeyBuf)) -> bool {
+        self.meta.smallest <= *largest && *smallest <= self.meta.largest
+    }
+}
+
+/// The sources of a tree.
+#[derive(Clone, Debug)]
+pub(super) struct TreeVersion {
+    /// The MemTable that is written to.
+    pub(super) active: Arc<MemTable>,
+    /// Closed ones, the newest first.
+    pub(super) immutables: Vec<Arc<MemTable>>,
+    /// Level 0, the newest table first, then the others, whose tables ascend and do not overlap.
+    pub(super) levels: Vec<Vec<Arc<Table>>>,
+}
+
+impl TreeVersion {
+    pub(super) fn new(active: Arc<MemTable>, levels: usize) -> Self {
+        Self { active, immutables: Vec::new(), levels: vec![Vec::new(); levels + 1] }
+    }
+
+    /// All MemTables, the newest first.
+    pub(super) fn memtables(&self) -> impl Iterator<Item = &Arc<MemTable>> {
+        std::iter::once(&self.active).chain(&self.immutables)
+    }
+
+    /// All tables, level by level.
+    pub(super) fn tables(&self) -> impl Iterator<Item = &Arc<Table>> {
+        self.levels.iter().flatten()
+    }
+
+    /// The tables that may have `key`, in the order in which they are asked (V4).
+    pub(super) fn tables_with<'v>(
+        &'v self,
+        key: Key<'v>,
+    ) -> impl Iterator<Item = &'v Arc<Table>> + 'v {
+        let (level0, others) = self.levels.split_first().expect("there is a level 0");
+        let in_level = move |tables: &'v Vec<Arc<Table>>| {
+            tables.get(tables.partition_point(|table| table.meta.largest.key() < key))
+        };
+        let asked = level0.iter().chain(others.iter().filter_map(in_level));
+        asked.filter(move |table| table.meta.covers(key))
+    }
+
+    /// The same version without these tables, and with `added` in `level`, which is not level 0.
+    pub(super) fn with_merged(
+        &self,
+        removed: &[Arc<Table>],
+        level: usize,
+        added: Vec<Arc<Table>>,
+    ) -> Self {
+        let mut next = self.clone();
+        let is_removed = |table: &Arc<Table>| removed.iter().any(|gone| Arc::ptr_eq(gone, table));
+        for tables in &mut next.levels {
+            tables.retain(|table| !is_removed(table));
+        }
+        next.levels[level].extend(added);
+        next.levels[level].sort_by(|one, other| one.meta.smallest.cmp(&other.meta.smallest));
+        let apart = |pair: &[Arc<Table>]| pair[0].meta.largest < pair[1].meta.smallest;
+        debug_assert!(next.levels[level].windows(2).all(apart), "tables of a level overlap");
+        next
+    }
+}

@@ -1,0 +1,98 @@
+//! Changes: into the active MemTable, and what follows when it is full.
+//!
+//! *Thread safety*: that of the handle.
+
+use super::handle::DlsmIndex;
+use super::memtable::{Edit, MemTable, Step};
+use super::shard::{Shard, Switched};
+use crate::index::{Action, Answer, IndexError, LeafEdit};
+use crate::page::Layout;
+use farleaf_fabric::sync::Arc;
+use farleaf_fabric::{Fabric, Work};
+
+/// What an operation needs before it goes on.
+enum Next {
+    Ended(Answer<Vec<u8>>),
+    Below,
+    OtherTable,
+    Contended,
+}
+
+impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
+    /// Executes an operation that may change its key.
+    pub(super) async fn change(
+        &self,
+        edit: LeafEdit<&[u8], &[u8]>,
+    ) -> Result<Answer<Vec<u8>>, IndexError> {
+        let LeafEdit { key, action } = edit;
+        let options = &self.shard.options.memtable;
+        if let Action::CompareExchange(expected, _) = action {
+            options.check(key.len(), expected.len())?;
+        }
+        let mut edit = Edit::new(key, action, options)?;
+        self.fabric().charge(Work::Client).await;
+        let mut writer = self.writer().await?;
+        let mut wait = self.wait();
+        loop {
+            let version = self.shard.pin();
+            let table = &version.active;
+            let next = loop {
+                let link = match edit.step(table, &mut writer) {
+                    Step::Link(pending) => {
+                        // The number is taken: in the simulator others overtake here.
+                        self.fabric().charge(Work::ChangeNode).await;
+                        pending.link()
+                    }
+                    Step::Done(answer) => break Next::Ended(answer),
+                    Step::NeedBelow => break Next::Below,
+                    Step::Again => continue,
+                    Step::Closed => break Next::OtherTable,
+                    Step::Contended => break Next::Contended,
+                };
+                match edit.linked(link) {
+                    Step::Again => {}
+                    Step::Done(answer) => break Next::Ended(answer),
+                    Step::Closed => break Next::OtherTable,
+                    _ => break Next::Contended,
+                }
+            };
+            match next {
+                Next::Ended(answer) => return Ok(answer),
+                Next::Below => {
+                    self.until_settled(table.first() - 1).await?; // Q5
+                    let value = self.value_below(&version, key).await?;
+                    edit.found_below(table, value);
+                }
+                Next::OtherTable => {
+                    self.replace(table).await?;
+                    if Arc::ptr_eq(&self.shard.pin().active, table) {
+                        wait.again().await?;
+                    }
+                }
+                Next::Contended => return Err(IndexError::Contended { retries: 0 }),
+            }
+        }
+    }
+
+    /// Makes another MemTable the active one than `full`. The handle that does so flushes `full`,
+    /// unless another one is flushing.
+    pub(super) async fn replace(&self, full: &Arc<MemTable>) -> Result<(), IndexError> {
+        let mut wait = self.wait();
+        loop {
+            match self.shard.switch(full)? {
+                Switched::Before => return Ok(()),
+                Switched::Here => {
+                    if let Some(working) = Shard::begin_work(&self.shard) {
+                        // If it fails, there is still room. The next one tries again.
+                        let _ = self.work(&working).await;
+                    }
+                    return Ok(());
+                }
+                Switched::NoRoom => match Shard::begin_work(&self.shard) {
+                    Some(working) => self.work(&working).await?,
+                    None => wait.again().await?,
+                },
+            }
+        }
+    }
+}

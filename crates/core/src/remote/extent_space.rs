@@ -1,0 +1,297 @@
+//! The extents that the handles of one process share: pieces of one size of the memory servers'
+//! memory, in which the tables of an LSM index lie.
+//!
+//! ```text
+//! free ──▶ leased ──▶ resting ──▶ free
+//!             │       for a grace period
+//!             └──▶ lost: a WRITE may still land
+//! ```
+//!
+//! *Invariants* (`docs/internals/lsm-tree.md`)
+//! - lsm.K1. An extent is free, in one lease, resting or lost.
+//! - lsm.K2. An extent rests for a grace period after its lease has ended, which is when no version
+//!   in use has its table.
+//! - lsm.K3. Extents that a WRITE may still reach when their lease ends are lost.
+//!
+//! The metadata is in this process only. What a process has taken stays taken when it ends.
+//!
+//! *Thread safety*: any number of threads; a mutex that is never held across a wait.
+
+use crate::page::NodeCarver;
+use farleaf_fabric::sync::{Arc, Mutex, lock};
+use farleaf_fabric::{GlobalAddr, ServerId};
+use std::collections::{BTreeSet, VecDeque};
+
+/// What the space holds, in extents.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ExtentUsage {
+    /// Extents in all chunks.
+    pub all: u64,
+    /// In leases.
+    pub leased: u64,
+    /// Given back, and not to be used yet.
+    pub resting: u64,
+    /// Given up.
+    pub lost: u64,
+}
+
+/// The extents of one process.
+#[derive(Debug)]
+pub struct ExtentSpace {
+    extent_bytes: u64,
+    inner: Mutex<Inner>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    /// Where each extent lies, by its number.
+    places: Vec<GlobalAddr>,
+    /// By server: extents that can be leased.
+    free: Vec<BTreeSet<u32>>,
+    /// Given back since the last lease, at a time not known here.
+    ended: Vec<u32>,
+    /// By the time from which they can be used.
+    resting: VecDeque<(u64, u32)>,
+    next_server: u16,
+    leased: u64,
+    lost: u64,
+}
+
+impl ExtentSpace {
+    /// A space without chunks, of extents of `extent_bytes` bytes, rounded up to whole nodes.
+    pub fn new(extent_bytes: u64) -> Self {
+        let extent_bytes = extent_bytes.max(1).next_multiple_of(NodeCarver::NODE_ALIGN);
+        Self { extent_bytes, inner: Mutex::default() }
+    }
+
+    /// The size of an extent, in bytes.
+    pub fn extent_bytes(&self) -> u64 {
+        self.extent_bytes
+    }
+
+    /// What it holds.
+    pub fn usage(&self) -> ExtentUsage {
+        let inner = lock(&self.inner);
+        ExtentUsage {
+            all: inner.places.len() as u64,
+            leased: inner.leased,
+            resting: (inner.ended.len() + inner.resting.len()) as u64,
+            lost: inner.lost,
+        }
+    }
+
+    /// All of `servers` servers, from the next one in turn on.
+    pub(super) fn servers(&self, servers: u16) -> impl Iterator<Item = ServerId> + use<> {
+        let mut inner = lock(&self.inner);
+        let first = inner.next_server % servers.max(1);
+        inner.next_server = first + 1;
+        (first..servers).chain(0..first).map(ServerId::new)
+    }
+
+    /// Cuts a chunk of `bytes` bytes into extents.
+    pub(super) fn add_chunk(&self, at: GlobalAddr, bytes: u64) {
+        let mut inner = lock(&self.inner);
+        for number in 0..bytes / self.extent_bytes {
+            let extent = inner.places.len() as u32;
+            inner.places.push(at.plus(number * self.extent_bytes));
+            inner.free_on(at.server()).insert(extent);
+        }
+    }
+
+    /// An extent on `server`, if possible the one behind `before`. `None` if another chunk is
+    /// needed. What was given back before this call rests for `grace_ns` from now on.
+    pub(super) fn take(
+        &self,
+        server: ServerId,
+        before: Option<u32>,
+        (now_ns, grace_ns): (u64, u64),
+    ) -> Option<u32> {
+        let mut inner = lock(&self.inner);
+        let ended = std::mem::take(&mut inner.ended);
+        inner.resting.extend(ended.into_iter().map(|extent| (now_ns + grace_ns, extent)));
+        while let Some(&(due_ns, extent)) = inner.resting.front()
+            && due_ns <= now_ns
+        {
+            inner.resting.pop_front();
+            let server = inner.places[extent as usize].server();
+            inner.free_on(server).insert(extent);
+        }
+        let free = inner.free_on(server);
+        let next = before.map(|before| before + 1).filter(|next| free.contains(next));
+        let extent = next.or(free.first().copied())?;
+        free.remove(&extent);
+        inner.leased += 1;
+        Some(extent)
+    }
+
+    /// When the first extent that is resting can be used; `None` if none is.
+    pub(super) fn first_rested_ns(&self) -> Option<u64> {
+        lock(&self.inner).resting.front().map(|(due_ns, _)| *due_ns)
+    }
+
+    /// Where `extent` lies.
+    fn place(&self, extent: u32) -> GlobalAddr {
+        lock(&self.inner).places[extent as usize]
+    }
+
+    fn end(&self, extents: &[u32], is_settled: bool) {
+        let mut inner = lock(&self.inner);
+        inner.leased -= extents.len() as u64;
+        match is_settled {
+            true => inner.ended.extend_from_slice(extents),
+            false => inner.lost += extents.len() as u64,
+        }
+    }
+}
+
+impl Inner {
+    fn free_on(&mut self, server: ServerId) -> &mut BTreeSet<u32> {
+        if self.free.len() <= server.index() {
+            self.free.resize_with(server.index() + 1, BTreeSet::new);
+        }
+        &mut self.free[server.index()]
+    }
+}
+
+/// The extents of one table, in order. Dropping it gives them back.
+#[derive(Debug)]
+pub struct Lease {
+    space: Arc<ExtentSpace>,
+    extents: Vec<u32>,
+    /// Where each lies, so that readers need not ask the space.
+    places: Vec<GlobalAddr>,
+    /// No WRITE to them may still land.
+    is_settled: bool,
+}
+
+impl Lease {
+    /// No extents.
+    pub(super) fn new(space: &Arc<ExtentSpace>) -> Self {
+        Self { space: Arc::clone(space), extents: Vec::new(), places: Vec::new(), is_settled: true }
+    }
+
+    /// The numbers of the extents.
+    pub fn extents(&self) -> &[u32] {
+        &self.extents
+    }
+
+    /// Where the first word lies; null without extents.
+    pub fn place(&self) -> GlobalAddr {
+        self.places.first().copied().unwrap_or(GlobalAddr::NULL)
+    }
+
+    /// Bytes of all extents.
+    pub fn bytes(&self) -> u64 {
+        self.extents.len() as u64 * self.space.extent_bytes
+    }
+
+    /// Adds an extent that was taken.
+    pub(super) fn add(&mut self, extent: u32) {
+        self.places.push(self.space.place(extent));
+        self.extents.push(extent);
+    }
+
+    /// Whether WRITEs may be under way.
+    pub(super) fn set_settled(&mut self, is_settled: bool) {
+        self.is_settled = is_settled;
+    }
+
+    /// Where `words` words from word `first` on lie, in pieces of adjacent memory, each of at most
+    /// `most` words. Ends early if there are fewer extents.
+    pub(super) fn pieces(&self, first: u64, words: u64, most: u64) -> Vec<(GlobalAddr, u64)> {
+        let extent_words = self.space.extent_bytes / 8;
+        let (mut next, end) = (first, first + words);
+        let mut pieces: Vec<(GlobalAddr, u64)> = Vec::new();
+        while next < end
+            && let Some(&place) = self.places.get((next / extent_words) as usize)
+        {
+            let at = place.plus(next % extent_words * 8);
+            let here = (extent_words - next % extent_words).min(end - next).min(most);
+            match pieces.last_mut() {
+                Some((begin, held)) if begin.plus(*held * 8) == at && *held < most => {
+                    let here = here.min(most - *held);
+                    *held += here;
+                    next += here;
+                }
+                _ => {
+                    pieces.push((at, here));
+                    next += here;
+                }
+            }
+        }
+        pieces
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        self.space.end(&self.extents, self.is_settled);
+    }
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+
+    const SERVER: ServerId = ServerId::new(1);
+
+    fn space(extents: u64) -> Arc<ExtentSpace> {
+        let space = Arc::new(ExtentSpace::new(1024));
+        space.add_chunk(GlobalAddr::new(SERVER, 4096), extents * 1024 + 512);
+        space
+    }
+
+    fn lease(space: &Arc<ExtentSpace>, extents: usize, now_ns: u64) -> Option<Lease> {
+        let mut lease = Lease::new(space);
+        for _ in 0..extents {
+            lease.add(space.take(SERVER, lease.extents().last().copied(), (now_ns, 100))?);
+        }
+        Some(lease)
+    }
+
+    #[test]
+    fn an_extent_is_in_one_lease_and_rests_before_the_next() {
+        let space = space(5);
+        let (one, two) = (lease(&space, 2, 0).unwrap(), lease(&space, 3, 0).unwrap());
+        assert_eq!((one.extents(), two.extents()), (&[0, 1][..], &[2, 3, 4][..]));
+        assert!(space.take(SERVER, None, (0, 100)).is_none());
+        assert!(space.take(ServerId::new(0), None, (0, 100)).is_none());
+        drop(one);
+        assert_eq!(space.usage(), ExtentUsage { all: 5, leased: 3, resting: 2, lost: 0 });
+        assert!(space.take(SERVER, None, (1_000, 100)).is_none(), "the grace period begins");
+        assert_eq!(space.first_rested_ns(), Some(1_100));
+        assert!(space.take(SERVER, None, (1_099, 100)).is_none());
+        let again = lease(&space, 2, 1_100).unwrap();
+        assert_eq!(again.extents(), [0, 1]);
+    }
+
+    #[test]
+    fn an_extent_that_a_write_may_reach_is_lost() {
+        let space = space(2);
+        let mut one = lease(&space, 1, 0).unwrap();
+        one.set_settled(false);
+        drop(one);
+        assert_eq!(space.usage(), ExtentUsage { all: 2, leased: 0, resting: 0, lost: 1 });
+        drop(lease(&space, 1, 0));
+        assert!(lease(&space, 2, 1_000).is_none());
+        assert_eq!(lease(&space, 1, 2_000).unwrap().extents(), [1]);
+    }
+
+    #[test]
+    fn pieces_are_adjacent_memory() {
+        let space = space(6);
+        let first = lease(&space, 2, 0).unwrap();
+        let gap = lease(&space, 1, 0).unwrap();
+        let mut table = lease(&space, 2, 0).unwrap();
+        drop((first, gap));
+        assert!(space.take(SERVER, Some(4), (0, 0)).is_some(), "5 is behind 4");
+        table.add(space.take(SERVER, Some(5), (0, 0)).unwrap());
+        assert_eq!(table.extents(), [3, 4, 0]);
+        let at = |extent: u64, word: u64| GlobalAddr::new(SERVER, 4096 + extent * 1024 + word * 8);
+        assert_eq!(table.pieces(3, 5, 100), [(at(3, 3), 5)]);
+        assert_eq!(table.pieces(100, 60, 1_000), [(at(3, 100), 60)], "adjacent extents");
+        assert_eq!(table.pieces(100, 60, 50), [(at(3, 100), 50), (at(4, 22), 10)], "at most 50");
+        assert_eq!(table.pieces(250, 10, 100), [(at(4, 122), 6), (at(0, 0), 4)]);
+        assert_eq!(table.pieces(380, 10, 100), [(at(0, 124), 4)], "there are no more extents");
+    }
+}

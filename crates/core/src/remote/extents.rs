@@ -1,0 +1,371 @@
+//! Tables in extents over one-sided verbs: large WRITEs one after the other, and READs of exactly
+//! the wanted words.
+//!
+//! *Invariants* (`docs/internals/lsm-tree.md`)
+//! - lsm.F1. [`ExtentWriter::finish`] returns the lease once all WRITEs have completed.
+//! - lsm.F2. A buffer is used again only after its own operation has completed.
+//! - lsm.F3. After a WRITE of unknown outcome and a reset the same words are written again. Until
+//!   then the extents are not given to another table.
+//!
+//! *Thread safety*: belongs to its endpoint's thread; tasks of that thread share it.
+
+use super::chunks::ChunkClient;
+use super::extent_space::{ExtentSpace, Lease};
+use super::pages::{BUSY_WAIT_NS, BUSY_WAITS, READ_RETRIES};
+use super::pieces::both;
+use super::{Backoff, GRACE_NS, RemoteError, RpcClient};
+use crate::page::Layout;
+use farleaf_fabric::sync::Arc;
+use farleaf_fabric::{BUFFER_BYTES, Buffer, Fabric, FabricError, GlobalAddr, Region, ServerId};
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::fmt;
+
+/// The most words of one READ or WRITE: 64 KiB.
+pub const TRANSFER_WORDS: usize = 8192;
+/// READs or WRITEs of one table in flight together.
+const TOGETHER: usize = 4;
+/// Attempts to write a piece.
+const WRITE_ATTEMPTS: u32 = 16;
+/// Buffers of an endpoint that wait for their next use.
+const BUFFERS_KEPT: usize = 2 * TOGETHER;
+/// How often an allocation that finds no memory waits for extents that rest. Other handles take
+/// some of them.
+const RESTING_ROUNDS: u32 = 8;
+
+/// One handle's access to extents.
+#[derive(Debug)]
+pub struct ExtentClient<F: Fabric, L: Layout> {
+    chunks: ChunkClient<F, L>,
+    space: Arc<ExtentSpace>,
+    chunk_bytes: u64,
+    /// Buffers of [`TRANSFER_WORDS`] that no operation has.
+    buffers: RefCell<Vec<Arc<Region>>>,
+}
+
+impl<F: Fabric, L: Layout> ExtentClient<F, L> {
+    /// A handle of this endpoint, which allocates chunks of `chunk_bytes`, or of an extent.
+    pub fn new(fabric: F, space: &Arc<ExtentSpace>, chunk_bytes: u64) -> Self {
+        Self {
+            chunks: ChunkClient::new(fabric),
+            space: Arc::clone(space),
+            chunk_bytes,
+            buffers: RefCell::default(),
+        }
+    }
+
+    /// The endpoint.
+    pub fn fabric(&self) -> &F {
+        self.rpc().fabric()
+    }
+
+    /// RPCs over the same endpoint.
+    pub fn rpc(&self) -> &RpcClient<F, L> {
+        self.chunks.rpc()
+    }
+
+    /// A table to be written.
+    pub fn writer(&self) -> ExtentWriter<'_, F, L> {
+        let servers = self.space.servers(self.fabric().memory_servers()).collect();
+        let lease = Lease::new(&self.space);
+        ExtentWriter {
+            client: self,
+            servers,
+            lease,
+            words: 0,
+            in_flight: VecDeque::new(),
+            is_in_doubt: false,
+        }
+    }
+
+    /// The words of one extent on `server`, for what is not a table. It is never given back.
+    ///
+    /// # Errors
+    /// [`RemoteError`].
+    pub async fn write_alone(
+        &self,
+        server: ServerId,
+        words: &[u64],
+    ) -> Result<GlobalAddr, RemoteError> {
+        let mut writer = self.writer();
+        writer.servers = vec![server];
+        writer.append(words).await?;
+        let mut lease = writer.finish().await?;
+        lease.set_settled(false);
+        let piece = lease.pieces(0, 1, 1).first().copied();
+        piece.map(|(at, _)| at).ok_or(RemoteError::BadReply { server })
+    }
+
+    /// READs `words` words of a table from word `first` on: one READ if they are adjacent and at
+    /// most [`TRANSFER_WORDS`], otherwise several in one doorbell.
+    ///
+    /// # Errors
+    /// [`RemoteError`].
+    pub async fn read(
+        &self,
+        lease: &Lease,
+        first: u32,
+        words: u32,
+    ) -> Result<Vec<u64>, RemoteError> {
+        let pieces = lease.pieces(first.into(), words.into(), TRANSFER_WORDS as u64);
+        let mut backoff = Backoff::default();
+        let mut outcome = Err(FabricError::NoBuffer { bytes: words as usize * 8 });
+        for _ in 0..READ_RETRIES {
+            outcome = self.try_read(&pieces, words as usize).await;
+            match &outcome {
+                Err(error) if may_try_again(error) => {
+                    self.fabric().counters().count_retry();
+                    backoff.count();
+                    backoff.wait(self.fabric()).await;
+                }
+                _ => break,
+            }
+        }
+        Ok(outcome?)
+    }
+
+    async fn try_read(
+        &self,
+        pieces: &[(GlobalAddr, u64)],
+        words: usize,
+    ) -> Result<Vec<u64>, FabricError> {
+        let mut read = Vec::with_capacity(words);
+        let mut in_flight: VecDeque<F::Op<Buffer>> = VecDeque::new();
+        let mut left = pieces.iter().peekable();
+        let mut waits = 0;
+        while !in_flight.is_empty() || left.peek().is_some() {
+            while in_flight.len() < TOGETHER
+                && let Some((at, words)) = left.peek()
+                && let Ok(buffer) = self.buffer(*words as usize)
+            {
+                in_flight.push_back(self.fabric().read(*at, buffer));
+                left.next();
+            }
+            match in_flight.pop_front() {
+                Some(operation) => {
+                    let buffer = operation.await?;
+                    read.extend((0..buffer.bytes() / 8).map(|index| buffer.get(index)));
+                    self.keep(buffer);
+                }
+                None if waits == BUSY_WAITS => {
+                    return Err(FabricError::NoBuffer { bytes: words * 8 });
+                }
+                None => {
+                    waits += 1;
+                    self.fabric().sleep(BUSY_WAIT_NS).await;
+                }
+            }
+        }
+        Ok(read)
+    }
+
+    /// A buffer of exactly this many words, at most [`TRANSFER_WORDS`].
+    fn buffer(&self, words: usize) -> Result<Buffer, FabricError> {
+        if words * 8 <= BUFFER_BYTES {
+            return self.fabric().buffer(words * 8);
+        }
+        let kept = self.buffers.borrow_mut().pop();
+        let memory = match kept {
+            Some(memory) => memory,
+            None => match Region::new(TRANSFER_WORDS * 8) {
+                Ok(memory) => Arc::new(memory),
+                Err(_) => return Err(FabricError::NoBuffer { bytes: words * 8 }),
+            },
+        };
+        Ok(Buffer::over(memory, 0, words))
+    }
+
+    /// Takes a buffer back whose operation has completed (F2).
+    fn keep(&self, buffer: Buffer) {
+        let mut kept = self.buffers.borrow_mut();
+        if buffer.memory().bytes() == TRANSFER_WORDS * 8 && buffer.bytes() > BUFFER_BYTES {
+            let memory = Arc::clone(buffer.memory());
+            if kept.len() < BUFFERS_KEPT {
+                kept.push(memory);
+            }
+        }
+    }
+
+    /// An extent on one of these servers, the first one if possible.
+    async fn take(&self, servers: &[ServerId], before: Option<u32>) -> Result<u32, RemoteError> {
+        let mut outcome = Err(RemoteError::OutOfMemory { server: ServerId::new(0) });
+        for round in 0..=RESTING_ROUNDS {
+            for server in servers {
+                outcome = self.take_on(*server, before).await;
+                if outcome.is_ok() {
+                    return outcome;
+                }
+            }
+            match self.space.first_rested_ns() {
+                Some(due_ns) if round < RESTING_ROUNDS => {
+                    let now_ns = self.fabric().now_ns();
+                    self.fabric().sleep(due_ns.saturating_sub(now_ns)).await;
+                }
+                _ => break,
+            }
+        }
+        outcome
+    }
+
+    async fn take_on(&self, server: ServerId, before: Option<u32>) -> Result<u32, RemoteError> {
+        let extent_bytes = self.space.extent_bytes();
+        let mut wanted = self.chunk_bytes.max(extent_bytes);
+        loop {
+            let time = (self.fabric().now_ns(), GRACE_NS);
+            if let Some(extent) = self.space.take(server, before, time) {
+                return Ok(extent);
+            }
+            match self.chunks.allocate(server, wanted, false).await {
+                Ok((at, bytes)) => self.space.add_chunk(at, bytes),
+                // There is no room for a chunk, but perhaps for one extent.
+                Err(RemoteError::OutOfMemory { .. }) if wanted > extent_bytes => {
+                    wanted = extent_bytes;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}
+
+/// Whether an operation that can be repeated may succeed.
+fn may_try_again(error: &FabricError) -> bool {
+    matches!(
+        error,
+        FabricError::Indeterminate { .. }
+            | FabricError::QueueFull { .. }
+            | FabricError::NoBuffer { .. }
+    )
+}
+
+/// A WRITE in flight.
+struct Posted<F: Fabric> {
+    at: GlobalAddr,
+    words: Vec<u64>,
+    operation: F::Op<Buffer>,
+}
+
+/// A table that is being written, from its first word on.
+pub struct ExtentWriter<'c, F: Fabric, L: Layout> {
+    client: &'c ExtentClient<F, L>,
+    /// In the order in which they are asked for memory.
+    servers: Vec<ServerId>,
+    lease: Lease,
+    /// Words written so far.
+    words: u64,
+    in_flight: VecDeque<Posted<F>>,
+    /// A WRITE that was given up may still land.
+    is_in_doubt: bool,
+}
+
+impl<F: Fabric, L: Layout> fmt::Debug for ExtentWriter<'_, F, L> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ExtentWriter").field("lease", &self.lease).finish_non_exhaustive()
+    }
+}
+
+impl<F: Fabric, L: Layout> ExtentWriter<'_, F, L> {
+    /// The words written so far.
+    pub fn words(&self) -> u64 {
+        self.words
+    }
+
+    /// Posts the WRITEs of the next words.
+    ///
+    /// # Errors
+    /// [`RemoteError`]; the table cannot be finished then.
+    pub async fn append(&mut self, words: &[u64]) -> Result<(), RemoteError> {
+        let outcome = self.try_append(words).await;
+        match outcome {
+            Ok(()) => Ok(()),
+            Err(error) => self.drain().await.and(Err(error)),
+        }
+    }
+
+    async fn try_append(&mut self, words: &[u64]) -> Result<(), RemoteError> {
+        let end = self.words + words.len() as u64;
+        while self.lease.bytes() / 8 < end {
+            let before = self.lease.extents().last().copied();
+            let extent = self.client.take(&self.servers, before).await?;
+            self.lease.add(extent);
+        }
+        let pieces = self.lease.pieces(self.words, words.len() as u64, TRANSFER_WORDS as u64);
+        let mut rest = words;
+        for (at, count) in pieces {
+            let (piece, others) = rest.split_at(count as usize);
+            rest = others;
+            if self.in_flight.len() == TOGETHER {
+                self.next().await?;
+            }
+            self.lease.set_settled(false);
+            let operation = self.post(at, piece).await?;
+            self.in_flight.push_back(Posted { at, words: piece.to_vec(), operation });
+        }
+        self.words = end;
+        Ok(())
+    }
+
+    /// Waits until all WRITEs have landed (F1).
+    ///
+    /// # Errors
+    /// [`RemoteError`]; what the table has taken is given back, or lost if a WRITE may still land.
+    pub async fn finish(mut self) -> Result<Lease, RemoteError> {
+        self.drain().await?;
+        Ok(self.lease)
+    }
+
+    async fn drain(&mut self) -> Result<(), RemoteError> {
+        let mut outcome = Ok(());
+        while !self.in_flight.is_empty() {
+            outcome = both(outcome, self.next().await);
+        }
+        self.lease.set_settled(!self.is_in_doubt); // K3
+        Ok(outcome?)
+    }
+
+    /// Waits for the oldest WRITE in flight.
+    async fn next(&mut self) -> Result<(), FabricError> {
+        let Some(posted) = self.in_flight.pop_front() else { return Ok(()) };
+        let outcome = self.land(posted).await;
+        self.is_in_doubt |= matches!(outcome, Err(FabricError::Indeterminate { .. }));
+        outcome
+    }
+
+    async fn land(&self, posted: Posted<F>) -> Result<(), FabricError> {
+        let Posted { at, words, operation } = posted;
+        let mut outcome = operation.await;
+        let mut backoff = Backoff::default();
+        for _ in 0..WRITE_ATTEMPTS {
+            match outcome {
+                Ok(buffer) => {
+                    self.client.keep(buffer);
+                    return Ok(());
+                }
+                Err(FabricError::Indeterminate { .. }) => {
+                    self.client.fabric().reset(at.server()).await?; // F3
+                }
+                Err(ref error) if may_try_again(error) => {}
+                Err(error) => return Err(error),
+            }
+            self.client.fabric().counters().count_retry();
+            backoff.count();
+            backoff.wait(self.client.fabric()).await;
+            outcome = self.post(at, &words).await?.await;
+        }
+        outcome.map(drop)
+    }
+
+    /// Posts a WRITE; waits for a buffer if there is none.
+    async fn post(&self, at: GlobalAddr, words: &[u64]) -> Result<F::Op<Buffer>, FabricError> {
+        let mut outcome = self.client.buffer(words.len());
+        for _ in 0..BUSY_WAITS {
+            if outcome.is_ok() {
+                break;
+            }
+            self.client.fabric().sleep(BUSY_WAIT_NS).await;
+            outcome = self.client.buffer(words.len());
+        }
+        let buffer = outcome?;
+        words.iter().enumerate().for_each(|(index, word)| buffer.set(index, *word));
+        Ok(self.client.fabric().write(at, buffer))
+    }
+}

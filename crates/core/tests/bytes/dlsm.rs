@@ -1,0 +1,362 @@
+//! dLSM as an index: the suite of all designs with tables of a few records, random operations, what
+//! operations cost, and what becomes of extents.
+
+use super::designs::{loads, random_operations};
+use super::providers::{AnyProvider, local, rough, sim, tcp};
+use farleaf_core::index::conformance::{self, Setup};
+use farleaf_core::index::dlsm::{Dlsm, DlsmOptions, MemTableOptions, Shard};
+use farleaf_core::index::{Design, IndexAdmin, IndexError, RangeIndex, Scan};
+use farleaf_core::page::Bytes;
+use farleaf_core::server::MemoryServerConfig;
+use farleaf_core::table::IndexKind;
+use farleaf_fabric::local::LocalConfig;
+use farleaf_fabric::sim::SimConfig;
+use farleaf_fabric::sync::Arc;
+use farleaf_fabric::{Cluster, CounterSnapshot, Fabric};
+
+type Small = Bytes<128>;
+
+const KINDS: [IndexKind; 3] = [
+    IndexKind::Compact,
+    IndexKind::Full { bloom_bits: 10 },
+    IndexKind::Blocks { block_bytes: 512, bloom_bits: 10 },
+];
+
+/// Many levels from few records: MemTables are full, flushed and merged all the time.
+fn tiny(index: IndexKind) -> DlsmOptions {
+    DlsmOptions {
+        memtable: MemTableOptions { bytes: 16 << 10, filter_bytes: 512, ..Default::default() },
+        index,
+        table_bytes: 6 << 10,
+        extent_bytes: 2 << 10,
+        chunk_bytes: 1 << 15,
+        level0_tables: 3,
+        level1_bytes: 24 << 10,
+        level_ratio: 3,
+        levels: 4,
+        ..DlsmOptions::default()
+    }
+}
+
+fn setup(provider: &AnyProvider, options: DlsmOptions) -> Setup<'_, AnyProvider, DlsmOptions> {
+    let server = MemoryServerConfig { pool_bytes: 32 << 20, ..Default::default() };
+    Setup { provider, options, memory_servers: 3, server }
+}
+
+fn conforms(provider: &AnyProvider, index: IndexKind) {
+    conformance::run::<Small, Dlsm, _>(&setup(provider, tiny(index)));
+}
+
+#[test]
+fn dlsm_conforms_locally() {
+    KINDS.into_iter().for_each(|kind| conforms(&local(LocalConfig::default()), kind));
+}
+
+#[test]
+fn dlsm_conforms_simulated() {
+    conforms(&sim(SimConfig::default()), IndexKind::Compact);
+    (1..3).zip(KINDS).for_each(|(seed, kind)| conforms(&rough(seed), kind));
+}
+
+#[test]
+fn dlsm_conforms_on_tcp() {
+    conforms(&tcp(), IndexKind::Compact);
+}
+
+/// MemTables that close by the number of writes, as the paper's do, with few writers at a time.
+#[test]
+fn dlsm_conforms_with_few_numbers_and_seats() {
+    for provider in [local(LocalConfig::default()), rough(5)] {
+        let mut options = tiny(IndexKind::Compact);
+        options.memtable.most_numbers = 40;
+        (options.writers, options.most_immutables) = (3, 1);
+        conformance::run::<Small, Dlsm, _>(&setup(&provider, options));
+    }
+}
+
+/// Values of up to 20 KB, so that records cross extents.
+#[test]
+fn long_values_in_dlsm() {
+    const LONG: u64 = 20_000;
+    for (provider, operations) in [(local(LocalConfig::default()), 1_500), (rough(3), 400)] {
+        let mut options = tiny(IndexKind::Compact);
+        options.memtable.bytes = 128 << 10;
+        options.level1_bytes = 256 << 10;
+        let server = MemoryServerConfig { pool_bytes: 128 << 20, ..Default::default() };
+        let setup = Setup { server, ..setup(&provider, options) };
+        random_operations::<128, Dlsm>(&setup, operations, LONG);
+        loads::<128, Dlsm>(&setup, 1_000);
+    }
+}
+
+fn compute(options: &DlsmOptions) -> Arc<Shard> {
+    <Dlsm as Design<Small>>::compute(options).unwrap()
+}
+
+async fn spent<F: Fabric>(fabric: &F, operation: impl Future<Output = ()>) -> CounterSnapshot {
+    let start = fabric.counters().snapshot();
+    operation.await;
+    fabric.counters().snapshot() - start
+}
+
+const RECORDS: u64 = 20_000;
+const RECORD_BYTES: u64 = 440;
+
+/// The paper's key of 20 bytes, in an order that is not that of `number`.
+fn key(number: u64) -> Vec<u8> {
+    format!("{:020}", number * 7_919 % 1_000_003).into_bytes()
+}
+
+fn value(number: u64) -> Vec<u8> {
+    let mut value = vec![number as u8; 400];
+    value[..8].copy_from_slice(&number.to_le_bytes());
+    value
+}
+
+/// The paper's tree at 1:100, each table in one extent, so that no record crosses two.
+fn paper() -> DlsmOptions {
+    let scaled = DlsmOptions::with_table_bytes(640 << 10);
+    DlsmOptions { extent_bytes: 768 << 10, chunk_bytes: 1 << 20, ..scaled }
+}
+
+/// READs of each lookup of all keys, and of as many absent ones. Each READ is one record.
+async fn lookups<F: Fabric>(
+    fabric: &F,
+    index: &impl RangeIndex<Key = [u8], Value = [u8]>,
+) -> (f64, f64) {
+    let present = spent(fabric, async {
+        for number in 0..RECORDS {
+            assert_eq!(index.get(&key(number)).await.unwrap(), Some(value(number)));
+        }
+    });
+    let present = present.await;
+    let absent = spent(fabric, async {
+        for number in RECORDS..2 * RECORDS {
+            assert_eq!(index.get(&key(number)).await.unwrap(), None);
+        }
+    });
+    let absent = absent.await;
+    for cost in [present, absent] {
+        assert_eq!(cost.bytes_read, cost.reads * RECORD_BYTES);
+        assert_eq!((cost.writes, cost.rpcs, cost.atomics), (0, 0, 0));
+    }
+    (present.reads as f64 / RECORDS as f64, absent.reads as f64 / RECORDS as f64)
+}
+
+/// The figures of the model: 1.009 READs of one record for a key that is there, 0.016 for one that
+/// is not, and 1.09 with 20 tables in level 0.
+#[test]
+fn a_lookup_reads_one_record() {
+    let provider = &local(LocalConfig::default());
+    let setup = setup(provider, paper());
+    let cluster = setup.with_index::<Small, Dlsm>();
+    let tree = &compute(&setup.options);
+    cluster.run_one(|fabric| async move {
+        let index = <Dlsm as Design<Small>>::open(fabric.clone(), tree).await.unwrap();
+        for number in 0..RECORDS {
+            index.upsert(&key(number), &value(number)).await.unwrap();
+        }
+        index.flush().await.unwrap();
+        let levels = tree.levels();
+        assert!(levels[1].0 > 0 && levels[2].0 > 0, "{levels:?}");
+        let (present, absent) = lookups(&fabric, &index).await;
+        println!("after a random fill: {present} READs, {absent} if absent; {levels:?}");
+        assert!((1.0..=1.02).contains(&present), "{present}, {levels:?}");
+        assert!(absent <= 0.034, "{absent}, {levels:?}");
+        let (_, index_bytes) = tree.local_bytes();
+        assert!(index_bytes <= 6 * RECORDS, "{index_bytes} bytes of indexes");
+    });
+}
+
+#[test]
+fn a_lookup_reads_one_record_after_a_load() {
+    let provider = &local(LocalConfig::default());
+    let setup = setup(provider, paper());
+    let cluster = setup.with_index::<Small, Dlsm>();
+    let tree = &compute(&setup.options);
+    cluster.run_one(|fabric| async move {
+        let index = <Dlsm as Design<Small>>::open(fabric.clone(), tree).await.unwrap();
+        let mut records: Vec<_> = (0..RECORDS).map(|number| (key(number), value(number))).collect();
+        records.sort();
+        let cost = spent(&fabric, async {
+            assert_eq!(index.bulk_load(records.into_iter(), 1.0).await, Ok(RECORDS));
+        });
+        let cost = cost.await;
+        assert_eq!(cost.reads, 0);
+        assert_eq!(cost.bytes_written, tree.counts().merged_bytes);
+        let (present, absent) = lookups(&fabric, &index).await;
+        println!("after a load: {present} READs, {absent} if absent");
+        // One level: no other table is asked for a key that is there.
+        assert_eq!(present, 1.0);
+        assert!(absent <= 0.006, "{absent}");
+    });
+}
+
+/// As long as nothing is merged, an upsert costs its record and what it adds to the index.
+#[test]
+fn an_upsert_costs_its_record_in_large_writes() {
+    let provider = &local(LocalConfig::default());
+    let setup = setup(provider, DlsmOptions { level0_tables: 100, ..paper() });
+    let cluster = setup.with_index::<Small, Dlsm>();
+    let tree = &compute(&setup.options);
+    cluster.run_one(|fabric| async move {
+        let index = <Dlsm as Design<Small>>::open(fabric.clone(), tree).await.unwrap();
+        let cost = spent(&fabric, async {
+            for number in 0..RECORDS {
+                index.upsert(&key(number), &value(number)).await.unwrap();
+            }
+            index.flush().await.unwrap();
+        });
+        let (cost, counts) = (cost.await, tree.counts());
+        assert_eq!((cost.reads, cost.atomics, counts.merges), (0, 0, 0));
+        assert_eq!(cost.bytes_written, counts.flushed_bytes);
+        let each = cost.bytes_written as f64 / RECORDS as f64;
+        println!("{each} bytes an upsert, {} WRITEs, {} RPCs", cost.writes, cost.rpcs);
+        assert!((440.0..=445.0).contains(&each), "{each}");
+        // Each table's last WRITE is smaller than 64 KiB.
+        let tables = counts.flushes;
+        assert_eq!(tables as usize, tree.levels()[0].0);
+        assert!(cost.writes <= cost.bytes_written.div_ceil(64 << 10) + tables, "{}", cost.writes);
+        assert!(cost.rpcs <= tables, "a chunk for each table: {}", cost.rpcs);
+        let (present, absent) = lookups(&fabric, &index).await;
+        println!("with {tables} tables in level 0: {present} READs, {absent} if absent");
+        assert!((1.0..=1.09).contains(&present), "{present}");
+        assert!(absent <= 0.0045 * tables as f64, "{absent}");
+    });
+}
+
+/// A tree that is overwritten many times stays within a bounded pool, and at the end every extent
+/// is in a table, free or resting. What was removed leaves nothing.
+#[test]
+fn extents_are_used_again() {
+    for provider in &[local(LocalConfig::default()), rough(2)] {
+        let server = MemoryServerConfig { pool_bytes: 3 << 20, ..Default::default() };
+        let setup = Setup { memory_servers: 1, server, ..setup(provider, tiny(KINDS[0])) };
+        let cluster = setup.with_index::<Small, Dlsm>();
+        let tree = &compute(&setup.options);
+        cluster.run_one(|fabric| async move {
+            let index = <Dlsm as Design<Small>>::open(fabric.clone(), tree).await.unwrap();
+            let mut written = 0;
+            for round in 0..60_u64 {
+                for number in 0..400_u64 {
+                    index.upsert(&key(number), &value(number + round)).await.unwrap();
+                    written += RECORD_BYTES;
+                }
+            }
+            assert!(written > 3 * (3 << 20));
+            for number in 0..400 {
+                assert_eq!(index.get(&key(number)).await.unwrap(), Some(value(number + 59)));
+            }
+            let used = tree.extents();
+            let held: usize = tree.levels().iter().map(|level| level.0).sum();
+            assert!(used.leased as usize >= held, "{used:?}");
+            for number in 0..400 {
+                assert!(index.remove(&key(number)).await.unwrap());
+            }
+            assert_eq!(index.scan(&Scan::range(..)).await, Ok(vec![]));
+            index.collect().await.unwrap();
+            assert!(tree.levels().iter().all(|level| level.0 == 0), "{:?}", tree.levels());
+            let used = tree.extents();
+            assert_eq!((used.leased, used.lost), (0, 0), "{used:?}");
+            assert_eq!(index.scan(&Scan::range(..)).await, Ok(vec![]));
+        });
+    }
+}
+
+/// A pool that is full ends writes with an error, and loses nothing that was acknowledged.
+#[test]
+fn a_full_pool_ends_writes_and_loses_nothing() {
+    let provider = &local(LocalConfig::default());
+    let server = MemoryServerConfig { pool_bytes: 1 << 20, ..Default::default() };
+    let setup = Setup { memory_servers: 1, server, ..setup(provider, tiny(KINDS[0])) };
+    let cluster = setup.with_index::<Small, Dlsm>();
+    let tree = &compute(&setup.options);
+    cluster.run_one(|fabric| async move {
+        let index = <Dlsm as Design<Small>>::open(fabric.clone(), tree).await.unwrap();
+        let mut written = 0;
+        let error = loop {
+            match index.upsert(&key(written), &value(written)).await {
+                Ok(()) => written += 1,
+                Err(error) => break error,
+            }
+        };
+        assert!(matches!(error, IndexError::OutOfMemory { .. }), "{error}");
+        assert!(written > 800, "{written}");
+        for number in 0..written {
+            assert_eq!(index.get(&key(number)).await.unwrap(), Some(value(number)));
+        }
+        assert_eq!(index.get(&key(written)).await, Ok(None));
+        assert_eq!(index.scan(&Scan::range(..)).await.unwrap().len() as u64, written);
+        assert!(index.flush().await.is_err(), "what is in MemTables has no room");
+        assert_eq!(tree.extents().lost, 0);
+    });
+}
+
+/// The tree is in one process's memory, so another process must not see an empty one.
+#[test]
+fn another_process_is_refused() {
+    for provider in &[local(LocalConfig::default()), rough(4)] {
+        let setup = setup(provider, tiny(KINDS[0]));
+        let cluster = setup.with_index::<Small, Dlsm>();
+        let (first, second) = (&compute(&setup.options), &compute(&setup.options));
+        cluster.run_one(|fabric| async move {
+            let open = async |tree| <Dlsm as Design<Small>>::open(fabric.clone(), tree).await;
+            let index = open(first).await.unwrap();
+            index.upsert(b"key", b"value").await.unwrap();
+            let refused = open(second).await.map(drop);
+            assert!(matches!(refused, Err(IndexError::InvalidArgument(_))), "{refused:?}");
+            let again = open(first).await.unwrap();
+            assert_eq!(again.get(b"key").await.unwrap(), Some(b"value".to_vec()));
+        });
+    }
+}
+
+#[test]
+fn senseless_sizes_are_refused() {
+    let refused = |change: fn(&mut DlsmOptions)| {
+        let mut options = DlsmOptions::default();
+        change(&mut options);
+        let outcome = <Dlsm as Design<Small>>::compute(&options).map(drop);
+        assert!(matches!(outcome, Err(IndexError::InvalidArgument(_))), "{options:?}");
+    };
+    refused(|options| options.memtable.bytes = 0);
+    refused(|options| options.memtable.bytes = 4097);
+    refused(|options| options.memtable.bytes = 2 << 30);
+    refused(|options| options.table_bytes = 0);
+    refused(|options| options.extent_bytes = 0);
+    refused(|options| options.chunk_bytes = 0);
+    refused(|options| options.levels = 0);
+    refused(|options| options.levels = 13);
+    refused(|options| options.level_ratio = 1);
+    refused(|options| options.level0_tables = 0);
+    refused(|options| options.level1_bytes = 0);
+    refused(|options| options.most_immutables = 0);
+    refused(|options| options.writers = 0);
+}
+
+#[test]
+fn records_over_the_limits_are_refused() {
+    let provider = &local(LocalConfig::default());
+    let setup = setup(provider, tiny(KINDS[0]));
+    let cluster = setup.with_index::<Small, Dlsm>();
+    let tree = &compute(&setup.options);
+    cluster.run_one(|fabric| async move {
+        let index = <Dlsm as Design<Small>>::open(fabric.clone(), tree).await.unwrap();
+        let (long, most) = (vec![7; 4097], 4096);
+        let error = IndexError::KeyTooLong { bytes: 4097, most };
+        assert_eq!(index.get(&long).await, Err(error.clone()));
+        assert_eq!(index.upsert(&long, b"1").await, Err(error.clone()));
+        assert_eq!(index.remove(&long).await, Err(error.clone()));
+        assert_eq!(index.scan(&Scan::range(long.clone()..)).await, Err(error.clone()));
+        let load = vec![(long.clone(), vec![])].into_iter();
+        assert_eq!(index.bulk_load(load, 0.7).await, Err(error));
+        let error = IndexError::ValueTooLong { bytes: 4097, most };
+        assert_eq!(index.insert(b"k", &long).await, Err(error.clone()));
+        assert_eq!(index.compare_exchange(b"k", &long, b"").await, Err(error.clone()));
+        assert_eq!(index.compare_exchange(b"k", b"", &long).await, Err(error));
+        assert_eq!(index.scan(&Scan::range(..)).await, Ok(vec![]));
+        index.upsert(&long[1..], &long[1..]).await.unwrap();
+        index.collect().await.unwrap();
+        assert_eq!(index.get(&long[1..]).await, Ok(Some(long[1..].to_vec())));
+    });
+}
