@@ -5,7 +5,10 @@
 
 use crate::config::ConfigError;
 use crate::text::Textual;
+use farleaf_core::index::blocks::{BlockOptions, InBlocks, SharedBlocks};
+use farleaf_core::index::{InLeaves, IndexError, ValueForm};
 use farleaf_core::page::{Bytes, Fixed8, Layout};
+use farleaf_core::remote::BlockUsage;
 use std::fmt;
 
 /// A layout by name.
@@ -47,6 +50,34 @@ impl LayoutName {
         }
     }
 
+    /// The kind of keys and values in the cluster's settings. Byte strings are not called `bytes`
+    /// there: clusters of that name have no value blocks, and a program without value blocks would
+    /// take references for values.
+    pub fn recorded_keys(self) -> &'static str {
+        match self {
+            Self::Numbers => "u64",
+            Self::Bytes1K | Self::Bytes2K | Self::Bytes4K => "bytes-blocks",
+        }
+    }
+
+    /// The layout of a cluster with these settings.
+    ///
+    /// # Errors
+    /// [`ConfigError::Settings`] if this program has no such layout.
+    pub fn recorded(keys: &str, page_bytes: u64) -> Result<Self, ConfigError> {
+        if keys == Self::Bytes1K.keys() {
+            let text = "this cluster was made by an older version, which keeps all values of byte \
+                        strings in leaves: make a new cluster, and load its records there";
+            return Err(ConfigError::Settings(text.to_owned()));
+        }
+        let is_wanted =
+            |name: &Self| (name.recorded_keys(), name.page_bytes()) == (keys, page_bytes);
+        match Self::ALL.into_iter().find(is_wanted) {
+            Some(name) => Ok(name),
+            None => Self::new(keys, page_bytes),
+        }
+    }
+
     /// The size of pages, in bytes.
     pub fn page_bytes(self) -> u64 {
         match self {
@@ -63,26 +94,90 @@ impl fmt::Display for LayoutName {
     }
 }
 
+/// How a compute server keeps values that are not in leaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockSettings {
+    /// Longer values are in blocks.
+    pub inline_bytes: usize,
+    /// The part of the cache for blocks, in percent.
+    pub cache_percent: u8,
+}
+
+/// What the threads of a compute server share of its values.
+pub(crate) type SharedValues<L> = <<L as ClusterLayout>::Values as ValueForm<L>>::Shared;
+
 /// A layout that a cluster can have.
 pub trait ClusterLayout: Layout<Key: Textual, Value: Textual> {
     const NAME: LayoutName;
+
+    /// How compute servers keep values.
+    type Values: ValueForm<Self>;
+
+    /// The part of a compute server's cache that is for values outside leaves, in percent.
+    fn cache_percent(settings: &BlockSettings) -> u8;
+
+    /// What the threads of a compute server share, which caches values in `cache_bytes`.
+    ///
+    /// # Errors
+    /// [`IndexError::InvalidArgument`] if a setting is out of range.
+    fn shared_values(
+        settings: &BlockSettings,
+        cache_bytes: u64,
+    ) -> Result<<Self::Values as ValueForm<Self>>::Shared, IndexError>;
+
+    /// The space of blocks, and the bytes of cached ones; `None` if this layout has no blocks.
+    fn blocks_of(shared: &<Self::Values as ValueForm<Self>>::Shared) -> Option<(BlockUsage, u64)>;
 }
 
 impl ClusterLayout for Fixed8 {
     const NAME: LayoutName = LayoutName::Numbers;
+
+    type Values = InLeaves;
+
+    fn cache_percent(_settings: &BlockSettings) -> u8 {
+        0
+    }
+
+    fn shared_values(_settings: &BlockSettings, _cache_bytes: u64) -> Result<(), IndexError> {
+        Ok(())
+    }
+
+    fn blocks_of((): &()) -> Option<(BlockUsage, u64)> {
+        None
+    }
 }
 
-impl ClusterLayout for Bytes<128> {
-    const NAME: LayoutName = LayoutName::Bytes1K;
+/// Byte strings: longer values are in blocks.
+macro_rules! has_blocks {
+    ($words:literal, $name:ident) => {
+        impl ClusterLayout for Bytes<$words> {
+            const NAME: LayoutName = LayoutName::$name;
+
+            type Values = InBlocks;
+
+            fn cache_percent(settings: &BlockSettings) -> u8 {
+                settings.cache_percent
+            }
+
+            fn shared_values(
+                settings: &BlockSettings,
+                cache_bytes: u64,
+            ) -> Result<SharedBlocks, IndexError> {
+                let inline_bytes = settings.inline_bytes;
+                let options = BlockOptions::new(());
+                SharedBlocks::new(&BlockOptions { inline_bytes, cache_bytes, ..options })
+            }
+
+            fn blocks_of(shared: &SharedBlocks) -> Option<(BlockUsage, u64)> {
+                Some((shared.usage(), shared.cached_bytes()))
+            }
+        }
+    };
 }
 
-impl ClusterLayout for Bytes<256> {
-    const NAME: LayoutName = LayoutName::Bytes2K;
-}
-
-impl ClusterLayout for Bytes<512> {
-    const NAME: LayoutName = LayoutName::Bytes4K;
-}
+has_blocks!(128, Bytes1K);
+has_blocks!(256, Bytes2K);
+has_blocks!(512, Bytes4K);
 
 /// Evaluates an expression with the type of a [`LayoutName`] in the place of `$layout`. Each use
 /// compiles what it calls once for each layout.
@@ -128,6 +223,8 @@ mod tests {
     fn a_name_has_the_type_of_its_name() {
         for name in LayoutName::ALL {
             assert_eq!(LayoutName::new(name.keys(), name.page_bytes()).unwrap(), name);
+            let recorded = LayoutName::recorded(name.recorded_keys(), name.page_bytes());
+            assert_eq!(recorded.unwrap(), name);
             assert_eq!(with_layout!(name, L => L::NAME), name);
             assert_eq!(with_layout!(name, L => L::page_words()) as u64 * 8, name.page_bytes());
         }
@@ -139,6 +236,18 @@ mod tests {
             let said = LayoutName::new(keys, page_bytes).unwrap_err().to_string();
             let found = format!("no {keys} keys in pages of {page_bytes} bytes");
             assert!(said.contains(&found) && !said.contains('\n'), "{said}");
+        }
+        for (keys, page_bytes) in [("u64", 2048), ("bytes-blocks", 8192), ("tuples", 1024)] {
+            let said = LayoutName::recorded(keys, page_bytes).unwrap_err().to_string();
+            assert!(said.contains(&format!("no {keys} keys in pages")), "{said}");
+        }
+    }
+
+    #[test]
+    fn a_cluster_without_value_blocks_is_refused() {
+        for page_bytes in [1024, 2048, 4096] {
+            let said = LayoutName::recorded("bytes", page_bytes).unwrap_err().to_string();
+            assert!(said.contains("made by an older version") && !said.contains('\n'), "{said}");
         }
     }
 }

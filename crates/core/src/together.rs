@@ -2,3 +2,6 @@
 
 /// The results of futures that run concurrently, in their order.
 pub(crate) use futures_util::future::join_all as all;
+
+/// The results of two futures that run concurrently.
+pub(crate) use futures_util::future::join;

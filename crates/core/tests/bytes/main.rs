@@ -10,3 +10,4 @@ mod limits;
 mod loads;
 mod providers;
 mod suite;
+mod worker;
