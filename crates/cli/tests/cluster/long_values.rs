@@ -35,8 +35,8 @@ fn flush(cluster: &Launched) {
     assert_eq!(client(cluster, &["flush"]).0, Some(0));
 }
 
-fn long_values_are_served(transport: &str, page_bytes: &str) {
-    let bytes = ["--keys", "bytes", "--page-bytes", page_bytes, "--boundaries", "m"];
+fn long_values_are_served(transport: &str) {
+    let bytes = ["--keys", "bytes", "--boundaries", "m"];
     let blocks = ["--inline-bytes", "100", "--pool-bytes", "256Mi", "--cache-bytes", "2Mi"];
     let flags = [&bytes[..], &blocks, &["--restart", "--metrics"]].concat();
     let mut cluster = serving(transport, &flags);
@@ -83,12 +83,12 @@ fn long_values_are_served(transport: &str, page_bytes: &str) {
 
 #[test]
 fn long_values_are_served_over_tcp() {
-    long_values_are_served("tcp", "1k");
+    long_values_are_served("tcp");
 }
 
 #[test]
 fn long_values_are_served_over_shm() {
-    long_values_are_served("shm", "4k");
+    long_values_are_served("shm");
 }
 
 /// What is longer than a message has is refused by the client, with the limit.

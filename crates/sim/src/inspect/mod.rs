@@ -41,6 +41,9 @@ const MAX_PAUSE_NS: u64 = 20_000;
 /// Records as (key, value) by their names, ordered by key.
 type Records = Vec<(u64, u64)>;
 
+/// How the value for what a leaf has is found in a pool.
+type ValueIn<L> = fn(&Pool<L>, &<L as Layout>::Value) -> Option<OwnedValue<L>>;
+
 /// The state that an inspection expects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Expect {
@@ -76,7 +79,7 @@ pub(crate) struct Pool<L: Layout> {
     /// How long requests of dead clients are still on their way, in nanoseconds.
     last_words_ns: u64,
     /// With value blocks: the value for what a leaf has; `None` if there is none.
-    blocks: Option<fn(&Self, &L::Value) -> Option<OwnedValue<L>>>,
+    blocks: Option<ValueIn<L>>,
     /// Whether a WRITE lands in parts, so that a value in a leaf may be half old and half new.
     tears: bool,
 }
@@ -115,10 +118,7 @@ impl<L: Named> Pool<L> {
     }
 
     /// Finds the value for what a leaf has by `value`, which returns `None` if there is none.
-    pub(crate) fn with_blocks(
-        mut self,
-        value: fn(&Self, &L::Value) -> Option<OwnedValue<L>>,
-    ) -> Self {
+    pub(crate) fn with_blocks(mut self, value: ValueIn<L>) -> Self {
         self.blocks = Some(value);
         self
     }
