@@ -46,8 +46,9 @@ impl Default for EmbeddedOptions {
 }
 
 impl EmbeddedOptions {
-    /// Sets the most memory for nodes and long values, in bytes, of all memory servers together. The operating
-    /// system provides it as it is used. 1 GiB holds some 40 million records of `u64`.
+    /// Sets the most memory for nodes and long values, in bytes, of all memory servers together.
+    /// The operating system provides it as it is used. 1 GiB holds some 40 million records of
+    /// `u64`.
     #[must_use]
     pub fn memory_bytes(mut self, bytes: u64) -> Self {
         self.memory_bytes = bytes;
