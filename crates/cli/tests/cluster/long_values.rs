@@ -1,5 +1,5 @@
-//! Clusters of byte strings with values of up to 60 KiB, which compute servers keep in blocks. Every
-//! answer is compared with a map in this process.
+//! Clusters of byte strings with values of up to 60 KiB, which compute servers keep in blocks.
+//! Every answer is compared with a map in this process.
 
 use crate::ending::{metrics, number};
 use crate::launched::{Launched, farleaf};

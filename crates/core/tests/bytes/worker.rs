@@ -301,7 +301,8 @@ fn a_group_of_operations_is_answered_as_alone() {
     });
 }
 
-/// Without any request to flush: the compute server writes leaves back when it has lost many blocks.
+/// Without any request to flush: the compute server writes leaves back when it has lost many
+/// blocks.
 #[test]
 fn what_a_compute_server_has_lost_is_used_again() {
     let provider = &sim(SimConfig::default());
