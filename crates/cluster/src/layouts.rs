@@ -5,7 +5,10 @@
 
 use crate::config::ConfigError;
 use crate::text::Textual;
+use farleaf_core::index::blocks::{BlockOptions, InBlocks, SharedBlocks};
+use farleaf_core::index::{InLeaves, IndexError, ValueForm};
 use farleaf_core::page::{Bytes, Fixed8, Layout};
+use farleaf_core::remote::BlockUsage;
 use std::fmt;
 
 /// A layout by name.
@@ -47,6 +50,34 @@ impl LayoutName {
         }
     }
 
+    /// The kind of keys and values in the cluster's settings. Byte strings are not called `bytes`
+    /// there: clusters of that name have no value blocks, and a program without value blocks would
+    /// take references for values.
+    pub fn recorded_keys(self) -> &'static str {
+        match self {
+            Self::Numbers => "u64",
+            Self::Bytes1K | Self::Bytes2K | Self::Bytes4K => "bytes-blocks",
+        }
+    }
+
+    /// The layout of a cluster with these settings.
+    ///
+    /// # Errors
+    /// [`ConfigError::Settings`] if this program has no such layout.
+    pub fn recorded(keys: &str, page_bytes: u64) -> Result<Self, ConfigError> {
+        if keys == Self::Bytes1K.keys() {
+            let text = "this cluster was made by an older version, which keeps all values of byte \
+                        strings in leaves: make a new cluster, and load its records there";
+            return Err(ConfigError::Settings(text.to_owned()));
+        }
+        let is_wanted =
+            |name: &Self| (name.recorded_keys(), name.page_bytes()) == (keys, page_bytes);
+        match Self::ALL.into_iter().find(is_wanted) {
+            Some(name) => Ok(name),
+            None => Self::new(keys, page_bytes),
+        }
+    }
+
     /// The size of pages, in bytes.
     pub fn page_bytes(self) -> u64 {
         match self {
@@ -68,6 +99,18 @@ impl fmt::Display for LayoutName {
     }
 }
 
+/// How a compute server keeps values that are not in leaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockSettings {
+    /// Longer values are in blocks.
+    pub inline_bytes: usize,
+    /// The part of the cache for blocks, in percent.
+    pub cache_percent: u8,
+}
+
+/// What the threads of a compute server share of its values.
+pub(crate) type SharedValues<L> = <<L as ClusterLayout>::Values as ValueForm<L>>::Shared;
+
 /// A layout that a cluster can have.
 pub trait ClusterLayout: Layout<Key: Textual, Value: Textual> {
     /// Its name.
@@ -75,21 +118,73 @@ pub trait ClusterLayout: Layout<Key: Textual, Value: Textual> {
     /// # Panics
     /// If no cluster has pages of this size.
     fn name() -> LayoutName;
+
+    /// How compute servers keep values.
+    type Values: ValueForm<Self>;
+
+    /// The part of a compute server's cache that is for values outside leaves, in percent.
+    fn cache_percent(settings: &BlockSettings) -> u8;
+
+    /// What the threads of a compute server share, which caches values in `cache_bytes`.
+    ///
+    /// # Errors
+    /// [`IndexError::InvalidArgument`] if a setting is out of range.
+    fn shared_values(
+        settings: &BlockSettings,
+        cache_bytes: u64,
+    ) -> Result<<Self::Values as ValueForm<Self>>::Shared, IndexError>;
+
+    /// The space of blocks, and the bytes of cached ones; `None` if this layout has no blocks.
+    fn blocks_of(shared: &<Self::Values as ValueForm<Self>>::Shared) -> Option<(BlockUsage, u64)>;
 }
 
 impl ClusterLayout for Fixed8 {
+    type Values = InLeaves;
+
     fn name() -> LayoutName {
         LayoutName::Numbers
     }
+
+    fn cache_percent(_settings: &BlockSettings) -> u8 {
+        0
+    }
+
+    fn shared_values(_settings: &BlockSettings, _cache_bytes: u64) -> Result<(), IndexError> {
+        Ok(())
+    }
+
+    fn blocks_of((): &()) -> Option<(BlockUsage, u64)> {
+        None
+    }
 }
 
+/// Byte strings: longer values are in blocks.
 impl<const WORDS: usize> ClusterLayout for Bytes<WORDS>
 where
     Self: Layout<Key = [u8], Value = [u8]>,
 {
+    type Values = InBlocks;
+
     fn name() -> LayoutName {
         let page_bytes = Self::page_words() as u64 * 8;
         LayoutName::new("bytes", page_bytes).expect("clusters have pages of this size")
+    }
+
+    fn cache_percent(settings: &BlockSettings) -> u8 {
+        settings.cache_percent
+    }
+
+    fn shared_values(
+        settings: &BlockSettings,
+        cache_bytes: u64,
+    ) -> Result<SharedBlocks, IndexError> {
+        let inline_bytes = settings.inline_bytes;
+        let options = BlockOptions::new(());
+        SharedBlocks::new(&BlockOptions { inline_bytes, cache_bytes, ..options })
+    }
+
+    fn blocks_of(shared: &SharedBlocks) -> Option<(BlockUsage, u64)> {
+        Some((shared.usage(), shared.cached_bytes()))
     }
 }
 
@@ -131,6 +226,8 @@ mod tests {
     fn a_name_has_the_type_of_its_name() {
         for name in LayoutName::ALL {
             assert_eq!(LayoutName::new(name.keys(), name.page_bytes()).unwrap(), name);
+            let recorded = LayoutName::recorded(name.recorded_keys(), name.page_bytes());
+            assert_eq!(recorded.unwrap(), name);
         }
         assert_eq!(Bytes::<128>::name(), LayoutName::Bytes1K);
         assert_eq!(Bytes::<256>::name(), LayoutName::Bytes2K);
@@ -149,6 +246,18 @@ mod tests {
             let said = LayoutName::new(keys, page_bytes).unwrap_err().to_string();
             let found = format!("no {keys} keys in pages of {page_bytes} bytes");
             assert!(said.contains(&found) && !said.contains('\n'), "{said}");
+        }
+        for (keys, page_bytes) in [("u64", 2048), ("bytes-blocks", 8192), ("tuples", 1024)] {
+            let said = LayoutName::recorded(keys, page_bytes).unwrap_err().to_string();
+            assert!(said.contains(&format!("no {keys} keys in pages")), "{said}");
+        }
+    }
+
+    #[test]
+    fn a_cluster_without_value_blocks_is_refused() {
+        for page_bytes in [1024, 2048, 4096] {
+            let said = LayoutName::recorded("bytes", page_bytes).unwrap_err().to_string();
+            assert!(said.contains("made by an older version") && !said.contains('\n'), "{said}");
         }
     }
 }

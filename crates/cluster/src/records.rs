@@ -210,8 +210,8 @@ pub struct SettingsRecord {
     pub transport: Transport,
     /// Each subtree of this level lies on one memory server.
     pub placement_level: u8,
-    /// The kind of keys and values ([`crate::layouts::LayoutName::keys`]). Older clusters have none
-    /// here, and `u64` keys in pages of 1 KiB.
+    /// The kind of keys and values ([`crate::layouts::LayoutName::recorded_keys`]). Older clusters
+    /// have none here, and `u64` keys in pages of 1 KiB.
     #[serde(default = "u64_keys")]
     pub keys: String,
     /// The size of pages, in bytes.
@@ -223,14 +223,14 @@ impl SettingsRecord {
     /// The layout of the cluster.
     ///
     /// # Errors
-    /// As for [`LayoutName::new`].
+    /// As for [`LayoutName::recorded`].
     pub fn layout(&self) -> Result<LayoutName, ConfigError> {
-        LayoutName::new(&self.keys, self.page_bytes)
+        LayoutName::recorded(&self.keys, self.page_bytes)
     }
 }
 
 fn u64_keys() -> String {
-    LayoutName::default().keys().to_owned()
+    LayoutName::default().recorded_keys().to_owned()
 }
 
 fn one_kib() -> u64 {

@@ -4,4 +4,4 @@
 pub(crate) use futures_util::future::join_all as all;
 
 /// The results of two futures that run concurrently.
-pub(crate) use futures_util::future::join as both;
+pub(crate) use futures_util::future::join;

@@ -5,13 +5,15 @@ use crate::data::Data;
 use crate::engine::{Engine, InProcess, Machine};
 use crate::error::{Cause, Error};
 use crate::index::Index;
+use crate::request::Served;
 use farleaf_core::cache::CacheOptions;
 use farleaf_core::index::Design;
+use farleaf_core::index::blocks::{BlockOptions, Blocks};
 use farleaf_core::index::dex::{Dex, DexOptions};
-use farleaf_core::page::{Bytes, Fixed8, Layout};
+use farleaf_core::page::{Bytes, Fixed8, Layout, OwnedKey};
 use farleaf_core::server::{MemoryServer, MemoryServerConfig};
 use farleaf_fabric::executor::Executor;
-use farleaf_fabric::local::{LocalCluster, LocalConfig};
+use farleaf_fabric::local::{LocalCluster, LocalConfig, LocalFabric};
 use farleaf_fabric::{Cluster, ServerId};
 use std::cell::RefCell;
 use std::num::NonZero;
@@ -44,8 +46,9 @@ impl Default for EmbeddedOptions {
 }
 
 impl EmbeddedOptions {
-    /// Sets the most memory for nodes, in bytes, of all memory servers together. The operating
-    /// system provides it as it is used. 1 GiB holds some 40 million records of `u64`.
+    /// Sets the most memory for nodes and long values, in bytes, of all memory servers together.
+    /// The operating system provides it as it is used. 1 GiB holds some 40 million records of
+    /// `u64`.
     #[must_use]
     pub fn memory_bytes(mut self, bytes: u64) -> Self {
         self.memory_bytes = bytes;
@@ -76,7 +79,7 @@ impl EmbeddedOptions {
     }
 
     /// Sets the size of pages for byte strings: 1024, 2048 or 4096 bytes. Larger pages take longer
-    /// keys and values, and move more bytes for each operation.
+    /// keys, and move more bytes for each operation.
     #[must_use]
     pub fn page_bytes(mut self, bytes: usize) -> Self {
         self.page_bytes = bytes;
@@ -110,26 +113,33 @@ impl Embedded {
         if options.page_bytes != PAGE_BYTES {
             return Err(invalid("an embedded index of u64 keys has pages of 1024 bytes"));
         }
-        index_of::<Fixed8, u64>(options)
+        index_of::<Fixed8, Dex, u64>(options, |options| options)
     }
 
-    /// Creates an empty index of byte strings.
+    /// Creates an empty index of byte strings. Values can have up to 1 MiB; longer ones are beside
+    /// the pages, so their length does not depend on the size of pages.
     ///
     /// # Errors
     /// As for [`Embedded::open`].
     pub fn open_bytes(options: EmbeddedOptions) -> Result<Index<[u8]>, Error> {
         match options.page_bytes {
-            1024 => index_of::<Bytes<128>, [u8]>(options),
-            2048 => index_of::<Bytes<256>, [u8]>(options),
-            4096 => index_of::<Bytes<512>, [u8]>(options),
+            1024 => index_of::<Bytes<128>, Blocks<Dex>, [u8]>(options, BlockOptions::new),
+            2048 => index_of::<Bytes<256>, Blocks<Dex>, [u8]>(options, BlockOptions::new),
+            4096 => index_of::<Bytes<512>, Blocks<Dex>, [u8]>(options, BlockOptions::new),
             _ => Err(invalid("an embedded index has pages of 1024, 2048 or 4096 bytes")),
         }
     }
 }
 
-fn index_of<L, K>(options: EmbeddedOptions) -> Result<Index<K>, Error>
+/// An index of design `D`, whose options `with` makes of those of DEX. Blocks are not cached: the
+/// memory servers' memory is as near as a cache.
+fn index_of<L, D, K>(
+    options: EmbeddedOptions,
+    with: fn(DexOptions<OwnedKey<L>>) -> D::Options,
+) -> Result<Index<K>, Error>
 where
     L: Layout<Key = K, Value = K>,
+    D: Design<L, Index<LocalFabric<MemoryServer<L>>>: Served<K>>,
     K: ?Sized + Data,
 {
     let EmbeddedOptions { memory_bytes, memory_servers, cache_bytes, engines, .. } = options;
@@ -149,33 +159,34 @@ where
     let servers = servers.collect::<Result<Vec<_>, _>>()?;
     let cluster = Arc::new(LocalCluster::start(LocalConfig::default(), servers));
     let cache = CacheOptions { bytes: cache_bytes, ..CacheOptions::default() };
-    let options = DexOptions::with_boundaries(Vec::new(), cache);
-    let compute = <Dex as Design<L>>::compute(&options)?;
-    cluster.run_one(async |fabric| <Dex as Design<L>>::create(&fabric, &options).await)?;
+    let options = with(DexOptions::with_boundaries(Vec::new(), cache));
+    let compute = D::compute(&options)?;
+    cluster.run_one(async |fabric| D::create(&fabric, &options).await)?;
     let core = |number| {
-        let (cluster, compute) = (Arc::clone(&cluster), Arc::clone(&compute));
-        Core::new(move || engine(&cluster, &compute, number))
+        let (cluster, compute) = (Arc::clone(&cluster), compute.clone());
+        Core::new(move || engine::<L, D, K>(&cluster, &compute, number))
     };
     let cores = (0..engines).map(core).collect::<Result<_, _>>()?;
     Ok(Index::new(Cores::new(cores)))
 }
 
-fn engine<L, K>(
+fn engine<L, D, K>(
     cluster: &LocalCluster<MemoryServer<L>>,
-    compute: &<Dex as Design<L>>::Compute,
+    compute: &D::Compute,
     number: usize,
 ) -> Result<Box<dyn Engine<K>>, Error>
 where
     L: Layout<Key = K, Value = K>,
+    D: Design<L, Index<LocalFabric<MemoryServer<L>>>: Served<K>>,
     K: ?Sized + Data,
 {
     let driver = InProcess::new(cluster.driver());
     let driver = driver.map_err(|error| Error::system("cannot create an engine", error))?;
     let (fabric, opened) = (driver.open(number), Rc::new(RefCell::new(None)));
-    let (compute, result) = (Arc::clone(compute), Rc::clone(&opened));
+    let (compute, result) = (compute.clone(), Rc::clone(&opened));
     let mut executor = Executor::new();
     executor.spawn(0, async move {
-        let index = <Dex as Design<L>>::open(fabric, &compute).await;
+        let index = D::open(fabric, &compute).await;
         result.replace(Some(index));
     });
     executor.run(&driver);

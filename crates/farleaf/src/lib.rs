@@ -56,8 +56,9 @@
 //! # }
 //! ```
 //!
-//! Keys have at most 128 bytes in pages of 1 KiB, and 256 in larger ones. A key or a value that is
-//! too long ends an operation in [`Error::Invalid`], which names the limit.
+//! Keys have at most 128 bytes in pages of 1 KiB, and 256 in larger ones. Values have at most 1 MiB
+//! in an embedded index, and 60 KiB in a cluster. A key or a value that is too long ends an
+//! operation in [`Error::Invalid`], which names the limit.
 //!
 //! # What operations promise
 //! Operations on one key are linearizable, across all clients. A [`Scan`] is not a snapshot: it

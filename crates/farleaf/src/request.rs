@@ -4,7 +4,8 @@ use crate::data::Data;
 use crate::error::{Cause, Error};
 use farleaf_cluster::client::Client;
 use farleaf_cluster::layouts::ClusterLayout;
-use farleaf_core::index::{Exchange, IndexError, Owned, Partitioned, RangeIndex, Scan};
+use farleaf_core::index::blocks::BlockIndex;
+use farleaf_core::index::{Exchange, IndexAdmin, IndexError, Owned, Partitioned, RangeIndex, Scan};
 use farleaf_core::page::{Layout, check_records};
 use farleaf_core::partition::RoutedIndex;
 use farleaf_fabric::Fabric;
@@ -76,6 +77,21 @@ where
         check_records::<L>(&records)?;
         for (key, value) in &records {
             self.upsert(key.borrow(), value.borrow()).await?;
+        }
+        Ok(())
+    }
+}
+
+impl<I, F, L> Served<[u8]> for BlockIndex<I, F, L>
+where
+    I: IndexAdmin<Key = [u8], Value = [u8]> + 'static,
+    F: Fabric,
+    L: Layout<Key = [u8], Value = [u8]>,
+{
+    async fn upsert_all(&self, records: Vec<Record<[u8]>>) -> Result<(), IndexError> {
+        records.iter().try_for_each(|(key, value)| Self::check(key, value))?;
+        for (key, value) in &records {
+            self.upsert(key, value).await?;
         }
         Ok(())
     }

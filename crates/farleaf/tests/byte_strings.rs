@@ -108,6 +108,33 @@ fn random_operations_agree_with_a_map_in_every_size_of_pages() {
     }
 }
 
+/// Values of up to a mebibyte are beside the pages, whose size does not matter.
+#[test]
+fn values_of_any_length_up_to_a_mebibyte() {
+    for page_bytes in [1024, 2048, 4096] {
+        let options = EmbeddedOptions::default().memory_bytes(256 << 20).cache_bytes(1 << 20);
+        let index = Embedded::open_bytes(options.page_bytes(page_bytes)).unwrap();
+        let mut model = Model::new();
+        let mut dice = SmallRng::seed_from_u64(page_bytes as u64 + 1);
+        for _ in 0..600 {
+            // Few long ones, so that most operations meet some of other lengths.
+            let most = [30, 300, 5_000, 300_000][dice.random_range(0..4)];
+            step(&index, &mut model, &mut dice, (128, most));
+        }
+        assert_same(&index, &model);
+        let longest = vec![9; 1 << 20];
+        index.upsert("longest", &longest).wait().unwrap();
+        assert_eq!(index.get("longest").wait().unwrap(), Some(longest));
+        let too_long = vec![9; (1 << 20) + 1];
+        let records = vec![(b"a".to_vec(), vec![]), (b"b".to_vec(), too_long.clone())];
+        for refused in [index.upsert("longest", too_long).wait(), index.upsert_all(records).wait()]
+        {
+            let Err(Error::Invalid(why)) = refused else { panic!("{refused:?}") };
+            assert!(why.to_string().contains("1048576"), "{why}");
+        }
+    }
+}
+
 /// Tasks of a runtime and plain threads share the handle.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tasks_and_threads_share_an_index() {

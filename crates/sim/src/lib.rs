@@ -14,6 +14,7 @@ mod client;
 mod command;
 mod crash;
 mod death;
+mod form;
 pub mod history;
 mod inspect;
 mod mutants;

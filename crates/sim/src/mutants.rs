@@ -113,11 +113,7 @@ pub const MUTANTS: &[Mutant] = &[
         "the same, and its versions go on (V3), so that no lock by an old copy succeeds",
     ),
     seen("refers_before_block", &["fine-blocks-faults", "dex-blocks-faults"]),
-    unseen(
-        "frees_blocks_early",
-        &["fine-blocks-slow-reads", "dex-blocks-churn"],
-        "a reader finds that the check does not match and asks the leaf again; only a crash brings a lost reference back, which a test of the library does on purpose",
-    ),
+    seen("frees_blocks_early", &["processes-blocks-moves", "processes-blocks-die"]),
     seen("believes_blocks", &["fine-blocks-slow-reads"]),
     seen("restarts_versions", &["hybrid-late-locks"]),
     seen("uses_dead_pages", &["hybrid-slow-collect", "random-fine-slow", "random-hybrid-slow"]),

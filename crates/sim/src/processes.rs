@@ -14,6 +14,7 @@
 //! *Thread safety*: a run is one thread.
 
 use crate::client::{self, Board, join_all, settle};
+use crate::form::Form;
 use crate::inspect::{Expect, Pool, at_the_end};
 use crate::reshaping::pick;
 use crate::scenario::{DesignSpec, ErrorKind, ProcessesSpec, Scenario};
@@ -21,7 +22,9 @@ use crate::setup::{Servers, dex_options, sim_config, start};
 use crate::workload;
 use farleaf_core::client::{ClientIndex, ClientOptions, Directory};
 use farleaf_core::index::dex::{Dex, DexOptions};
-use farleaf_core::index::{BalanceOptions, ByName, Design, IndexError, RangeIndex, Reshaped, Scan};
+use farleaf_core::index::{
+    BalanceOptions, ByName, Design, IndexError, RangeIndex, Reshaped, Scan, ValueForm,
+};
 use farleaf_core::page::{Layout, Named, OwnedKey};
 use farleaf_core::partition::{
     Balancer, Clients, ComputeServer, MapState, MapStore, PartitionMap, Put, Queues, Worker,
@@ -37,6 +40,7 @@ use rand::RngExt;
 use std::cell::{Cell, RefCell};
 use std::fmt::Debug;
 use std::future::{Future, poll_fn};
+use std::marker::PhantomData;
 use std::pin::pin;
 use std::rc::Rc;
 use std::task::{Poll, Waker};
@@ -173,7 +177,7 @@ impl<L: Layout> Answering<L> {
     }
 
     /// Repeatedly writes everything back, then sends the answers given before.
-    async fn send<F: Fabric>(&self, worker: &Worker<Dex, F, L>) {
+    async fn send<F: Fabric, V: ValueForm<L>>(&self, worker: &Worker<Dex, F, L, V>) {
         loop {
             let some = poll_fn(|context| match self.unsent.take() {
                 none if none.is_empty() => {
@@ -327,7 +331,7 @@ impl<L: Named> Design<L> for Deployed {
     }
 }
 
-struct Run<'a, L: Layout> {
+struct Run<'a, L: Layout, V> {
     scenario: &'a Scenario,
     spec: &'a ProcessesSpec,
     seed: u64,
@@ -335,10 +339,11 @@ struct Run<'a, L: Layout> {
     options: DexOptions<OwnedKey<L>>,
     fronts: Vec<Arc<Front<L>>>,
     compute: DeployedCompute<OwnedKey<L>>,
+    form: PhantomData<fn(V)>,
 }
 
-/// Runs a scenario with `[processes]`.
-pub(crate) fn play<L>(
+/// Runs a scenario with `[processes]`, whose compute servers keep values in the form `V`.
+pub(crate) fn play<L, V>(
     scenario: &Scenario,
     spec: &ProcessesSpec,
     seed: u64,
@@ -346,6 +351,7 @@ pub(crate) fn play<L>(
 ) -> Result<(), String>
 where
     L: Named,
+    V: Form<L>,
 {
     let options = dex_options::<L>(scenario)?;
     let memory: Servers<L> = start::<L, Dex>(scenario, &options)?;
@@ -353,7 +359,8 @@ where
     let map = map.map_err(|error| format!("there is no first map: {error}"))?;
     let servers = map.ranges() + options.spare_compute_servers;
     let record = Record { state: MapState { map, moving: None }, version: 1, late: Vec::new() };
-    let run = Run {
+    let run: Run<'_, L, V> = Run {
+        form: PhantomData,
         scenario,
         spec,
         seed,
@@ -373,7 +380,7 @@ where
     let sim = sim_config(scenario, &mut workload::rng(seed, 0));
     let cluster = SimCluster::start(sim, nodes.collect());
     board.reports_progress_to(cluster.control());
-    let inspector = Pool::new(&memory, scenario);
+    let inspector = V::inspector(Pool::new(&memory, scenario));
     run.play(&cluster, &inspector);
     if board.fault().is_some() {
         return Ok(());
@@ -384,7 +391,7 @@ where
     run.look_at_the_end(&cluster, &inspector)
 }
 
-impl<L: Named> Run<'_, L> {
+impl<L: Named, V: Form<L>> Run<'_, L, V> {
     fn memory_servers(&self) -> u16 {
         self.scenario.cluster.memory_servers
     }
@@ -534,7 +541,7 @@ impl<L: Named> Run<'_, L> {
         &self,
         fabric: &SimFabric,
         number: u16,
-    ) -> Result<Worker<Dex, SimFabric, L>, IndexError> {
+    ) -> Result<Worker<Dex, SimFabric, L, V>, IndexError> {
         let nobody = self.as_compute_server(&fabric.sibling(self.nobody()));
         fence_former_life(&nobody, number).await?;
         let map = begin_life(&nobody, &*self.store(fabric), number).await?;
@@ -542,7 +549,9 @@ impl<L: Named> Run<'_, L> {
         end_former_life::<Dex, _, L>(mine.clone(), number, &map.range_of(number)).await?;
         let server = ComputeServer::start(number, &self.options.cache, map)?;
         let server = Arc::new(server.sampling(self.options.balance.one_in));
-        Worker::open(&server, mine, self.store(fabric)).await
+        // A new life knows nothing of the blocks of the former one.
+        let values = V::shared(self.scenario)?;
+        Worker::open(&server, mine, self.store(fabric), &values).await
     }
 
     /// Moves keys at random moments, and lets servers die meanwhile.
@@ -617,11 +626,11 @@ impl<L: Named> Run<'_, L> {
         inspector: &Pool<L>,
     ) -> Result<(), String> {
         let options = DexOptions { boundaries: Vec::new(), ..self.options.clone() };
-        let compute = <Dex as Design<L>>::compute(&options);
+        let compute = V::Reader::compute(&V::reader_options(self.scenario, options));
         let compute = compute.map_err(|error| format!("cannot set up a reader: {error}"))?;
         let mut scanned = cluster.run(&[self.nobody()], async |fabric, _| {
             let fabric = self.as_compute_server(&fabric);
-            let index = <Dex as Design<L>>::open(fabric, &compute).await?;
+            let index = V::Reader::open(fabric, &compute).await?;
             ByName::<L, _>::new(index).scan(&Scan::range(..)).await
         });
         let records = match scanned.pop().flatten() {

@@ -21,12 +21,12 @@ use crate::setup::{
 };
 use crate::workload;
 use farleaf_core::cache::CacheCounters;
-use farleaf_core::index::blocks::{BlockCompute, BlockOptions, Blocks};
+use farleaf_core::index::blocks::{BlockCompute, BlockOptions, Blocks, InBlocks};
 use farleaf_core::index::coarse::Coarse;
 use farleaf_core::index::dex::Dex;
 use farleaf_core::index::fine::Fine;
 use farleaf_core::index::hybrid::Hybrid;
-use farleaf_core::index::{ByName, Design, IndexError, RangeIndex, Scan};
+use farleaf_core::index::{ByName, Design, InLeaves, IndexError, RangeIndex, Scan};
 use farleaf_core::page::{Bytes, CHOSEN, Fixed8, Layout, Named, with_page_words};
 use farleaf_core::server::MemoryServer;
 use farleaf_fabric::sim::SimCluster;
@@ -215,6 +215,9 @@ fn play_blocks(
             play_with_blocks::<Hybrid>(scenario, seed, board, &options)
         }
         DesignSpec::Dex { moves, movers, .. } => {
+            if let Some(spec) = &scenario.processes {
+                return processes::play::<L, InBlocks>(scenario, spec, seed, board);
+            }
             let options = block_options(inline_bytes, dex_options::<L>(scenario)?);
             let (servers, compute) = set_up::<L, Blocks<Dex>>(scenario, &options)?;
             let movers = if *moves > 0 { usize::from(*movers) } else { 0 };
@@ -346,7 +349,7 @@ fn play_dex<L: Named>(scenario: &Scenario, seed: u64, board: &Board) -> Result<(
         return crash::play::<L>(scenario, seed, board);
     }
     if let Some(spec) = &scenario.processes {
-        return processes::play::<L>(scenario, spec, seed, board);
+        return processes::play::<L, InLeaves>(scenario, spec, seed, board);
     }
     let options = dex_options::<L>(scenario)?;
     let (servers, compute) = set_up::<L, Dex>(scenario, &options)?;

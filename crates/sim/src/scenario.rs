@@ -178,6 +178,10 @@ pub const SCENARIOS: &[(&str, &str)] = &[
     ("hybrid-slow-collect", include_str!("../scenarios/hybrid-slow-collect.toml")),
     ("hybrid-small-pool", include_str!("../scenarios/hybrid-small-pool.toml")),
     ("processes-balance", include_str!("../scenarios/processes-balance.toml")),
+    ("processes-blocks-bulk", include_str!("../scenarios/processes-blocks-bulk.toml")),
+    ("processes-blocks-die", include_str!("../scenarios/processes-blocks-die.toml")),
+    ("processes-blocks-moves", include_str!("../scenarios/processes-blocks-moves.toml")),
+    ("processes-blocks-torn", include_str!("../scenarios/processes-blocks-torn.toml")),
     ("processes-bulk", include_str!("../scenarios/processes-bulk.toml")),
     ("processes-bytes-die", include_str!("../scenarios/processes-bytes-die.toml")),
     ("processes-bytes-moves", include_str!("../scenarios/processes-bytes-moves.toml")),
@@ -814,13 +818,8 @@ impl Scenario {
         };
         if cluster.inline_bytes.is_some() {
             let balances = matches!(self.design, DesignSpec::Dex { balance_window_ns: 1.., .. });
-            if cluster.keys != KeysSpec::Bytes
-                || self.crash.is_some()
-                || self.processes.is_some()
-                || balances
-            {
-                let what =
-                    "inline_bytes needs byte strings, without crashes, processes and balancing";
+            if cluster.keys != KeysSpec::Bytes || self.crash.is_some() || balances {
+                let what = "inline_bytes needs byte strings, without crashes and balancing";
                 return Err(what.to_owned());
             }
         }

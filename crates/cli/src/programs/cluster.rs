@@ -1,7 +1,7 @@
 //! `farleaf cluster`: runs a whole cluster on this host.
 
 use super::client::{Patience, locate};
-use super::layout::{FromRows, LayoutArguments, Reading};
+use super::layout::{BlockArguments, FromRows, LayoutArguments, Reading};
 use super::{ClusterLocation, Common, WRITE_BACK_MS, duration, servers};
 use crate::{units, usage};
 use anyhow::Context;
@@ -11,6 +11,7 @@ use farleaf_bench::input::{ColumnNames, sample};
 use farleaf_cluster::balance::balance_until;
 use farleaf_cluster::compute::{boundaries_of, first_map};
 use farleaf_cluster::launch::{self, LaunchOptions};
+use farleaf_cluster::layouts::BlockSettings;
 use farleaf_cluster::records::Transport;
 use farleaf_cluster::stop::Stop;
 use farleaf_cluster::text::{Notation, Textual};
@@ -69,6 +70,8 @@ pub(crate) struct Arguments {
     compute_threads: u16,
     #[command(flatten)]
     layout: LayoutArguments,
+    #[command(flatten)]
+    blocks: BlockArguments,
     /// Set the first key of each compute server but the first, for a new cluster; \x2c is a comma
     /// in a byte string [default: equal parts of all numbers; with --keys bytes all keys below \xff
     /// belong to the first, until a bulk load, the balancer or `farleaf move` moves some]
@@ -161,6 +164,9 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<bool> {
     let compute_threads = flag("--threads", arguments.compute_threads);
     let write_back = flag("--write-back-ms", arguments.write_back_ms);
     let mut compute_flags = [&common[..], &cache, &write_back, &compute_threads].concat();
+    let BlockSettings { inline_bytes, cache_percent } = arguments.blocks.settings();
+    compute_flags.extend(flag("--inline-bytes", inline_bytes));
+    compute_flags.extend(flag("--block-cache-percent", cache_percent));
     let layout = arguments.layout.name()?;
     let boundaries = with_layout!(layout, L => arguments.boundaries::<L>())?;
     if !boundaries.is_empty() {

@@ -1,5 +1,6 @@
 //! `farleaf compute-server`: runs one compute server.
 
+use super::layout::BlockArguments;
 use super::{Common, WRITE_BACK_MS, address, duration};
 use crate::units;
 use clap::Args;
@@ -52,9 +53,11 @@ pub(crate) struct Arguments {
     /// Has no effect any more: --threads serve the sockets of clients too
     #[arg(long, value_name = "N", hide = true, value_parser = units::limited::<u16>(1, 64))]
     io_threads: Option<u16>,
-    /// Cache nodes in this much memory, such as 16Gi
+    /// Cache nodes, and values of byte strings, in this much memory, such as 16Gi
     #[arg(long, value_name = "BYTES", default_value = "64Mi", value_parser = units::bytes)]
     cache_bytes: u64,
+    #[command(flatten)]
+    blocks: BlockArguments,
     /// Write changed nodes back within this many milliseconds, which bounds what a crash loses; 0
     /// waits until they are evicted or flushed
     #[arg(long, value_name = "MS", default_value_t = WRITE_BACK_MS)]
@@ -104,6 +107,7 @@ pub(crate) fn run(arguments: Arguments) -> anyhow::Result<()> {
         advertise: arguments.advertise,
         threads: arguments.threads.into(),
         cache,
+        blocks: arguments.blocks.settings(),
         catalog: arguments.catalog,
         token_file: arguments.token_file,
         term: arguments.term_seconds,

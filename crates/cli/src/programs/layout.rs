@@ -5,8 +5,9 @@ use clap::Args;
 use farleaf_bench::InputError;
 use farleaf_bench::input::{ColumnNames, Rows, TextRow};
 use farleaf_cluster::config::ConfigError;
-use farleaf_cluster::layouts::{ClusterLayout, LayoutName};
+use farleaf_cluster::layouts::{BlockSettings, ClusterLayout, LayoutName};
 use farleaf_cluster::text::{Notation, Textual};
+use farleaf_core::index::blocks::BlockOptions;
 use farleaf_core::page::{Bytes, Fixed8, Layout, OwnedKey, OwnedValue};
 use std::path::Path;
 
@@ -22,7 +23,7 @@ pub(super) struct LayoutArguments {
         requires = "memory_servers"
     )]
     keys: String,
-    /// Create it with pages of this size: 1k, 2k or 4k; larger ones take longer byte strings
+    /// Create it with pages of this size: 1k, 2k or 4k; larger ones take longer keys
     #[arg(
         long,
         value_name = "SIZE",
@@ -36,6 +37,28 @@ pub(super) struct LayoutArguments {
 impl LayoutArguments {
     pub(super) fn name(&self) -> Result<LayoutName, ConfigError> {
         LayoutName::new(&self.keys, self.page_bytes)
+    }
+}
+
+/// How compute servers keep the values of byte strings.
+#[derive(Debug, Args)]
+pub(super) struct BlockArguments {
+    /// Keep longer values of byte strings in blocks beside the leaves, if a page has room for this
+    /// many bytes at all
+    #[arg(long, value_name = "N", default_value_t = INLINE_BYTES, value_parser = units::inline_bytes)]
+    inline_bytes: usize,
+    /// Use this part of the cache for values in blocks, if keys are byte strings
+    #[arg(long, value_name = "P", default_value = "50", value_parser = units::limited::<u8>(0, 95))]
+    block_cache_percent: u8,
+}
+
+/// The usual length of the longest values in leaves.
+pub(super) const INLINE_BYTES: usize = BlockOptions::<()>::INLINE_BYTES;
+
+impl BlockArguments {
+    pub(super) fn settings(&self) -> BlockSettings {
+        let Self { inline_bytes, block_cache_percent: cache_percent } = *self;
+        BlockSettings { inline_bytes, cache_percent }
     }
 }
 

@@ -99,7 +99,7 @@ async fn agree_with_a_model(index: &Index) {
 /// A program finds out from the cluster how large pages are.
 #[test]
 fn a_handle_of_byte_strings_serves_clusters_of_them() {
-    for (size, value_bytes) in [("1k", 80), ("4k", 900)] {
+    for (size, value_bytes) in [("1k", 80), ("1k", 9_000), ("4k", 900)] {
         let flags = ["--keys", "bytes", "--page-bytes", size, "--boundaries", "m"];
         let cluster = serving("tcp", &flags);
         let index: Index<[u8]> = connect_bytes(options(&cluster)).unwrap();

@@ -95,7 +95,7 @@ pub(crate) fn metrics(address: &str) -> std::io::Result<String> {
     Ok(answer)
 }
 
-fn number(metrics: &str, name: &str) -> u64 {
+pub(crate) fn number(metrics: &str, name: &str) -> u64 {
     let line = metrics.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
     line.unwrap_or_else(|| panic!("{name}: {metrics}")).parse().unwrap()
 }

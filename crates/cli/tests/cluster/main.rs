@@ -6,6 +6,7 @@ mod ending;
 mod finding;
 mod hostile;
 mod launched;
+mod long_values;
 mod moving;
 mod rdma;
 mod serving;

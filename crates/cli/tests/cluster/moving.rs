@@ -38,12 +38,12 @@ fn map(cluster: &Launched) -> Value {
     json["map"].clone()
 }
 
-fn owners(cluster: &Launched) -> Vec<u64> {
+pub(crate) fn owners(cluster: &Launched) -> Vec<u64> {
     map(cluster)["owners"].as_array().unwrap().iter().filter_map(Value::as_u64).collect()
 }
 
 /// Runs a command on the cluster until it succeeds.
-fn must(cluster: &Launched, words: &[&str]) -> String {
+pub(crate) fn must(cluster: &Launched, words: &[&str]) -> String {
     eventually(&words.join(" "), || {
         let output = farleaf(&[&words[..1], &["--dir", cluster.dir()], &words[1..]].concat());
         (output.status.code() == Some(0)).then(|| text(&output.stdout))

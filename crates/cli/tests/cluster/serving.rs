@@ -10,7 +10,7 @@ use farleaf_cluster::records::{self, ComputeRecord, Keys};
 use farleaf_core::client::Remote;
 use farleaf_core::index::conformance::{self, Setup};
 use farleaf_core::index::{IndexError, RangeIndex};
-use farleaf_core::page::Fixed8;
+use farleaf_core::page::{Bytes, Fixed8, Named};
 use farleaf_core::server::MemoryServerConfig;
 use farleaf_fabric::handshake::Role;
 use farleaf_fabric::tcp::{TcpCluster, TcpConfig, TcpFabric};
@@ -30,8 +30,9 @@ pub(crate) fn compute(cluster: &Launched, number: u16) -> Option<ComputeRecord> 
     records::get(&*cluster.catalog(), &key).ok()?.map(|(record, _)| record)
 }
 
-/// Starts clusters of processes over this transport, and ignores the memory servers passed to it.
-struct Processes(&'static str);
+/// Starts clusters of processes over this transport and with these options, and ignores the memory
+/// servers passed to it.
+struct Processes(&'static str, &'static [&'static str]);
 
 struct Running {
     clients: TcpCluster,
@@ -42,7 +43,7 @@ impl Provider for Processes {
     type Cluster<S: RpcService> = Running;
 
     fn start<S: RpcService>(&self, _services: Vec<Arc<S>>) -> Running {
-        let processes = serving(self.0, &[]);
+        let processes = serving(self.0, self.1);
         let compute = [0, 1].map(|number| compute(&processes, number).unwrap());
         let addresses = compute.iter().map(|record| record.address.parse().unwrap()).collect();
         let config = TcpConfig {
@@ -73,18 +74,29 @@ impl Cluster for Running {
 
 #[test]
 fn the_suite_of_all_designs_against_processes() {
+    the_suite::<Fixed8>(&[]);
+}
+
+/// Most of the suite's values are in blocks.
+#[test]
+fn the_suite_of_all_designs_against_processes_with_blocks() {
+    the_suite::<Bytes>(&["--keys", "bytes", "--inline-bytes", "12", "--boundaries", "m"]);
+}
+
+fn the_suite<L: Named>(flags: &'static [&'static str]) {
     for transport in ["tcp", "shm"] {
-        let provider = &Processes(transport);
+        let provider = &Processes(transport, flags);
         let server = MemoryServerConfig { pool_bytes: 1 << 20, ..Default::default() };
         let setup = Setup { provider, options: (), memory_servers: 0, server };
-        conformance::single_operations::<Fixed8, Remote, _>(&setup);
-        conformance::scans::<Fixed8, Remote, _>(&setup);
-        conformance::concurrent_owners::<Fixed8, Remote, _>(&setup);
-        conformance::concurrent_counters::<Fixed8, Remote, _>(&setup);
+        conformance::single_operations::<L, Remote, _>(&setup);
+        conformance::scans::<L, Remote, _>(&setup);
+        conformance::concurrent_owners::<L, Remote, _>(&setup);
+        conformance::concurrent_counters::<L, Remote, _>(&setup);
     }
     let server = MemoryServerConfig { pool_bytes: 1 << 20, ..Default::default() };
-    let setup = Setup { provider: &Processes("tcp"), options: (), memory_servers: 0, server };
-    conformance::bulk_load::<Fixed8, Remote, _>(&setup);
+    let provider = &Processes("tcp", flags);
+    let setup = Setup { provider, options: (), memory_servers: 0, server };
+    conformance::bulk_load::<L, Remote, _>(&setup);
 }
 
 pub(crate) fn connect(cluster: &Launched, deadline: Duration) -> Connection {

@@ -14,7 +14,7 @@ use rustix::process::Signal;
 use std::collections::BTreeMap;
 use std::ops::Bound;
 
-type Model = BTreeMap<Vec<u8>, Vec<u8>>;
+pub(crate) type Model = BTreeMap<Vec<u8>, Vec<u8>>;
 
 const OPERATIONS: usize = 1_500;
 
@@ -36,12 +36,23 @@ fn value(rng: &mut SmallRng) -> Vec<u8> {
 
 /// Runs random operations, and compares each answer.
 fn work(cluster: &Launched, model: &mut Model, seed: u64) {
+    work_with(cluster, model, seed, OPERATIONS, &value);
+}
+
+/// Runs this many random operations with values that `value` draws, and compares each answer.
+pub(crate) fn work_with(
+    cluster: &Launched,
+    model: &mut Model,
+    seed: u64,
+    operations: usize,
+    value: &(dyn Fn(&mut SmallRng) -> Vec<u8> + Sync),
+) {
     let connection = connect_to::<Bytes>(cluster, DEADLINE);
     let start = model.clone();
     let worked = connection.run(async |client| {
         let (mut model, mut rng) = (start.clone(), SmallRng::seed_from_u64(seed));
         let rng = &mut rng;
-        for _ in 0..OPERATIONS {
+        for _ in 0..operations {
             let (key, new) = (key(rng), value(rng));
             let before = model.get(&key).cloned();
             match rng.random_range(0..6) {
@@ -81,7 +92,7 @@ fn work(cluster: &Launched, model: &mut Model, seed: u64) {
 }
 
 /// Reads everything by gets, and by scans of everything, of ranges and of prefixes, both ways.
-fn assert_same(cluster: &Launched, model: &Model) {
+pub(crate) fn assert_same(cluster: &Launched, model: &Model) {
     let connection = connect_to::<Bytes>(cluster, DEADLINE * 5);
     let records = |model: &mut dyn Iterator<Item = (&Vec<u8>, &Vec<u8>)>| -> Vec<_> {
         model.map(|(key, value)| (key.clone(), value.clone())).collect()
@@ -109,17 +120,17 @@ fn assert_same(cluster: &Launched, model: &Model) {
     assert_eq!(read, Ok(()));
 }
 
-fn client(cluster: &Launched, words: &[&str]) -> (Option<i32>, String, String) {
+pub(crate) fn client(cluster: &Launched, words: &[&str]) -> (Option<i32>, String, String) {
     let output = farleaf(&[&["client", "--dir", cluster.dir()], words].concat());
     (output.status.code(), text(&output.stdout), text(&output.stderr))
 }
 
-fn path(cluster: &Launched, name: &str) -> String {
+pub(crate) fn path(cluster: &Launched, name: &str) -> String {
     cluster.folder.path().join(name).to_str().unwrap().to_owned()
 }
 
 /// Waits for the next life of a compute server after `end` has ended this one.
-fn next_life(cluster: &mut Launched, number: u16, by: Signal) {
+pub(crate) fn next_life(cluster: &mut Launched, number: u16, by: Signal) {
     let before = compute(cluster, number).unwrap();
     signal(before.pid, by);
     cluster.await_line(&format!("compute server {number} has been restarted"));

@@ -7,6 +7,7 @@ use super::{Seen, Watched};
 use crate::error::ProgramError;
 use crate::metrics::{Kind, Metrics, MetricsServer, Sample};
 use crate::text::KeyRecord;
+use farleaf_core::remote::BlockUsage;
 use farleaf_fabric::sync::{Arc, Ordering};
 use farleaf_fabric::tcp::TcpServer;
 use std::net::{SocketAddr, TcpListener};
@@ -18,6 +19,11 @@ fn labelled(name: &'static str, values: Vec<(&'static str, u64)>) -> Vec<Sample>
 
 fn sum(seen: &Seen, of: impl Fn(&Done) -> u64) -> u64 {
     seen.done.iter().map(of).sum()
+}
+
+/// A figure of the space of value blocks, if there are any.
+fn of_blocks(seen: &Seen, look: fn(&BlockUsage) -> u64) -> Vec<Sample> {
+    seen.blocks.iter().map(|(usage, _)| look(usage).into()).collect()
 }
 
 fn fill(metrics: &Metrics, server: &Arc<TcpServer>, watched: &Arc<Watched>) {
@@ -98,6 +104,24 @@ fn fill(metrics: &Metrics, server: &Arc<TcpServer>, watched: &Arc<Watched>) {
         Counter,
         |seen| vec![sum(seen, |done| done.cache.inner_misses).into()],
     );
+    family("block_hits", "Lookups of value blocks that the cache served", Counter, |seen| {
+        vec![sum(seen, |done| done.cache.block_hits).into()]
+    });
+    family(
+        "block_misses",
+        "Lookups of value blocks that the cache did not serve",
+        Counter,
+        |seen| vec![sum(seen, |done| done.cache.block_misses).into()],
+    );
+    family("cached_block_bytes", "Bytes of value blocks in the cache", Gauge, |seen| {
+        seen.blocks.iter().map(|(_, cached_bytes)| (*cached_bytes).into()).collect()
+    });
+    let help = "Bytes of the memory servers that this server has taken for value blocks";
+    family("block_chunk_bytes", help, Gauge, |seen| of_blocks(seen, |usage| usage.chunk_bytes));
+    let help = "Bytes of value blocks in use, counted where they were written and where they go";
+    family("block_bytes", help, Gauge, |seen| of_blocks(seen, |usage| usage.bytes_in_use));
+    let help = "Value blocks that leaves have lost and that cannot be used again yet";
+    family("blocks_waiting", help, Gauge, |seen| of_blocks(seen, |usage| usage.blocks_waiting));
     family("cache_write_backs", "Nodes written back", Counter, |seen| {
         vec![sum(seen, |done| done.cache.write_backs).into()]
     });

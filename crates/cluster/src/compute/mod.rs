@@ -23,7 +23,7 @@ mod threads;
 use crate::catalog::{self, CatalogAddress};
 use crate::config::{self, ConfigError};
 use crate::error::ProgramError;
-use crate::layouts::{ClusterLayout, LayoutName};
+use crate::layouts::{BlockSettings, ClusterLayout, LayoutName};
 use crate::membership::Member;
 use crate::records::{
     self, ComputeRecord, IndexRecord, IndexState, Keys, MapRecord, MemoryRecord, SettingsRecord,
@@ -36,6 +36,7 @@ use farleaf_core::cache::{CacheOptions, Dirt};
 use farleaf_core::index::IndexError;
 use farleaf_core::page::OwnedKey;
 use farleaf_core::partition::{ComputeServer, MapState, PartitionMap};
+use farleaf_core::remote::BlockUsage;
 use farleaf_fabric::handshake::{Role, Token};
 use farleaf_fabric::sync::{Arc, Mutex, lock};
 use farleaf_fabric::tcp::TcpServerConfig;
@@ -56,7 +57,10 @@ pub struct ComputeServerOptions {
     pub listen: SocketAddr,
     /// Its threads: each receives requests, carries them out and sends the answers.
     pub threads: usize,
+    /// Its cache, of nodes and of values outside leaves.
     pub cache: CacheOptions,
+    /// How it keeps values that are byte strings.
+    pub blocks: BlockSettings,
     pub catalog: CatalogAddress,
     /// The file with the cluster's token.
     pub token_file: PathBuf,
@@ -105,6 +109,8 @@ struct Seen {
     dirt: Dirt,
     /// Number of memory servers that it cannot reach.
     unreachable: u64,
+    /// The space of its value blocks, and the bytes of cached ones, if the cluster has blocks.
+    blocks: Option<(BlockUsage, u64)>,
 }
 
 impl Watched {
@@ -126,6 +132,7 @@ impl<L: ClusterLayout> Watching for threads::Shared<L> {
             cached_bytes: self.server.state().cache().used_bytes(),
             dirt: self.dirt(),
             unreachable: self.server.detector().missing().len() as u64,
+            blocks: L::blocks_of(&self.values),
         }
     }
 }
@@ -540,8 +547,12 @@ impl<L: ClusterLayout> Program<'_, L> {
         let store = CatalogMap::start(Arc::clone(&self.catalog), &self.keys, generation)?;
         let cluster = reach::connect(settings.transport, memory, &self.token, self.options)?;
         let map = index::begin_life::<L, _>(&cluster, self.options.number, &store)?;
-        let server = ComputeServer::start(self.options.number, &self.options.cache, map);
-        let server = Arc::new(server.map_err(because)?);
+        let ComputeServerOptions { cache, blocks, .. } = self.options;
+        let of_values = cache.bytes / 100 * u64::from(L::cache_percent(blocks).min(100));
+        let values = L::shared_values(blocks, of_values).map_err(because)?;
+        let cache = CacheOptions { bytes: cache.bytes - of_values, ..*cache };
+        let server = ComputeServer::start(self.options.number, &cache, map);
+        let server = (Arc::new(server.map_err(because)?), values);
         let tally = Arc::clone(&self.watched.tally);
         let threads = Threads::start(&self.crew, server, &cluster, &store, tally)?;
         *lock(&self.watched.serving) = Some(Arc::clone(&threads.shared) as _);

@@ -132,7 +132,7 @@ impl Provider for Tiers {
                 ..TcpServerConfig::default()
             };
             let crew = Crew::start(socket, &token, config).unwrap();
-            let threads = Threads::start(&crew, server, &memory, &store, tally).unwrap();
+            let threads = Threads::start(&crew, (server, ()), &memory, &store, tally).unwrap();
             crew.serve(Some(&threads));
             compute.push(ComputeServerHere { crew, threads: Some(threads) });
         }
@@ -304,7 +304,7 @@ fn a_thread_that_has_ended_keeps_nothing_from_ending() {
         let socket = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let crew = Crew::start(socket, &Token::draw().unwrap(), config).unwrap();
         crew.break_a_thread();
-        let started = Threads::start(&crew, server, &memory, &store, Arc::default());
+        let started = Threads::start(&crew, (server, ()), &memory, &store, Arc::default());
         sender.send(started.is_err()).unwrap();
     });
     assert_eq!(receiver.recv_timeout(Duration::from_secs(20)), Ok(true));

@@ -14,7 +14,7 @@ use super::map_store::CatalogMap;
 use super::reach::{MemoryCluster, MemoryFabric};
 use crate::clock::Clock;
 use crate::error::ProgramError;
-use crate::layouts::ClusterLayout;
+use crate::layouts::{ClusterLayout, SharedValues};
 use farleaf_core::cache::{CacheCounters, Dirt};
 use farleaf_core::index::dex::Dex;
 use farleaf_core::page::Layout;
@@ -75,8 +75,9 @@ pub(super) struct Done {
 
 /// State that all threads share while one generation is served.
 #[derive(Debug)]
-pub(super) struct Shared<L: Layout> {
+pub(super) struct Shared<L: ClusterLayout> {
     pub(super) server: Arc<ComputeServer<Dex, L>>,
+    pub(super) values: SharedValues<L>,
     pub(super) queues: Arc<Queues<L>>,
     pub(super) tally: Arc<Tally>,
     pub(super) done: Vec<Mutex<Done>>,
@@ -85,7 +86,7 @@ pub(super) struct Shared<L: Layout> {
     origin_ns: AtomicU64,
 }
 
-impl<L: Layout> Shared<L> {
+impl<L: ClusterLayout> Shared<L> {
     /// Changes that are not written back to the memory servers yet.
     pub(super) fn dirt(&self) -> Dirt {
         let now_ns = self.origin_ns.load(Ordering::Acquire) + self.clock.now_ns();
@@ -98,20 +99,20 @@ type Job<L> = Box<dyn FnOnce(&mut ServerThread<Front<L>>) + Send>;
 
 /// One thread of the crew.
 #[derive(Debug)]
-struct Hand<L: Layout> {
+struct Hand<L: ClusterLayout> {
     jobs: Sender<Job<L>>,
     thread: JoinHandle<()>,
 }
 
 /// The threads with the clients' connections.
 #[derive(Debug)]
-pub(super) struct Crew<L: Layout> {
+pub(super) struct Crew<L: ClusterLayout> {
     server: Arc<TcpServer>,
     front: Arc<Front<L>>,
     hands: Vec<Hand<L>>,
 }
 
-impl<L: Layout> Crew<L> {
+impl<L: ClusterLayout> Crew<L> {
     /// Listens for clients; every request is refused until something is served.
     pub(super) fn start(
         socket: TcpListener,
@@ -168,7 +169,7 @@ impl<L: Layout> Crew<L> {
     }
 }
 
-impl<L: Layout> Drop for Crew<L> {
+impl<L: ClusterLayout> Drop for Crew<L> {
     fn drop(&mut self) {
         self.server.stop();
         for hand in self.hands.drain(..) {
@@ -177,9 +178,12 @@ impl<L: Layout> Drop for Crew<L> {
     }
 }
 
+/// A compute server, and what its threads share of its values.
+pub(super) type Served<L> = (Arc<ComputeServer<Dex, L>>, SharedValues<L>);
+
 /// What the crew does for one generation of the index.
 #[derive(Debug)]
-pub(super) struct Threads<L: Layout> {
+pub(super) struct Threads<L: ClusterLayout> {
     pub(super) shared: Arc<Shared<L>>,
     /// Disconnected once every thread has ended its work.
     ended: Receiver<()>,
@@ -189,7 +193,7 @@ impl<L: ClusterLayout> Threads<L> {
     /// Lets the crew open the index over `cluster`; they can serve once all of them have.
     pub(super) fn start(
         crew: &Crew<L>,
-        server: Arc<ComputeServer<Dex, L>>,
+        server: Served<L>,
         cluster: &MemoryCluster,
         store: &CatalogMap<L>,
         tally: Arc<Tally>,
@@ -214,14 +218,16 @@ impl<L: ClusterLayout> Threads<L> {
     /// As [`Threads::start`], for one transport. `side` makes its endpoints those of all.
     fn over<C: EndpointCluster>(
         crew: &Crew<L>,
-        server: Arc<ComputeServer<Dex, L>>,
+        server: Served<L>,
         (cluster, side): (&C, Side<C::Transport>),
         store: &CatalogMap<L>,
         tally: Arc<Tally>,
     ) -> Result<Self, ProgramError> {
         let count = crew.hands.len();
+        let (server, values) = server;
         let shared = Arc::new(Shared {
             server,
+            values,
             queues: Arc::new(Queues::new(count)),
             tally,
             done: (0..count).map(|_| Mutex::default()).collect(),
@@ -292,7 +298,7 @@ impl<L: ClusterLayout> Threads<L> {
     }
 }
 
-impl<L: Layout> Drop for Threads<L> {
+impl<L: ClusterLayout> Drop for Threads<L> {
     /// Needed even without [`Threads::stop`]: the crew cannot end before its work.
     fn drop(&mut self) {
         self.shared.queues.close();
@@ -300,9 +306,9 @@ impl<L: Layout> Drop for Threads<L> {
 }
 
 /// Closes a thread's queues when its work ends, also by a panic, so that no request waits for it.
-struct Closing<'a, L: Layout>(&'a Shared<L>);
+struct Closing<'a, L: ClusterLayout>(&'a Shared<L>);
 
-impl<L: Layout> Drop for Closing<'_, L> {
+impl<L: ClusterLayout> Drop for Closing<'_, L> {
     fn drop(&mut self) {
         self.0.queues.close();
     }
@@ -348,9 +354,11 @@ fn serve_over<L: ClusterLayout>(
     let slot = Rc::new(RefCell::new(None));
     let mut executor = Executor::new();
     let result = Rc::clone(&slot);
-    let server = &shared.server;
+    let (server, values) = (&shared.server, &shared.values);
     executor.spawn(0, async move {
-        *result.borrow_mut() = Some(Worker::open(server, fabric, Rc::new(store)).await);
+        let opened =
+            Worker::<_, _, _, L::Values>::open(server, fabric, Rc::new(store), values).await;
+        *result.borrow_mut() = Some(opened);
     });
     executor.run(driver);
     let worker = match slot.take() {
@@ -408,8 +416,8 @@ impl<L: Layout> Clients<L> for Counting<'_> {
 }
 
 /// Publishes the thread's counters periodically until its queue is closed.
-async fn tell<L: Layout, F: Fabric>(
-    worker: &Worker<Dex, F, L>,
+async fn tell<L: ClusterLayout, F: Fabric>(
+    worker: &Worker<Dex, F, L, L::Values>,
     queue: &Queue<L, Reply<L>>,
     done: &Mutex<Done>,
 ) {

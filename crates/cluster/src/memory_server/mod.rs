@@ -381,7 +381,7 @@ pub fn run(options: &MemoryServerOptions, stop: &Stop) -> Result<(), ProgramErro
             compute_servers,
             transport: options.transport,
             placement_level: options.placement_level,
-            keys: layout.keys().to_owned(),
+            keys: layout.recorded_keys().to_owned(),
             page_bytes: layout.page_bytes(),
         };
         patiently(stop, || settings::agree(&*catalog, &keys, &mine))?;

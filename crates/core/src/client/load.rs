@@ -5,7 +5,7 @@ use super::{ClientIndex, RECORDS_TOGETHER, bad_reply};
 use crate::index::{Ascending, IndexError, RangeIndex, Scan, check_fill};
 use crate::page::{Layout, OwnedKey, OwnedValue};
 use crate::together::all;
-use crate::wire::{ClientRequest, ClientResponse, ErrorCode, RecordRoom, Refusal};
+use crate::wire::{ClientRequest, ClientResponse, ErrorCode, RecordRoom, Refusal, check_sent};
 use farleaf_fabric::{Fabric, ServerId};
 
 impl<F: Fabric, L: Layout> ClientIndex<F, L> {
@@ -35,7 +35,8 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
         let mut together = Vec::with_capacity(RECORDS_TOGETHER);
         let mut room = RecordRoom::for_records(RECORDS_TOGETHER);
         for (key, value) in records {
-            order.take(&key, &value)?;
+            check_sent::<L>(L::key(&key), L::value(&value))?;
+            order.ascends(&key)?;
             if !room.takes::<L>(L::key(&key), L::value(&value)) {
                 let records = std::mem::take(&mut together);
                 self.done(builder, &ClientRequest::LoadAppend { records }).await?;

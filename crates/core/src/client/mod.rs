@@ -33,10 +33,10 @@ use directory::Fixed;
 use owners::{SHORTEST_WAIT_NS, bad_reply};
 
 use crate::index::{IndexAdmin, IndexError};
-use crate::page::{Layout, OwnedKey, OwnedValue, check_records};
+use crate::page::{Layout, OwnedKey, OwnedValue};
 use crate::partition::{PartitionMap, Router, Unserved};
 use crate::together::all;
-use crate::wire::{ClientRequest, ClientResponse, RecordRoom};
+use crate::wire::{ClientRequest, ClientResponse, RecordRoom, check_sent};
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, Work};
 use std::rc::Rc;
@@ -128,7 +128,9 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
         &self,
         mut records: Vec<(OwnedKey<L>, OwnedValue<L>)>,
     ) -> Result<(), IndexError> {
-        check_records::<L>(&records)?;
+        for (key, value) in &records {
+            check_sent::<L>(L::key(key), L::value(value))?;
+        }
         let mut attempts = self.attempts();
         while !records.is_empty() {
             // Group them by owner; the owners set theirs concurrently. What does not fit the

@@ -5,11 +5,11 @@
 
 use super::{ClientIndex, ClientOptions, Directory};
 use crate::index::{Answer, IndexError, LeafEdit, Records, Scan};
-use crate::page::{Action, Layout, OwnedKey, OwnedValue};
+use crate::page::{Action, Layout, OwnedKey, OwnedValue, TooLong};
 use crate::partition::{Owners, PartitionMap, Patience, Route, Unserved};
 use crate::rules;
 use crate::together::all;
-use crate::wire::{ClientRequest, ClientResponse, ErrorCode, SCAN_REPLY_RECORDS};
+use crate::wire::{ClientRequest, ClientResponse, ErrorCode, SCAN_REPLY_RECORDS, check_sent};
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, FabricError, Message, ServerId, Uncertainty, Work};
 use std::fmt::{self, Debug, Formatter};
@@ -169,6 +169,12 @@ impl<F: Fabric, L: Layout> Owners for RemoteOwners<F, L> {
             longest_wait_ns: LONGEST_WAIT_NS,
             varies: true,
         }
+    }
+
+    /// A compute server keeps longer values in blocks beside the leaves.
+    #[inline]
+    fn check(key: &L::Key, value: &L::Value) -> Result<(), TooLong> {
+        check_sent::<L>(key, value)
     }
 
     async fn begin(&self) {

@@ -38,6 +38,14 @@ impl<L: Layout> Ascending<L> {
     /// [`IndexError::KeyTooLong`] or [`IndexError::ValueTooLong`] if no page can hold it.
     pub fn take(&mut self, key: &OwnedKey<L>, value: &OwnedValue<L>) -> Result<(), IndexError> {
         L::check_record(L::key(key), L::value(value))?;
+        self.ascends(key)
+    }
+
+    /// Counts the next record, whose lengths have been checked.
+    ///
+    /// # Errors
+    /// [`IndexError::NotSorted`] if its key is not above the previous one.
+    pub fn ascends(&mut self, key: &OwnedKey<L>) -> Result<(), IndexError> {
         if self.last.as_ref().is_some_and(|last| last >= key) {
             return Err(IndexError::NotSorted { position: self.count });
         }

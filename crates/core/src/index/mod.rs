@@ -18,6 +18,7 @@ mod partition_options;
 mod partitioned;
 mod range_index;
 mod reshape;
+mod values;
 
 pub use crate::page::{Action, Answer, LeafEdit};
 pub use admin::{Background, IndexAdmin};
@@ -31,3 +32,4 @@ pub use partitioned::{Built, BulkBuilder, PartIndex, PartPool, PartState, Partit
 pub use range_index::{Exchange, Owned, RangeIndex, Records, RecordsOf, Scan};
 pub(crate) use range_index::{OPERATIONS_TOGETHER, rounds};
 pub use reshape::{KeyRange, Reshape, Reshaped};
+pub use values::{InLeaves, PartValues, Scanned, ValueForm};

@@ -129,14 +129,26 @@ impl<K: ?Sized + ToOwned, V: ?Sized + Eq + ToOwned> LeafEdit<&K, &V> {
     /// [`TooLong`] if no page can.
     #[inline]
     pub fn check<L: Layout<Key = K, Value = V>>(&self) -> Result<(), TooLong> {
+        self.check_by::<L>(L::check_record)
+    }
+
+    /// As [`LeafEdit::check`], with a limit on records that need not be that of a page.
+    ///
+    /// # Errors
+    /// That of `record`, or [`TooLong::Key`] if no page can hold the key.
+    #[inline]
+    pub fn check_by<L: Layout<Key = K, Value = V>>(
+        &self,
+        record: impl Fn(&K, &V) -> Result<(), TooLong>,
+    ) -> Result<(), TooLong> {
         match self.action {
             Action::Get | Action::Remove => L::check_key(self.key),
             Action::Insert(value) | Action::Update(value) | Action::Upsert(value) => {
-                L::check_record(self.key, value)
+                record(self.key, value)
             }
             Action::CompareExchange(expected, new) => {
-                L::check_record(self.key, expected)?;
-                L::check_record(self.key, new)
+                record(self.key, expected)?;
+                record(self.key, new)
             }
         }
     }

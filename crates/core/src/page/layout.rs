@@ -263,6 +263,10 @@ pub trait Layout: Copy + Debug + Send + Sync + 'static {
     fn key_bytes(key: &Self::Key) -> usize;
     /// The bytes of a value in a message.
     fn value_bytes(value: &Self::Value) -> usize;
+    /// The length of a value, for limits on it.
+    fn value_length(value: &Self::Value) -> usize {
+        Self::value_bytes(value)
+    }
     /// A value that holds an address. The trees of the hybrid design map keys to leaves.
     fn value_of_address(at: GlobalAddr) -> OwnedValue<Self>;
     /// The address in a value. Any value has one; whether a node is there is for the reader of the

@@ -3,7 +3,7 @@
 //!
 //! Operations on single keys that wait together are served as one group, in any order: their
 //! clients have not seen any of the answers yet, so all of them are concurrent. The index takes a
-//! group down its tree together ([`PartIndex::execute_all`]). Each answer leaves as soon as it is
+//! group down its tree together ([`PartValues::execute_all`]). Each answer leaves as soon as it is
 //! known. A request that waits alone is served by [`Worker::answer`].
 //!
 //! *Invariant*: answering.AW1. An operation of a group is answered as if it were served alone.
@@ -12,7 +12,7 @@
 
 use super::queue::{Asked, GROUP, Taken};
 use super::{Clients, Queue, Worker};
-use crate::index::{PartIndex, Partitioned};
+use crate::index::{PartValues, Partitioned, ValueForm};
 use crate::page::{Action, Layout, LeafEdit, OwnedKey, OwnedValue};
 use crate::wire::{ClientRequest, ClientResponse, ErrorCode};
 use farleaf_fabric::{Fabric, Work};
@@ -57,7 +57,7 @@ async fn give_way() {
     .await;
 }
 
-impl<D: Partitioned, F: Fabric, L: Layout> Worker<D, F, L> {
+impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
     /// Answers the requests of `queue` until it is closed. Any number of tasks may do so.
     pub async fn answer_all<C: Clients<L>>(&self, queue: &Queue<L, C::Reply>, clients: &C) {
         let under_way = self.under_way();
@@ -108,7 +108,7 @@ impl<D: Partitioned, F: Fabric, L: Layout> Worker<D, F, L> {
                 && entered.is_some()
                 && (can_change || !ask.is_change());
             match ask {
-                ask if ask.check().is_err() => no(reply, ErrorCode::Malformed),
+                ask if ask.check(V::check).is_err() => no(reply, ErrorCode::Malformed),
                 ClientRequest::Edit(edit) if is_served => match self.refusal(L::key(&edit.key)) {
                     Some(refusal) => clients.answer(reply, refusal),
                     None => {
@@ -127,7 +127,7 @@ impl<D: Partitioned, F: Fabric, L: Layout> Worker<D, F, L> {
                 clients.answer(reply, told);
             }
         };
-        self.index().execute_all(&edits, done).await;
+        self.values().execute_all(self.index(), &edits, done).await;
     }
 
     /// Upserts the records of a request.
@@ -151,7 +151,7 @@ impl<D: Partitioned, F: Fabric, L: Layout> Worker<D, F, L> {
                     failed.set(Some(told));
                 }
             };
-            self.index().execute_all(&edits, done).await;
+            self.values().execute_all(self.index(), &edits, done).await;
             // Some of the records have been set. If keys have moved, the client sets them again at
             // the new owner.
             if let Some(told) = failed.take() {

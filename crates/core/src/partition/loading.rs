@@ -8,7 +8,7 @@
 
 use super::queue::{Asked, Clients, Queue};
 use super::worker::{Worker, error_code};
-use crate::index::{IndexError, Partitioned};
+use crate::index::{IndexError, Partitioned, ValueForm};
 use crate::page::Layout;
 use crate::wire::{ClientRequest, ClientResponse, ErrorCode};
 use farleaf_fabric::Fabric;
@@ -20,7 +20,7 @@ use std::task::Poll;
 /// Timeout for the next step of a bulk load.
 const LOAD_STEP_NS: u64 = 30_000_000_000;
 
-impl<D: Partitioned, F: Fabric, L: Layout> Worker<D, F, L> {
+impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
     /// Serves the bulk loads of `queue`, one at a time, until it is closed. Passes each failure to
     /// `failed`.
     pub async fn serve_loads<C: Clients<L>>(

@@ -20,7 +20,7 @@ use crate::cache::OwnedRange;
 use crate::index::{
     Answer, IndexError, LeafEdit, OPERATIONS_TOGETHER, RangeIndex, Records, Scan, rounds,
 };
-use crate::page::{Layout, OwnedKey, OwnedValue};
+use crate::page::{Layout, OwnedKey, OwnedValue, TooLong};
 use crate::together::all;
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::Arc;
@@ -55,6 +55,12 @@ pub trait Owners: Sized {
 
     /// How long operations are tried again.
     fn patience(&self) -> Patience;
+
+    /// Whether the owners can take a record.
+    #[inline]
+    fn check(key: &KeyOf<Self>, value: &ValueOf<Self>) -> Result<(), TooLong> {
+        Self::Layout::check_record(key, value)
+    }
 
     /// The steps before each operation.
     fn begin(&self) -> impl Future<Output = ()>;
@@ -403,7 +409,7 @@ impl<O: Owners> RangeIndex for Router<O> {
         &self,
         edit: LeafEdit<&KeyOf<O>, &ValueOf<O>>,
     ) -> Result<Answer<OwnedValueOf<O>>, IndexError> {
-        edit.check::<O::Layout>()?;
+        edit.check_by::<O::Layout>(O::check)?;
         self.owners.begin().await;
         self.at_owner(|map| map.owner_of(edit.key), |owner| self.owners.execute(owner, edit)).await
     }
@@ -412,7 +418,7 @@ impl<O: Owners> RangeIndex for Router<O> {
         &self,
         edits: &[LeafEdit<&KeyOf<O>, &ValueOf<O>>],
     ) -> Vec<Result<Answer<OwnedValueOf<O>>, IndexError>> {
-        if edits.iter().any(|edit| edit.check::<O::Layout>().is_err()) {
+        if edits.iter().any(|edit| edit.check_by::<O::Layout>(O::check).is_err()) {
             return Box::pin(self.execute_in_turn(edits)).await;
         }
         let ended: Vec<Ended<O>> = edits.iter().map(|_| RefCell::new(None)).collect();

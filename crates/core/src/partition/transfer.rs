@@ -17,7 +17,7 @@
 
 use super::worker::Worker;
 use super::{MapState, Move, PendingMove, Put};
-use crate::index::{IndexError, PartIndex, PartState, Partitioned, Released};
+use crate::index::{IndexError, PartIndex, PartState, Partitioned, Released, ValueForm};
 use crate::page::{Layout, OwnedKey};
 use crate::remote::RemoteError;
 use crate::rules;
@@ -50,7 +50,7 @@ enum Reconciled {
     Again,
 }
 
-impl<D: Partitioned, F: Fabric, L: Layout> Worker<D, F, L> {
+impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
     /// Repeatedly carries out what the map record says until `ended` returns true. One task per
     /// compute server is enough.
     pub async fn follow_map(&self, ended: &dyn Fn() -> bool) {

@@ -12,8 +12,8 @@ use super::router::behind;
 use super::{ComputeServer, Load, MapState, MapStore, PartitionMap, Put};
 use crate::cache::CacheCounters;
 use crate::index::{
-    Ascending, Built, BulkBuilder, IndexError, PartIndex, PartPool, Partitioned, Records, Scan,
-    check_fill,
+    Ascending, Built, BulkBuilder, InLeaves, IndexError, PartIndex, PartPool, PartValues,
+    Partitioned, Records, Scan, Scanned, ValueForm, check_fill,
 };
 use crate::page::{Answer, Layout, LeafEdit, OwnedKey, OwnedValue};
 use crate::remote::{ROOT_SERVER, RemoteError};
@@ -26,7 +26,6 @@ use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, MAX_MESSAGE_BYTES, ServerId, Work};
 use std::cell::Cell;
 use std::fmt::{self, Debug, Formatter};
-use std::ops::Bound;
 use std::rc::Rc;
 
 /// A halted compute server resumes by itself after this time.
@@ -43,9 +42,10 @@ const SETTLE_NS: u64 = 50_000_000;
 const LOOK_AT_MEMORY_NS: u64 = 100_000_000;
 
 /// One thread of a compute server.
-pub struct Worker<D: Partitioned, F: Fabric, L: Layout> {
+pub struct Worker<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L> = InLeaves> {
     pool: D::Pool<F, L>,
     part: OwnerHandle<D, F, L>,
+    values: V::Values<F>,
     store: Rc<dyn MapStore<OwnedKey<L>>>,
     /// Operations that its tasks carry out now.
     under_way: Cell<usize>,
@@ -78,15 +78,15 @@ fn thin_out<L: Layout>(keys: &mut Vec<OwnedKey<L>>) {
     }
 }
 
-impl<D: Partitioned, F: Fabric, L: Layout> Debug for Worker<D, F, L> {
+impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Debug for Worker<D, F, L, V> {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         f.debug_struct("Worker").field("part", &self.part).finish_non_exhaustive()
     }
 }
 
-impl<D: Partitioned, F: Fabric, L: Layout> Worker<D, F, L> {
+impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
     /// Opens a thread of `server` that reaches the memory servers over `fabric`, and the map record
-    /// through `store`.
+    /// through `store`. All threads of the compute server have the same `values`.
     ///
     /// # Errors
     /// [`IndexError`] if the memory servers hold no index or cannot be reached.
@@ -94,15 +94,19 @@ impl<D: Partitioned, F: Fabric, L: Layout> Worker<D, F, L> {
         server: &Arc<ComputeServer<D, L>>,
         fabric: F,
         store: Rc<dyn MapStore<OwnedKey<L>>>,
+        values: &V::Shared,
     ) -> Result<Self, IndexError> {
+        let values = V::open(values, fabric.clone());
         let pool = D::open_pool(fabric).await?;
         let part = OwnerHandle::open(server, &pool, server.sampled_one_in()).await?;
-        Ok(Self { pool, part, store, under_way: Cell::new(0) })
+        Ok(Self { pool, part, values, store, under_way: Cell::new(0) })
     }
 
     /// What the cache has done for this thread.
     pub fn cache_counters(&self) -> CacheCounters {
-        self.part.index.cache_counters()
+        let mut counters = self.part.index.cache_counters();
+        counters += self.values.counters();
+        counters
     }
 
     /// The endpoint.
@@ -156,6 +160,11 @@ impl<D: Partitioned, F: Fabric, L: Layout> Worker<D, F, L> {
         &self.part.index
     }
 
+    /// This thread's access to the values of that part.
+    pub(super) fn values(&self) -> &V::Values<F> {
+        &self.values
+    }
+
     /// Operations that the tasks of this thread carry out now.
     pub(super) fn under_way(&self) -> &Cell<usize> {
         &self.under_way
@@ -194,7 +203,7 @@ impl<D: Partitioned, F: Fabric, L: Layout> Worker<D, F, L> {
     /// for [`Worker::load`].
     pub async fn answer(&self, ask: ClientRequest<L>) -> ClientResponse<L> {
         self.fabric().charge(Work::Client).await;
-        if ask.check().is_err() {
+        if ask.check(V::check).is_err() {
             return ClientResponse::Error(ErrorCode::Malformed);
         }
         match ask {
@@ -246,10 +255,10 @@ impl<D: Partitioned, F: Fabric, L: Layout> Worker<D, F, L> {
             // Boxed, so that it does not enlarge the futures of single operations.
             ClientRequest::UpsertAll { records } => Box::pin(self.upsert_all(&records)).await,
             ClientRequest::Flush => {
-                self.told(self.part.index.flush().await.map_err(IndexError::from))
+                self.told(self.values.flush(self.index()).await.map_err(IndexError::from))
             }
             ClientRequest::Collect => {
-                let collected = self.part.index.collect().await;
+                let collected = self.values.collect(self.index()).await;
                 self.told(collected.map_err(IndexError::from))
             }
             ClientRequest::Release { to, near } => {
@@ -288,7 +297,7 @@ impl<D: Partitioned, F: Fabric, L: Layout> Worker<D, F, L> {
     async fn edit(&self, edit: LeafEdit<&L::Key, &L::Value>) -> ClientResponse<L> {
         match self.refusal(edit.key) {
             Some(refusal) => refusal,
-            None => self.edited(edit.key, self.part.index.execute(edit).await),
+            None => self.edited(edit.key, self.values.execute(self.index(), edit).await),
         }
     }
 
@@ -317,26 +326,21 @@ impl<D: Partitioned, F: Fabric, L: Layout> Worker<D, F, L> {
         let mut records = Records::new();
         // Steps, so that little more is collected than the reply takes.
         loop {
-            let had = records.len();
-            scan.limit = most.min(had + step);
-            let range = match self.part.index.scan(&scan, &mut records).await {
-                Ok(range) if range == map.range_of(me) => range,
+            scan.limit = most.min(records.len() + step);
+            let scanned = self.values.scan(self.index(), &scan, &mut room, &mut records).await;
+            let Scanned { range, next, is_full } = match scanned {
+                Ok(scanned) if scanned.range == map.range_of(me) => scanned,
                 // The range belongs to a map that this thread has not seen yet.
                 Ok(_) | Err(RemoteError::Moved) => {
                     return ClientResponse::Error(ErrorCode::Unavailable);
                 }
                 Err(error) => return self.no(&error.into()),
             };
-            let is_cut = room.cut::<L>(&mut records, had);
-            let last = match records.last() {
-                Some((last, _)) if is_cut || records.len() >= scan.limit => last.clone(),
-                _ => {
-                    let next = behind(&scan, range, &L::min_key());
-                    return ClientResponse::Records { records, next };
-                }
+            let Some(next) = next else {
+                let next = behind(&scan, range, &L::min_key());
+                return ClientResponse::Records { records, next };
             };
-            let next = Bound::Excluded(last);
-            if is_cut || records.len() >= most {
+            if is_full || records.len() >= most {
                 return ClientResponse::Records { records, next: Some(next) };
             }
             match scan.reverse {
@@ -361,7 +365,7 @@ impl<D: Partitioned, F: Fabric, L: Layout> Worker<D, F, L> {
             fabric.sleep(DRAIN_LOOK_NS).await;
         }
         // Do this even if an operation hangs, so that no acknowledged change is lost with it.
-        self.part.index.flush().await?;
+        self.values.flush(self.index()).await?;
         match is_late {
             true => Err(IndexError::Contended { retries: 0 }),
             false => Ok(()),
@@ -386,7 +390,7 @@ impl<D: Partitioned, F: Fabric, L: Layout> Worker<D, F, L> {
 
     /// Drops the cached tree after writing it back, in case the halt before failed to do that.
     async fn begin_anew(&self) -> Result<(), RemoteError> {
-        self.part.index.flush().await?;
+        self.values.flush(self.index()).await?;
         self.part.index.forget().await
     }
 
@@ -424,11 +428,16 @@ impl<D: Partitioned, F: Fabric, L: Layout> Worker<D, F, L> {
         };
         let boundaries = map.boundaries().to_vec();
         let mut builder = self.pool.builder(fill, boundaries);
+        let mut blocks = Vec::new();
         let outcome = async {
             let mut order = Ascending::<L>::default();
-            while let Some(records) = next().await? {
+            while let Some(mut records) = next().await? {
+                for (key, value) in &records {
+                    V::check(L::key(key), L::value(value))?;
+                    order.ascends(key)?;
+                }
+                self.values.prepare(self.index(), &mut records, &mut blocks).await?;
                 for (key, value) in records {
-                    order.take(&key, &value)?;
                     builder.append(L::key(&key), L::value(&value)).await?;
                 }
             }
@@ -464,6 +473,7 @@ impl<D: Partitioned, F: Fabric, L: Layout> Worker<D, F, L> {
             && !matches!(error, IndexError::Indeterminate(_))
         {
             builder.abort().await;
+            self.values.give_back(blocks);
         }
         outcome
     }

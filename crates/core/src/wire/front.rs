@@ -7,11 +7,27 @@
 //! *Thread safety*: plain values.
 
 use super::table::{Table, messages};
-use crate::page::{
-    Answer, Layout, LeafEdit, OwnedKey, OwnedValue, Put, TooLong, check_bounds, check_records,
-};
-use farleaf_fabric::Message;
+use crate::page::{Answer, Layout, LeafEdit, OwnedKey, OwnedValue, Put, TooLong, check_bounds};
+use farleaf_fabric::{MAX_MESSAGE_BYTES, Message};
 use std::ops::Bound;
+
+/// The longest value in a message between a client and a compute server, in bytes.
+pub const MOST_VALUE_BYTES: usize = 60 << 10;
+/// More than a message has besides values: the longest key of any layout, lengths and tags.
+const REST_BYTES: usize = 4096;
+// A compare-exchange has two values.
+const _: () = assert!(2 * MOST_VALUE_BYTES + REST_BYTES <= MAX_MESSAGE_BYTES);
+
+/// Whether a record can be sent to a compute server, whose limit on values may be lower.
+///
+/// # Errors
+/// [`TooLong`] if it cannot.
+#[inline]
+pub fn check_sent<L: Layout>(key: &L::Key, value: &L::Value) -> Result<(), TooLong> {
+    L::check_key(key)?;
+    let (bytes, most) = (L::value_length(value), MOST_VALUE_BYTES);
+    if bytes <= most { Ok(()) } else { Err(TooLong::Value { bytes, most }) }
+}
 
 messages! {
     /// A request of a client to a compute server.
@@ -188,16 +204,20 @@ messages! {
 }
 
 impl<L: Layout> ClientRequest<L> {
-    /// Whether a page can hold the keys and values of the request. Decoding accepts any length.
+    /// Whether a page can hold the keys of the request, and `record` accepts its records. Decoding
+    /// accepts any length.
     ///
     /// # Errors
-    /// [`TooLong`] if no page can.
+    /// [`TooLong`] if not.
     #[inline]
-    pub fn check(&self) -> Result<(), TooLong> {
+    pub fn check(
+        &self,
+        record: impl Fn(&L::Key, &L::Value) -> Result<(), TooLong>,
+    ) -> Result<(), TooLong> {
         match self {
-            Self::Edit(edit) => edit.as_ref().check::<L>(),
+            Self::Edit(edit) => edit.as_ref().check_by::<L>(record),
             Self::UpsertAll { records } | Self::LoadAppend { records } => {
-                check_records::<L>(records)
+                records.iter().try_for_each(|(key, value)| record(L::key(key), L::value(value)))
             }
             Self::Scan { lower, upper, .. } => check_bounds::<L, _>([lower, upper]),
             Self::Release { near: Some(key), .. } | Self::Fences { key } => {

@@ -21,7 +21,7 @@ mod room;
 mod table;
 mod tree;
 
-pub use front::{ClientRequest, ClientResponse, ErrorCode};
+pub use front::{ClientRequest, ClientResponse, ErrorCode, MOST_VALUE_BYTES, check_sent};
 pub use offload::{AskOffload, OffloadRequest, TICKETS, Ticket};
 pub use owners::{DEAD_OWNERS, LOG_SLOTS, OwnerRequest, log_slot_bytes};
 pub use pool::{GIVE_BACK_NODES, PoolRequest, Usage};

@@ -59,9 +59,18 @@ impl RecordRoom {
         records: &mut Vec<(OwnedKey<L>, OwnedValue<L>)>,
         from: usize,
     ) -> bool {
-        let bytes = |(key, value): &(OwnedKey<L>, OwnedValue<L>)| {
-            L::key_bytes(L::key(key)) + L::value_bytes(L::value(value))
-        };
+        self.cut_by::<L>(records, from, |key, value| L::key_bytes(key) + L::value_bytes(value))
+    }
+
+    /// As [`RecordRoom::cut`], for records that will have `bytes` bytes in the message.
+    pub(crate) fn cut_by<L: Layout>(
+        &mut self,
+        records: &mut Vec<(OwnedKey<L>, OwnedValue<L>)>,
+        from: usize,
+        bytes: impl Fn(&L::Key, &L::Value) -> usize,
+    ) -> bool {
+        let bytes =
+            |(key, value): &(OwnedKey<L>, OwnedValue<L>)| bytes(L::key(key), L::value(value));
         let added = &records[from..];
         let all: usize = added.iter().map(bytes).sum();
         if added.len() <= self.records && all <= self.bytes {

@@ -12,3 +12,4 @@ mod limits;
 mod loads;
 mod providers;
 mod suite;
+mod worker;

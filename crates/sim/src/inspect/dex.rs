@@ -98,6 +98,15 @@ impl<L: Named> Walk<'_, L> {
                 }
             }
         }
-        named::<L>(records)
+        let Some(value) = pool.blocks else { return named::<L>(records) };
+        if expect == Expect::WellFormed && pool.tears {
+            return Ok(Records::new());
+        }
+        let resolved =
+            records.into_iter().map(|(key, stored)| match value(pool, L::value(&stored)) {
+                Some(value) => Ok((key, value)),
+                None => Err(format!("{key:?} has {stored:?}, and no such block is there")),
+            });
+        named::<L>(resolved.collect::<Result<_, _>>()?)
     }
 }

@@ -7,6 +7,9 @@
 //! while no page on the way is held or half written (`server::tree` T1, `index::fine` G2): an
 //! inspection that meets such a page ends there without a fault.
 //!
+//! A value block that a leaf in the pool refers to is there at every moment (blocks.X1, blocks.X4),
+//! unless WRITEs tear: then a reference may be half written, and blocks are read at the end only.
+//!
 //! *Invariants at the end of a run* without uncertain outcomes: no page is held, and the pool holds
 //! exactly the records that a scan returns.
 //!
@@ -23,10 +26,10 @@ use crate::client::Board;
 use crate::scenario::{DesignSpec, ErrorKind, Scenario};
 use crate::workload;
 use farleaf_core::index::{ByName, Design, RangeIndex, Scan};
-use farleaf_core::page::{Layout, Named, NodeCarver, OwnedKey, Page};
+use farleaf_core::page::{Layout, Named, NodeCarver, OwnedKey, OwnedValue, Page};
 use farleaf_core::server::MemoryServer;
 use farleaf_fabric::sim::SimCluster;
-use farleaf_fabric::sync::Arc;
+use farleaf_fabric::sync::{Arc, Ordering};
 use farleaf_fabric::{Cluster, Fabric, GlobalAddr, RpcService};
 use rand::RngExt;
 use std::collections::BTreeSet;
@@ -37,6 +40,9 @@ const MAX_PAUSE_NS: u64 = 20_000;
 
 /// Records as (key, value) by their names, ordered by key.
 type Records = Vec<(u64, u64)>;
+
+/// How the value for what a leaf has is found in a pool.
+type ValueIn<L> = fn(&Pool<L>, &<L as Layout>::Value) -> Option<OwnedValue<L>>;
 
 /// The state that an inspection expects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,6 +78,19 @@ pub(crate) struct Pool<L: Layout> {
     is_uncertain: bool,
     /// How long requests of dead clients are still on their way, in nanoseconds.
     last_words_ns: u64,
+    /// With value blocks: the value for what a leaf has; `None` if there is none.
+    blocks: Option<ValueIn<L>>,
+    /// Whether a WRITE lands in parts, so that a value in a leaf may be half old and half new.
+    tears: bool,
+}
+
+impl<L: Layout> Pool<L> {
+    /// The words at an address; `None` if they are not all in a server's region.
+    pub(crate) fn words(&self, at: GlobalAddr, words: usize) -> Option<Vec<u64>> {
+        let server = self.servers.get(at.server().index())?;
+        let words = server.region().slice(at.offset(), words)?;
+        Some(words.iter().map(|word| word.load(Ordering::Relaxed)).collect())
+    }
 }
 
 impl<L: Named> Pool<L> {
@@ -93,7 +112,15 @@ impl<L: Named> Pool<L> {
             },
             is_uncertain: !doomed.is_empty() || allowed.contains(&ErrorKind::Indeterminate),
             doomed,
+            blocks: None,
+            tears: faults.tear_probability > 0.0,
         }
+    }
+
+    /// Finds the value for what a leaf has by `value`, which returns `None` if there is none.
+    pub(crate) fn with_blocks(mut self, value: ValueIn<L>) -> Self {
+        self.blocks = Some(value);
+        self
     }
 
     /// Whether the page at an address says that it is a leaf.

@@ -3,6 +3,7 @@
 use super::tally::{Progress, Tally};
 use super::{Abandon, Access, Outcome};
 use crate::output;
+use crate::programs::layout::INLINE_BYTES;
 use crate::{bench, units, usage};
 use anyhow::Context;
 use clap::Args;
@@ -17,6 +18,7 @@ use farleaf_cluster::client::Connection;
 use farleaf_cluster::layouts::{ClusterLayout, LayoutName};
 use farleaf_core::index::{IndexAdmin, IndexError, RangeIndex};
 use farleaf_core::page::{Bytes, CHOSEN};
+use farleaf_core::wire::MOST_VALUE_BYTES;
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::Arc;
 use std::cell::{Cell, RefCell};
@@ -143,7 +145,12 @@ impl Arguments {
         };
         let values = self.value_bytes.clone().unwrap_or(8..=8);
         let grows = self.workload.insert_share() > 0.0;
-        let strings = Strings::new(form, self.keys, values, grows)
+        if *values.end() > MOST_VALUE_BYTES {
+            return usage(format!(
+                "--value-bytes: a message has values of at most {MOST_VALUE_BYTES} bytes"
+            ));
+        }
+        let strings = Strings::with_blocks(form, self.keys, values, Some(INLINE_BYTES), grows)
             .or_else(|error| usage(error.to_string()))?;
         let (keys, bytes) = (strings.keys().clone(), strings.record_bytes());
         Ok((Loaded { keys, form: form.to_string(), bytes }, strings.undecoded()))

@@ -7,7 +7,7 @@ use super::BlockIndex;
 use super::handle::{BLOCKS_TOGETHER, New};
 use crate::index::{Answer, IndexAdmin, IndexError, LeafEdit, RangeIndex, rounds};
 use crate::page::{Action, BlockRef, Layout};
-use crate::together::{all, both};
+use crate::together::{all, join};
 use farleaf_fabric::Fabric;
 
 type EditOf<'a> = LeafEdit<&'a [u8], &'a [u8]>;
@@ -41,7 +41,7 @@ where
                 places.partition(|place| is_exchange(&edits[*place]));
             let grouped: Vec<EditOf<'_>> = group.iter().map(|place| edits[*place]).collect();
             let exchanges = alone.iter().map(|place| self.execute(edits[*place]));
-            let (exchanged, executed) = both(all(exchanges), self.execute_group(&grouped)).await;
+            let (exchanged, executed) = join(all(exchanges), self.execute_group(&grouped)).await;
             ended.extend(alone.into_iter().zip(exchanged));
             ended.extend(group.into_iter().zip(executed));
         }
@@ -62,7 +62,7 @@ where
                 Err(_) => None,
             })
             .collect();
-        let since_ns = self.blocks.now_ns();
+        let since_ns = self.values.blocks.now_ns();
         let mut outcomes = self.design.execute_all(&stored).await.into_iter();
         let ends = edits.iter().zip(prepared).map(|(edit, new)| {
             let sent = new.map(|new| {
@@ -80,7 +80,7 @@ where
         match edit.action {
             Action::Insert(value) | Action::Update(value) | Action::Upsert(value) => {
                 Self::check(edit.key, value)?;
-                self.store(edit.key, value).await.map(Some)
+                self.over().store(edit.key, value).await.map(Some)
             }
             Action::Get | Action::Remove | Action::CompareExchange(..) => {
                 L::check_key(edit.key)?;
@@ -100,15 +100,17 @@ where
         match edit.action {
             Action::Get => {
                 let value = match outcome?.found {
-                    Some(stored) => self.resolve_or_ask(edit.key, stored, since_ns).await?,
+                    Some(stored) => self.over().resolve_or_ask(edit.key, stored, since_ns).await?,
                     None => None,
                 };
                 Ok(Answer::from_lookup(value))
             }
             Action::Insert(value) | Action::Update(value) | Action::Upsert(value) => {
-                self.settle(block, value, outcome).await
+                self.over().settle(block, value, outcome).await
             }
-            Action::Remove | Action::CompareExchange(..) => self.settle(None, &[], outcome).await,
+            Action::Remove | Action::CompareExchange(..) => {
+                self.over().settle(None, &[], outcome).await
+            }
         }
     }
 }

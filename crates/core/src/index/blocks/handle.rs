@@ -2,16 +2,17 @@
 //!
 //! *Thread safety*: belongs to its endpoint's thread; tasks of that thread share it.
 
+use super::below::{Below, Whole};
+use super::shared::ValueBlocks;
 use crate::cache::{BlockCache, CacheCounters, LiveCounters};
 use crate::index::{
     Answer, Background, IndexAdmin, IndexError, KeyRange, LeafEdit, OPERATIONS_TOGETHER,
     RangeIndex, Records, Reshape, Reshaped, Scan,
 };
 use crate::page::{Action, BlockRef, Layout, MOST_BLOCK_BYTES, Stored, TooLong, stored_inline};
-use crate::remote::{Backoff, BlockClient, Miss};
+use crate::remote::{Backoff, BlockClient, Miss, RemoteError};
 use crate::together::all;
 use farleaf_fabric::Fabric;
-use farleaf_fabric::sync::Arc;
 use std::borrow::{Borrow, Cow};
 use std::ops::Bound;
 
@@ -28,10 +29,29 @@ const FREEING_ROUNDS: u32 = 8;
 #[derive(Debug)]
 pub struct BlockIndex<I, F: Fabric, L: Layout> {
     pub(super) design: I,
-    pub(super) blocks: BlockClient<F, L>,
-    cache: Arc<BlockCache>,
-    counters: LiveCounters,
+    pub(super) values: ValueBlocks<F, L>,
+}
+
+/// Value blocks, and the index whose leaves refer to them: the logic of all operations.
+pub(super) struct Over<'a, B, F: Fabric, L: Layout> {
+    design: B,
+    blocks: &'a BlockClient<F, L>,
+    cache: &'a BlockCache,
+    counters: &'a LiveCounters,
     inline_bytes: usize,
+}
+
+impl<F: Fabric, L: Layout> ValueBlocks<F, L> {
+    /// These blocks beside the leaves of `design`.
+    pub(super) fn over<B>(&self, design: B) -> Over<'_, B, F, L> {
+        Over {
+            design,
+            blocks: &self.blocks,
+            cache: &self.cache,
+            counters: &self.counters,
+            inline_bytes: self.inline_bytes,
+        }
+    }
 }
 
 /// What a leaf shall have for a value, and the new block behind it.
@@ -62,14 +82,8 @@ where
     F: Fabric,
     L: Layout<Key = [u8], Value = [u8]>,
 {
-    pub(super) fn new(
-        design: I,
-        blocks: BlockClient<F, L>,
-        cache: &Arc<BlockCache>,
-        inline_bytes: usize,
-    ) -> Self {
-        let (cache, counters) = (Arc::clone(cache), LiveCounters::default());
-        Self { design, blocks, cache, counters, inline_bytes }
+    pub(super) fn new(design: I, values: ValueBlocks<F, L>) -> Self {
+        Self { design, values }
     }
 
     /// The handle of the design below.
@@ -77,12 +91,27 @@ where
         &self.design
     }
 
-    pub(super) fn check(key: &[u8], value: &[u8]) -> Result<(), IndexError> {
-        L::check_key(key)?;
-        let (bytes, most) = (value.len(), MOST_BLOCK_BYTES);
-        if bytes <= most { Ok(()) } else { Err(TooLong::Value { bytes, most }.into()) }
+    pub(super) fn over(&self) -> Over<'_, Whole<'_, I>, F, L> {
+        self.values.over(Whole(&self.design))
     }
 
+    /// Whether the index can have a record.
+    ///
+    /// # Errors
+    /// [`TooLong`] if it cannot.
+    pub fn check(key: &[u8], value: &[u8]) -> Result<(), TooLong> {
+        L::check_key(key)?;
+        let (bytes, most) = (value.len(), MOST_BLOCK_BYTES);
+        if bytes <= most { Ok(()) } else { Err(TooLong::Value { bytes, most }) }
+    }
+}
+
+impl<B, F, L> Over<'_, B, F, L>
+where
+    B: Below,
+    F: Fabric,
+    L: Layout<Key = [u8], Value = [u8]>,
+{
     /// What a leaf has for a value that is inline; `None` if the value needs a block.
     pub(super) fn inline<'a>(&self, key: &[u8], value: &'a [u8]) -> Option<Cow<'a, [u8]>> {
         if value.len() > self.inline_bytes {
@@ -92,27 +121,47 @@ where
         L::check_record(key, &stored).is_ok().then_some(stored)
     }
 
+    /// Whether an edit needs nothing before it goes down to its leaf.
+    pub(super) fn goes_down_at_once(&self, edit: &LeafEdit<&[u8], &[u8]>) -> bool {
+        match edit.action {
+            Action::Get | Action::Remove => true,
+            Action::Insert(value) | Action::Update(value) | Action::Upsert(value) => {
+                self.inline(edit.key, value).is_some()
+            }
+            Action::CompareExchange(..) => false,
+        }
+    }
+
+    /// What a leaf shall have for the new value of an edit that goes down at once, if it has one.
+    pub(super) fn stored_without_block<'a>(
+        &self,
+        edit: &LeafEdit<&[u8], &'a [u8]>,
+    ) -> Option<Cow<'a, [u8]>> {
+        match edit.action {
+            Action::Insert(value) | Action::Update(value) | Action::Upsert(value) => {
+                self.inline(edit.key, value)
+            }
+            _ => None,
+        }
+    }
+
     /// Writes a block. If there is no memory left, blocks that leaves have lost are freed first.
-    pub(super) async fn write_block(&self, value: &[u8]) -> Result<BlockRef, IndexError> {
+    pub(super) async fn write_block(&self, value: &[u8]) -> Result<BlockRef, B::Error> {
         for _ in 0..FREEING_ROUNDS {
-            match self.blocks.write(value).await.map_err(IndexError::from) {
-                Err(error @ IndexError::OutOfMemory { .. }) => {
+            match self.blocks.write(value).await {
+                Err(error @ RemoteError::OutOfMemory { .. }) => {
                     self.rest_lost().await?;
                     if !self.blocks.wait_for_rested().await {
-                        return Err(error);
+                        return Err(error.into());
                     }
                 }
-                outcome => return outcome,
+                outcome => return Ok(outcome?),
             }
         }
         Ok(self.blocks.write(value).await?)
     }
 
-    pub(super) async fn store<'a>(
-        &self,
-        key: &[u8],
-        value: &'a [u8],
-    ) -> Result<New<'a>, IndexError> {
+    pub(super) async fn store<'a>(&self, key: &[u8], value: &'a [u8]) -> Result<New<'a>, B::Error> {
         if let Some(stored) = self.inline(key, value) {
             return Ok(New { stored, block: None });
         }
@@ -125,13 +174,11 @@ where
         &self,
         block: Option<BlockRef>,
         value: &[u8],
-        outcome: Result<Answer<Vec<u8>>, IndexError>,
-    ) -> Result<Answer<Vec<u8>>, IndexError> {
+        outcome: Result<Answer<Vec<u8>>, B::Error>,
+    ) -> Result<Answer<Vec<u8>>, B::Error> {
         let answer = match outcome {
             // A leaf may refer to the block, now or later (blocks.X8).
-            Err(error @ (IndexError::Indeterminate(_) | IndexError::BadReply { .. })) => {
-                return Err(error);
-            }
+            Err(error) if B::is_unknown(&error) => return Err(error),
             Err(error) => {
                 self.give_back(block);
                 return Err(error);
@@ -145,16 +192,23 @@ where
         if let Some(block) = block {
             self.cache.keep(block, value);
         }
+        if self.has_lost(&answer) {
+            // The operation itself has succeeded; the next loss tries again.
+            let _ = Box::pin(self.rest_lost()).await;
+        }
+        Ok(Answer::from_change(true))
+    }
+
+    /// Takes the block back that an applied edit has taken out of its leaf, if it was one. Returns
+    /// whether it is time for [`Over::rest_lost`].
+    pub(super) fn has_lost(&self, answer: &Answer<Vec<u8>>) -> bool {
         if let Some(lost) = answer.found.as_deref()
             && let Stored::Block(lost) = Stored::of(lost)
         {
             self.cache.forget(lost);
-            if self.blocks.lose(lost) {
-                // The operation itself has succeeded; the next loss tries again.
-                let _ = Box::pin(self.rest_lost()).await;
-            }
+            return self.blocks.lose(lost);
         }
-        Ok(Answer::from_change(true))
+        false
     }
 
     pub(super) fn give_back(&self, block: Option<BlockRef>) {
@@ -165,7 +219,7 @@ where
 
     /// Writes back the leaves that have lost blocks, so that the blocks can be used again after a
     /// grace period (blocks.X4).
-    async fn rest_lost(&self) -> Result<(), IndexError> {
+    pub(super) async fn rest_lost(&self) -> Result<(), B::Error> {
         let lost = self.blocks.lost();
         if !lost.is_empty() {
             self.design.flush().await?;
@@ -174,26 +228,32 @@ where
         Ok(())
     }
 
-    /// The value for what the leaf of `key` had at `since_ns` or later. If the block arrives late,
-    /// the leaf must still refer to it.
-    async fn resolve(
-        &self,
-        key: &[u8],
-        mut stored: Vec<u8>,
-        since_ns: u64,
-    ) -> Result<Vec<u8>, Miss> {
-        let block = match Stored::of(&stored) {
+    /// The value for what a leaf has, if it is there or in the cache; else what the leaf has.
+    pub(super) fn resolved_at_once(&self, mut stored: Vec<u8>) -> Result<Vec<u8>, Vec<u8>> {
+        match Stored::of(&stored) {
             Stored::Inline(value) => {
                 let length = value.len();
                 stored.truncate(length);
-                return Ok(stored);
+                Ok(stored)
             }
-            Stored::Block(block) => block,
-        };
-        if let Some(value) = self.cache.get(block) {
-            LiveCounters::count(&self.counters.block_hits);
-            return Ok(value);
+            Stored::Block(block) => match self.cache.get(block) {
+                Some(value) => {
+                    LiveCounters::count(&self.counters.block_hits);
+                    Ok(value)
+                }
+                None => Err(stored),
+            },
         }
+    }
+
+    /// The value for what the leaf of `key` had at `since_ns` or later. If the block arrives late,
+    /// the leaf must still refer to it.
+    async fn resolve(&self, key: &[u8], stored: Vec<u8>, since_ns: u64) -> Result<Vec<u8>, Miss> {
+        let stored = match self.resolved_at_once(stored) {
+            Ok(value) => return Ok(value),
+            Err(stored) => stored,
+        };
+        let Stored::Block(block) = Stored::of(&stored) else { return Ok(stored) };
         LiveCounters::count(&self.counters.block_misses);
         let (value, is_recent) = self.blocks.read(block, since_ns).await?;
         if !is_recent && Box::pin(self.design.get(key)).await.ok().flatten() != Some(stored) {
@@ -203,13 +263,13 @@ where
         Ok(value)
     }
 
-    /// As [`BlockIndex::resolve`]; if the block is not there any more, asks the leaf again.
+    /// As [`Over::resolve`]; if the block is not there any more, asks the leaf again.
     pub(super) async fn resolve_or_ask(
         &self,
         key: &[u8],
         stored: Vec<u8>,
         since_ns: u64,
-    ) -> Result<Option<Vec<u8>>, IndexError> {
+    ) -> Result<Option<Vec<u8>>, B::Error> {
         match self.resolve(key, stored, since_ns).await {
             Ok(value) => Ok(Some(value)),
             Err(Miss::Restart) => Box::pin(self.ask_again(key)).await,
@@ -218,7 +278,7 @@ where
     }
 
     #[cold]
-    async fn ask_again(&self, key: &[u8]) -> Result<Option<Vec<u8>>, IndexError> {
+    async fn ask_again(&self, key: &[u8]) -> Result<Option<Vec<u8>>, B::Error> {
         let mut backoff = Backoff::default();
         loop {
             self.blocks.restart(&mut backoff).await?;
@@ -233,11 +293,11 @@ where
     }
 
     /// The values of what leaves had for keys; blocks are READ together.
-    async fn resolve_all(
+    pub(super) async fn resolve_all(
         &self,
         found: Vec<(&[u8], Option<Vec<u8>>)>,
         since_ns: u64,
-    ) -> Result<Vec<Option<Vec<u8>>>, IndexError> {
+    ) -> Result<Vec<Option<Vec<u8>>>, B::Error> {
         let mut values = Vec::with_capacity(found.len());
         let mut found = found.into_iter().peekable();
         while found.peek().is_some() {
@@ -258,9 +318,8 @@ where
         &self,
         edit: LeafEdit<&[u8], &[u8]>,
         value: &[u8],
-    ) -> Result<Answer<Vec<u8>>, IndexError> {
+    ) -> Result<Answer<Vec<u8>>, B::Error> {
         let key = edit.key;
-        Self::check(key, value)?;
         let new = self.store(key, value).await?;
         let outcome = self.design.execute(new.storing(edit)).await;
         self.settle(new.block, value, outcome).await
@@ -273,9 +332,7 @@ where
         key: &[u8],
         expected: &[u8],
         value: &[u8],
-    ) -> Result<Answer<Vec<u8>>, IndexError> {
-        Self::check(key, expected)?;
-        Self::check(key, value)?;
+    ) -> Result<Answer<Vec<u8>>, B::Error> {
         let mut stored = match self.inline(key, expected) {
             Some(stored) => stored.into_owned(),
             None => match self.stored_for(key, expected, None).await? {
@@ -314,7 +371,7 @@ where
         key: &[u8],
         expected: &[u8],
         mut found: Option<(Vec<u8>, u64)>,
-    ) -> Result<Result<Vec<u8>, Option<Vec<u8>>>, IndexError> {
+    ) -> Result<Result<Vec<u8>, Option<Vec<u8>>>, B::Error> {
         let mut backoff = Backoff::default();
         loop {
             let (stored, since_ns) = match found.take() {
@@ -335,18 +392,9 @@ where
             }
         }
     }
-}
 
-impl<I, F, L> RangeIndex for BlockIndex<I, F, L>
-where
-    I: IndexAdmin<Key = [u8], Value = [u8]>,
-    F: Fabric,
-    L: Layout<Key = [u8], Value = [u8]>,
-{
-    type Key = [u8];
-    type Value = [u8];
-
-    async fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, IndexError> {
+    /// The value of a key.
+    pub(super) async fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, B::Error> {
         let since_ns = self.blocks.now_ns();
         match self.design.get(key).await? {
             Some(stored) => self.resolve_or_ask(key, stored, since_ns).await,
@@ -354,7 +402,11 @@ where
         }
     }
 
-    async fn execute(&self, edit: LeafEdit<&[u8], &[u8]>) -> Result<Answer<Vec<u8>>, IndexError> {
+    /// Any operation on one key, whose lengths have been checked.
+    pub(super) async fn execute(
+        &self,
+        edit: LeafEdit<&[u8], &[u8]>,
+    ) -> Result<Answer<Vec<u8>>, B::Error> {
         let key = edit.key;
         match edit.action {
             Action::Get => self.get(key).await.map(Answer::from_lookup),
@@ -368,6 +420,25 @@ where
             Action::CompareExchange(expected, value) => self.exchange(key, expected, value).await,
         }
     }
+}
+
+impl<I, F, L> RangeIndex for BlockIndex<I, F, L>
+where
+    I: IndexAdmin<Key = [u8], Value = [u8]>,
+    F: Fabric,
+    L: Layout<Key = [u8], Value = [u8]>,
+{
+    type Key = [u8];
+    type Value = [u8];
+
+    async fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, IndexError> {
+        self.over().get(key).await
+    }
+
+    async fn execute(&self, edit: LeafEdit<&[u8], &[u8]>) -> Result<Answer<Vec<u8>>, IndexError> {
+        edit.check_by::<L>(Self::check)?;
+        self.over().execute(edit).await
+    }
 
     async fn scan(&self, scan: &Scan<Vec<u8>>) -> Result<Records<Vec<u8>, Vec<u8>>, IndexError> {
         if scan.limit == 0 {
@@ -377,7 +448,7 @@ where
         let mut rest = scan.clone();
         while records.len() < scan.limit {
             rest.limit = (scan.limit - records.len()).min(SCAN_TOGETHER);
-            let since_ns = self.blocks.now_ns();
+            let since_ns = self.values.blocks.now_ns();
             let found = self.design.scan(&rest).await?;
             let is_last = found.len() < rest.limit;
             let Some((last, _)) = found.last() else { break };
@@ -388,7 +459,7 @@ where
             }
             let (keys, stored): (Vec<_>, Vec<_>) = found.into_iter().unzip();
             let found = keys.iter().map(Vec::as_slice).zip(stored.into_iter().map(Some)).collect();
-            let values = self.resolve_all(found, since_ns).await?;
+            let values = self.over().resolve_all(found, since_ns).await?;
             // A key that was removed meanwhile need not appear.
             records.extend(
                 keys.into_iter().zip(values).filter_map(|(key, value)| Some((key, value?))),
@@ -422,10 +493,10 @@ where
     ) -> Result<Vec<Option<Vec<u8>>>, IndexError> {
         let mut values = Vec::with_capacity(keys.len());
         for together in keys.chunks(SCAN_TOGETHER) {
-            let since_ns = self.blocks.now_ns();
+            let since_ns = self.values.blocks.now_ns();
             let stored = self.design.multi_get(together).await?;
             let found = together.iter().map(Borrow::borrow).zip(stored).collect();
-            values.extend(self.resolve_all(found, since_ns).await?);
+            values.extend(self.over().resolve_all(found, since_ns).await?);
         }
         Ok(values)
     }
@@ -450,7 +521,7 @@ where
 {
     async fn collect(&self) -> Result<(), IndexError> {
         self.design.collect().await?;
-        self.rest_lost().await
+        self.over().rest_lost().await
     }
 
     async fn declare_dead(&self, compute_server: u16) -> Result<(), IndexError> {
@@ -480,7 +551,7 @@ where
 
     fn cache_counters(&self) -> CacheCounters {
         let mut counters = self.design.cache_counters();
-        counters += self.counters.snapshot();
+        counters += self.values.counters();
         counters
     }
 }

@@ -60,7 +60,7 @@ where
             // The index is empty: no leaf refers to them.
             for (_, stored) in collected.records() {
                 if let Stored::Block(block) = Stored::of(&stored) {
-                    self.give_back(Some(block));
+                    self.over().give_back(Some(block));
                 }
             }
         }
@@ -87,9 +87,10 @@ where
                 }
                 (last, position) = (Some(key.clone()), position + 1);
             }
-            let written = together.iter().map(async |(key, value)| match self.inline(key, value) {
+            let over = self.over();
+            let written = together.iter().map(async |(key, value)| match over.inline(key, value) {
                 Some(_) => Ok(None),
-                None => self.write_block(value).await.map(Some),
+                None => over.write_block(value).await.map(Some),
             });
             let written: Vec<Result<Option<BlockRef>, IndexError>> = all(written).await;
             let mut outcome = Ok(());
@@ -97,7 +98,7 @@ where
                 match block {
                     Ok(Some(block)) => collected.push(key, &block.to_stored()),
                     Ok(None) => {
-                        let stored = self.inline(key, value);
+                        let stored = over.inline(key, value);
                         collected.push(key, stored.as_deref().unwrap_or_default());
                     }
                     Err(error) => outcome = Err(error),

@@ -21,19 +21,22 @@
 //! by the handles of a process.
 
 mod batch;
+mod below;
 mod handle;
 mod load;
 mod options;
+mod part;
+mod shared;
 
 pub use handle::BlockIndex;
 pub use options::{BlockOptions, MOST_LOST};
+pub use part::InBlocks;
+pub use shared::{SharedBlocks, ValueBlocks};
 
 use super::{Design, IndexError};
-use crate::cache::BlockCache;
 use crate::page::Layout;
-use crate::remote::{BlockClient, BlockSpace, BlockUsage, RpcClient};
+use crate::remote::{BlockUsage, RpcClient};
 use farleaf_fabric::Fabric;
-use farleaf_fabric::sync::Arc;
 use std::marker::PhantomData;
 
 /// Design `D` with value blocks.
@@ -44,10 +47,7 @@ pub struct Blocks<D>(PhantomData<D>);
 #[derive(Clone, Debug)]
 pub struct BlockCompute<C> {
     design: C,
-    space: Arc<BlockSpace>,
-    cache: Arc<BlockCache>,
-    inline_bytes: usize,
-    chunk_bytes: u64,
+    shared: SharedBlocks,
 }
 
 impl<C> BlockCompute<C> {
@@ -58,7 +58,7 @@ impl<C> BlockCompute<C> {
 
     /// The blocks of this process.
     pub fn usage(&self) -> BlockUsage {
-        self.space.usage()
+        self.shared.usage()
     }
 }
 
@@ -75,14 +75,8 @@ impl<L: Layout<Key = [u8], Value = [u8]>, D: Design<L>> Design<L> for Blocks<D> 
     }
 
     fn compute(options: &Self::Options) -> Result<Self::Compute, IndexError> {
-        options.check()?;
-        Ok(BlockCompute {
-            design: D::compute(&options.design)?,
-            space: Arc::new(BlockSpace::new(options.most_lost)),
-            cache: Arc::new(BlockCache::new(options.cache_bytes)),
-            inline_bytes: options.inline_bytes,
-            chunk_bytes: options.chunk_bytes,
-        })
+        let shared = SharedBlocks::new(options)?;
+        Ok(BlockCompute { design: D::compute(&options.design)?, shared })
     }
 
     async fn open<F: Fabric>(
@@ -91,12 +85,11 @@ impl<L: Layout<Key = [u8], Value = [u8]>, D: Design<L>> Design<L> for Blocks<D> 
     ) -> Result<Self::Index<F>, IndexError> {
         let design = D::open(fabric.clone(), &compute.design).await?;
         RpcClient::<F, L>::new(fabric.clone()).check_blocks().await?;
-        let blocks = BlockClient::new(fabric, &compute.space, compute.chunk_bytes);
-        Ok(BlockIndex::new(design, blocks, &compute.cache, compute.inline_bytes))
+        Ok(BlockIndex::new(design, ValueBlocks::new(&compute.shared, fabric)))
     }
 
     fn cached_bytes(compute: &Self::Compute) -> u64 {
-        D::cached_bytes(&compute.design) + compute.cache.used_bytes()
+        D::cached_bytes(&compute.design) + compute.shared.cached_bytes()
     }
 
     fn local_bytes(compute: &Self::Compute) -> u64 {

@@ -331,6 +331,11 @@ impl<const WORDS: usize> Layout for Bytes<WORDS> {
         LENGTH_BYTES + value.len()
     }
 
+    #[inline]
+    fn value_length(value: &[u8]) -> usize {
+        value.len()
+    }
+
     fn value_of_address(at: GlobalAddr) -> Vec<u8> {
         at.to_bits().to_le_bytes().to_vec()
     }

@@ -1,0 +1,234 @@
+//! Value blocks above one compute server's part of an index, for compute servers that are processes
+//! of their own. The cache below has the leaves that have lost blocks, so only here is it known
+//! when these are in the pool (blocks.X4).
+//!
+//! A block outlives the ownership of its key: the compute server that takes a reference out of a
+//! leaf frees the block, whichever of them wrote it. Keys move only after all their leaves are
+//! written back, so a compute server that has lost blocks of released keys may let them rest after
+//! its next flush.
+//!
+//! *Thread safety*: belongs to its endpoint's thread; tasks of that thread share it.
+
+use super::below::OfPart;
+use super::handle::Over;
+use super::shared::{SharedBlocks, ValueBlocks};
+use crate::cache::CacheCounters;
+use crate::index::{Answer, LeafEdit, PartIndex, PartValues, Records, Scan, Scanned, ValueForm};
+use crate::page::{Action, BlockRef, Layout, Stored, TooLong};
+use crate::remote::RemoteError;
+use crate::together::{all, join};
+use crate::wire::{RecordRoom, check_sent};
+use farleaf_fabric::Fabric;
+use smallvec::SmallVec;
+use std::borrow::Cow;
+use std::cell::{Cell, RefCell};
+use std::ops::Bound;
+
+/// Operations of a group that usually wait together.
+const GROUP: usize = 16;
+/// Blocks of a bulk load that are written together.
+const BLOCKS_TOGETHER: usize = 16;
+
+/// An operation on one key.
+type Edit<'a> = LeafEdit<&'a [u8], &'a [u8]>;
+
+/// Longer values are in blocks beside the leaves.
+#[derive(Clone, Copy, Debug)]
+pub struct InBlocks;
+
+impl<L: Layout<Key = [u8], Value = [u8]>> ValueForm<L> for InBlocks {
+    type Shared = SharedBlocks;
+    type Values<F: Fabric> = ValueBlocks<F, L>;
+
+    /// The limit is that of messages, which is below that of blocks.
+    fn check(key: &[u8], value: &[u8]) -> Result<(), TooLong> {
+        check_sent::<L>(key, value)
+    }
+
+    fn open<F: Fabric>(shared: &SharedBlocks, fabric: F) -> ValueBlocks<F, L> {
+        ValueBlocks::new(shared, fabric)
+    }
+}
+
+impl<F: Fabric, L: Layout<Key = [u8], Value = [u8]>> ValueBlocks<F, L> {
+    fn above<'a, P: PartIndex<F, L>>(&'a self, part: &'a P) -> Over<'a, OfPart<'a, P, F, L>, F, L> {
+        self.over(OfPart::new(part))
+    }
+
+    /// Executes lookups and edits that write no block: the part takes them down together.
+    async fn execute_group<P: PartIndex<F, L>>(
+        &self,
+        part: &P,
+        edits: &[(usize, Edit<'_>)],
+        done: &impl Fn(usize, Result<Answer<Vec<u8>>, RemoteError>),
+    ) {
+        let over = self.above(part);
+        let since_ns = self.blocks.now_ns();
+        let values: SmallVec<[_; GROUP]> =
+            edits.iter().map(|(_, edit)| over.stored_without_block(edit)).collect();
+        let below: SmallVec<[Edit<'_>; GROUP]> =
+            edits.iter().zip(&values).map(|((_, edit), value)| with_value(edit, value)).collect();
+        let unresolved = RefCell::new(SmallVec::<[(usize, Vec<u8>); GROUP]>::new());
+        let has_lost_many = Cell::new(false);
+        let ended = |at: usize, outcome: Result<Answer<Vec<u8>>, RemoteError>| {
+            let (place, edit) = &edits[at];
+            match outcome {
+                Ok(Answer { found: Some(stored), .. }) if matches!(edit.action, Action::Get) => {
+                    match over.resolved_at_once(stored) {
+                        Ok(value) => done(*place, Ok(Answer::from_lookup(Some(value)))),
+                        Err(stored) => unresolved.borrow_mut().push((at, stored)),
+                    }
+                }
+                Ok(answer) if edit.changes() && answer.applied => {
+                    has_lost_many.set(has_lost_many.get() | over.has_lost(&answer));
+                    done(*place, Ok(Answer::from_change(true)));
+                }
+                outcome => done(*place, outcome),
+            }
+        };
+        part.execute_all(&below, ended).await;
+        let read = unresolved.take().into_iter().map(async |(at, stored)| {
+            let (place, edit) = &edits[at];
+            let found = over.resolve_or_ask(edit.key, stored, since_ns).await;
+            done(*place, found.map(Answer::from_lookup));
+        });
+        all(read).await;
+        if has_lost_many.get() {
+            // The operations themselves have succeeded; the next loss tries again.
+            let _ = over.rest_lost().await;
+        }
+    }
+}
+
+/// The same edit with another value, if it has one.
+fn with_value<'a>(edit: &Edit<'a>, value: &'a Option<Cow<'_, [u8]>>) -> Edit<'a> {
+    let action = match (edit.action, value.as_deref()) {
+        (Action::Insert(_), Some(value)) => Action::Insert(value),
+        (Action::Update(_), Some(value)) => Action::Update(value),
+        (Action::Upsert(_), Some(value)) => Action::Upsert(value),
+        (action, _) => action,
+    };
+    LeafEdit { key: edit.key, action }
+}
+
+impl<F: Fabric, L: Layout<Key = [u8], Value = [u8]>> PartValues<F, L> for ValueBlocks<F, L> {
+    async fn execute<P: PartIndex<F, L>>(
+        &self,
+        part: &P,
+        edit: LeafEdit<&[u8], &[u8]>,
+    ) -> Result<Answer<Vec<u8>>, RemoteError> {
+        self.above(part).execute(edit).await
+    }
+
+    async fn execute_all<P: PartIndex<F, L>>(
+        &self,
+        part: &P,
+        edits: &[LeafEdit<&[u8], &[u8]>],
+        done: impl Fn(usize, Result<Answer<Vec<u8>>, RemoteError>),
+    ) {
+        let over = self.above(part);
+        // An edit that writes a block waits for its WRITE, and a compare-exchange may have to READ
+        // first: the others do not wait for these.
+        let all_edits = edits.iter().copied().enumerate();
+        let (group, alone): (Vec<_>, Vec<_>) =
+            all_edits.partition(|(_, edit)| over.goes_down_at_once(edit));
+        if alone.is_empty() {
+            return self.execute_group(part, &group, &done).await;
+        }
+        let alone = all(alone.into_iter().map(async |(place, edit)| {
+            done(place, over.execute(edit).await);
+        }));
+        join(self.execute_group(part, &group, &done), alone).await;
+    }
+
+    async fn scan<P: PartIndex<F, L>>(
+        &self,
+        part: &P,
+        scan: &Scan<Vec<u8>>,
+        room: &mut RecordRoom,
+        out: &mut Records<Vec<u8>, Vec<u8>>,
+    ) -> Result<Scanned<Vec<u8>>, RemoteError> {
+        let since_ns = self.blocks.now_ns();
+        let mut below = scan.clone();
+        below.limit = scan.limit.saturating_sub(out.len());
+        let mut found = Records::new();
+        let range = part.scan(&below, &mut found).await?;
+        let is_limited = found.len() >= below.limit;
+        // Only blocks that the message has room for are READ.
+        let is_full = room.cut_by::<L>(&mut found, 0, sent_bytes::<L>);
+        let next = match found.last() {
+            Some((last, _)) if is_full || is_limited => Some(Bound::Excluded(last.clone())),
+            // No record had room: the scan continues where it began.
+            None if is_full && scan.reverse => Some(scan.upper.clone()),
+            None if is_full => Some(scan.lower.clone()),
+            _ => None,
+        };
+        let (keys, stored): (Vec<_>, Vec<_>) = found.into_iter().unzip();
+        let found = keys.iter().map(Vec::as_slice).zip(stored.into_iter().map(Some)).collect();
+        let values = self.above(part).resolve_all(found, since_ns).await?;
+        // A key that was removed meanwhile need not appear.
+        out.extend(keys.into_iter().zip(values).filter_map(|(key, value)| Some((key, value?))));
+        Ok(Scanned { range, next, is_full })
+    }
+
+    /// Lost blocks can be used again a grace period later.
+    async fn flush<P: PartIndex<F, L>>(&self, part: &P) -> Result<(), RemoteError> {
+        let lost = self.blocks.lost();
+        part.flush().await?;
+        self.blocks.rest(lost);
+        Ok(())
+    }
+
+    async fn collect<P: PartIndex<F, L>>(&self, part: &P) -> Result<(), RemoteError> {
+        part.collect().await?;
+        self.above(part).rest_lost().await
+    }
+
+    async fn prepare<P: PartIndex<F, L>>(
+        &self,
+        part: &P,
+        records: &mut Records<Vec<u8>, Vec<u8>>,
+        blocks: &mut Vec<BlockRef>,
+    ) -> Result<(), RemoteError> {
+        let over = self.above(part);
+        for together in records.chunks_mut(BLOCKS_TOGETHER) {
+            let written = together.iter().map(async |(key, value)| match over.inline(key, value) {
+                Some(stored) => Ok((stored.into_owned(), None)),
+                None => {
+                    let block = over.write_block(value).await?;
+                    Ok((block.to_stored().to_vec(), Some(block)))
+                }
+            });
+            let written: Vec<Result<_, RemoteError>> = all(written).await;
+            let mut outcome = Ok(());
+            for ((_, value), written) in together.iter_mut().zip(written) {
+                match written {
+                    Ok((stored, block)) => {
+                        *value = stored;
+                        blocks.extend(block);
+                    }
+                    Err(error) => outcome = Err(error),
+                }
+            }
+            outcome?;
+        }
+        Ok(())
+    }
+
+    fn give_back(&self, blocks: Vec<BlockRef>) {
+        blocks.into_iter().for_each(|block| self.blocks.give_back(block));
+    }
+
+    fn counters(&self) -> CacheCounters {
+        self.counters.snapshot()
+    }
+}
+
+/// The bytes in a message of a record that leaves have like this.
+fn sent_bytes<L: Layout<Key = [u8], Value = [u8]>>(key: &[u8], stored: &[u8]) -> usize {
+    let value_bytes = match Stored::of(stored) {
+        Stored::Inline(value) => value.len(),
+        Stored::Block(block) => block.bytes,
+    };
+    L::key_bytes(key) + L::value_bytes(&[]) + value_bytes
+}

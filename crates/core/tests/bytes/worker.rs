@@ -1,0 +1,398 @@
+//! A compute server that is a process of its own keeps long values in blocks: its answers, what it
+//! frees, and what it refuses.
+
+use super::designs::{caches, dex};
+use super::providers::{AnyProvider, rough, sim};
+use farleaf_core::cache::CacheOptions;
+use farleaf_core::index::blocks::{BlockOptions, InBlocks, SharedBlocks};
+use farleaf_core::index::conformance::Setup;
+use farleaf_core::index::dex::{Dex, DexOptions};
+use farleaf_core::index::{InLeaves, IndexError, ValueForm};
+use farleaf_core::page::{Action, Bytes, LeafEdit, Named};
+use farleaf_core::partition::{
+    Clients, ComputeServer, MapState, MapStore, PartitionMap, Put, Queue, Worker,
+};
+use farleaf_core::remote::GRACE_NS;
+use farleaf_core::server::MemoryServerConfig;
+use farleaf_core::wire::{ClientRequest, ClientResponse, ErrorCode, MOST_VALUE_BYTES};
+use farleaf_fabric::sim::SimConfig;
+use farleaf_fabric::sync::Arc;
+use farleaf_fabric::{Cluster, Fabric, MAX_MESSAGE_BYTES};
+use futures_util::future::{LocalBoxFuture, join};
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::ops::Bound;
+use std::rc::Rc;
+
+type Small = Bytes<128>;
+type Ask = ClientRequest<Small>;
+type Told = ClientResponse<Small>;
+
+/// A map record that nothing else changes.
+#[derive(Debug)]
+struct Alone {
+    state: RefCell<MapState<Vec<u8>>>,
+    version: Cell<u64>,
+}
+
+impl MapStore<Vec<u8>> for Alone {
+    fn read(&self) -> LocalBoxFuture<'_, Option<(MapState<Vec<u8>>, u64)>> {
+        Box::pin(async { Some((self.state.borrow().clone(), self.version.get())) })
+    }
+
+    fn put_if<'a>(&'a self, version: u64, state: &'a MapState<Vec<u8>>) -> LocalBoxFuture<'a, Put> {
+        Box::pin(async move {
+            if self.version.get() != version {
+                return Put::Changed;
+            }
+            self.version.set(version + 1);
+            self.state.replace(state.clone());
+            Put::Done
+        })
+    }
+}
+
+/// Opens a compute server that owns all keys.
+async fn open<V: ValueForm<Small>, F: Fabric>(
+    fabric: F,
+    cache: CacheOptions,
+    values: &V::Shared,
+) -> Worker<Dex, F, Small, V> {
+    let map = PartitionMap::new::<Small>(1, Vec::new()).unwrap();
+    let state = MapState { map: map.clone(), moving: None };
+    let store = Rc::new(Alone { state: RefCell::new(state), version: Cell::new(1) });
+    let server = Arc::new(ComputeServer::start(0, &cache, map).unwrap());
+    Worker::open(&server, fabric, store, values).await.unwrap()
+}
+
+/// Few cached blocks, and leaves that are written back often.
+fn shared() -> SharedBlocks {
+    SharedBlocks::new(&options()).unwrap()
+}
+
+fn options() -> BlockOptions<()> {
+    BlockOptions {
+        inline_bytes: 30,
+        cache_bytes: 200_000,
+        chunk_bytes: 1 << 16,
+        most_lost: 20,
+        ..BlockOptions::new(())
+    }
+}
+
+fn setup(provider: &AnyProvider, pool_bytes: usize) -> Setup<'_, AnyProvider, DexOptions<Vec<u8>>> {
+    let Setup { options, memory_servers, server, .. } = dex(provider, caches()[1]);
+    let server = MemoryServerConfig { pool_bytes, ..server };
+    Setup { provider, options, memory_servers, server }
+}
+
+/// Lengths around each limit: of short values, of references, of leaves, of pieces, of messages.
+const LENGTHS: [usize; 14] = [
+    0,
+    1,
+    18,
+    19,
+    20,
+    29,
+    30,
+    31,
+    500,
+    4_096,
+    4_097,
+    20_001,
+    MOST_VALUE_BYTES - 1,
+    MOST_VALUE_BYTES,
+];
+
+fn value(random: u64) -> Vec<u8> {
+    let length = LENGTHS[(random % LENGTHS.len() as u64) as usize];
+    let first = (random >> 32) as u8;
+    (0..length).map(|place| first.wrapping_add(place as u8)).collect()
+}
+
+fn key(random: u64) -> Vec<u8> {
+    Small::key_named(random % 60 * (u64::MAX / 60))
+}
+
+/// All records in one direction, by as many messages as they need.
+async fn scanned<V: ValueForm<Small>, F: Fabric>(
+    worker: &Worker<Dex, F, Small, V>,
+    reverse: bool,
+    limit: u32,
+) -> Vec<(Vec<u8>, Vec<u8>)> {
+    let (mut lower, mut upper) = (Bound::Unbounded, Bound::Unbounded);
+    let mut all: Vec<(Vec<u8>, Vec<u8>)> = Vec::new();
+    loop {
+        let left = limit - all.len() as u32;
+        let (lower_now, upper_now) = (lower.clone(), upper.clone());
+        let ask = Ask::Scan { lower: lower_now, upper: upper_now, reverse, limit: left };
+        let told = worker.answer(ask).await;
+        assert!(told.encode().len() <= MAX_MESSAGE_BYTES);
+        let Told::Records { next, records } = told else { panic!("{told:?}") };
+        assert!(next.is_none() || !records.is_empty(), "a reply has at least one record");
+        all.extend(records);
+        match next {
+            Some(next) if all.len() < limit as usize => match reverse {
+                true => upper = next,
+                false => lower = next,
+            },
+            _ => return all,
+        }
+    }
+}
+
+/// Any operations with values of all lengths, alone and as batches, against a model; then another
+/// life of the compute server, which finds all that was flushed.
+fn answers(provider: &AnyProvider, cache: CacheOptions) {
+    let setup = setup(provider, 64 << 20);
+    let cluster = setup.with_index::<Small, Dex>();
+    cluster.run_one(|fabric| async move {
+        let blocks = shared();
+        let worker = open::<InBlocks, _>(fabric.clone(), cache, &blocks).await;
+        let value = || value(fabric.random());
+        let mut model: BTreeMap<Vec<u8>, Vec<u8>> = BTreeMap::new();
+        for round in 0..300 {
+            let key = key(fabric.random());
+            let before = model.get(&key).cloned();
+            let (action, applied, after) = match fabric.random() % 7 {
+                0 => (Action::Get, before.is_some(), before.clone()),
+                1 => {
+                    let value = value();
+                    let after = before.clone().or(Some(value.clone()));
+                    (Action::Insert(value), before.is_none(), after)
+                }
+                2 => {
+                    let value = value();
+                    let after = before.as_ref().map(|_| value.clone());
+                    (Action::Update(value), before.is_some(), after)
+                }
+                3 => (Action::Remove, before.is_some(), None),
+                4 => {
+                    let (right, new) = (fabric.random().is_multiple_of(2), value());
+                    let expected = before.clone().filter(|_| right);
+                    let expected = expected.unwrap_or_else(value);
+                    let is_so = before.as_ref() == Some(&expected);
+                    let after = if is_so { Some(new.clone()) } else { before.clone() };
+                    (Action::CompareExchange(expected, new), is_so, after)
+                }
+                5 => {
+                    let records: Vec<_> =
+                        (0..4).map(|_| (self::key(fabric.random()), value())).collect();
+                    model.extend(records.iter().cloned());
+                    // More than one message has, but the compute server does not mind.
+                    let told = worker.answer(Ask::UpsertAll { records }).await;
+                    assert_eq!(told, Told::Done, "round {round}");
+                    continue;
+                }
+                _ => {
+                    let value = value();
+                    (Action::Upsert(value.clone()), true, Some(value))
+                }
+            };
+            let finds = matches!(action, Action::Get)
+                || (matches!(action, Action::CompareExchange(..)) && !applied);
+            let told = worker.answer(Ask::Edit(LeafEdit { key: key.clone(), action })).await;
+            let Told::Edited(answer) = told else { panic!("round {round}: {told:?}") };
+            assert_eq!(answer.applied, applied, "round {round}");
+            if finds {
+                assert_eq!(answer.found, before, "round {round}");
+            }
+            match after {
+                Some(after) => model.insert(key, after),
+                None => model.remove(&key),
+            };
+        }
+        let records: Vec<_> = model.clone().into_iter().collect();
+        let backwards: Vec<_> = records.iter().rev().cloned().collect();
+        assert!(records.len() > 20);
+        assert_eq!(scanned(&worker, false, 1_000).await, records);
+        assert_eq!(scanned(&worker, true, 1_000).await, backwards);
+        assert_eq!(scanned(&worker, true, 7).await, backwards[..7]);
+        let in_blocks = model.values().filter(|value| value.len() > 30).count() as u64;
+        assert_eq!(blocks.usage().blocks_in_use, in_blocks, "each lost block was taken back once");
+
+        assert_eq!(worker.answer(Ask::Flush).await, Told::Done);
+        drop(worker);
+        let worker = open::<InBlocks, _>(fabric.clone(), cache, &shared()).await;
+        assert_eq!(scanned(&worker, false, 1_000).await, records);
+        for (key, value) in records {
+            let told = worker.answer(Ask::Edit(LeafEdit { key, action: Action::Get })).await;
+            assert!(matches!(told, Told::Edited(answer) if answer.found == Some(value)));
+        }
+        let counters = worker.cache_counters();
+        assert!(counters.block_misses > 0 && counters.block_hits > 0, "{counters:?}");
+    });
+}
+
+#[test]
+fn a_compute_server_answers_with_values_of_all_lengths() {
+    for cache in caches() {
+        answers(&sim(SimConfig::default()), cache);
+        answers(&rough(2), cache);
+    }
+}
+
+/// Answers of one queue, by the number of the request.
+#[derive(Debug, Default)]
+struct Kept(RefCell<BTreeMap<usize, Told>>);
+
+impl Clients<Small> for Kept {
+    type Reply = usize;
+
+    fn begin(&self, _ask: &Ask, _reply: &usize) -> bool {
+        true
+    }
+
+    fn answer(&self, reply: usize, told: Told) {
+        assert!(self.0.borrow_mut().insert(reply, told).is_none(), "one answer to each request");
+    }
+}
+
+/// Requests that wait together are served as a group: short and long values, lookups and removes.
+#[test]
+fn a_group_of_operations_is_answered_as_alone() {
+    let provider = &sim(SimConfig::default());
+    let cluster = setup(provider, 64 << 20).with_index::<Small, Dex>();
+    cluster.run_one(|fabric| async move {
+        let blocks = shared();
+        let worker = open::<InBlocks, _>(fabric, caches()[1], &blocks).await;
+        // Operations of a group are on different keys, so each of them has one answer.
+        let long = |number: u8| vec![number; 100 + 1_000 * usize::from(number)];
+        for round in 0..4_u8 {
+            let queue = Queue::<Small, usize>::default();
+            let clients = Kept::default();
+            for number in 0..16_u8 {
+                let action = match (round, number % 4) {
+                    (0, 0) => Action::Insert(vec![number; 10]),
+                    (0, _) => Action::Insert(long(number)),
+                    (1, _) => Action::Get,
+                    (2, 0) => Action::Update(long(number)),
+                    (2, 1) => Action::CompareExchange(long(number), vec![9; 29]),
+                    (2, 2) => Action::Remove,
+                    (2, _) => Action::Upsert(vec![7; 19]),
+                    _ => Action::Get,
+                };
+                let edit = LeafEdit { key: vec![b'k', number], action };
+                assert_eq!(queue.push(Ask::Edit(edit), usize::from(number)), None);
+            }
+            let closed = async {
+                while clients.0.borrow().len() < 16 {
+                    worker.fabric().sleep(1_000).await;
+                }
+                queue.close()
+            };
+            let _ = join(worker.answer_all(&queue, &clients), closed).await;
+            let answers = clients.0.into_inner();
+            for (number, told) in (0..16_u8).zip(answers.into_values()) {
+                let Told::Edited(answer) = told else { panic!("{round}, {number}: {told:?}") };
+                let found = match (round, number % 4) {
+                    (1, 0) => Some(vec![number; 10]),
+                    (1, _) | (3, 0) => Some(long(number)),
+                    (3, 1) => Some(vec![9; 29]),
+                    (3, 3) => Some(vec![7; 19]),
+                    _ => None,
+                };
+                let is_absent = (round, number % 4) == (3, 2);
+                assert_eq!(answer.found, found, "{round}, {number}");
+                assert_eq!(answer.applied, !is_absent, "{round}, {number}");
+            }
+        }
+        assert_eq!(blocks.usage().blocks_in_use, 4);
+    });
+}
+
+/// Without any request to flush: the compute server writes leaves back when it has lost many
+/// blocks.
+#[test]
+fn what_a_compute_server_has_lost_is_used_again() {
+    let provider = &sim(SimConfig::default());
+    let cluster = setup(provider, 1 << 20).with_index::<Small, Dex>();
+    cluster.run_one(|fabric| async move {
+        let blocks = shared();
+        let worker = open::<InBlocks, _>(fabric.clone(), caches()[1], &blocks).await;
+        for round in 0..300_u32 {
+            for key in 0..10_u8 {
+                let value = vec![round as u8; 5_000 + 300 * usize::from(key)];
+                let edit = LeafEdit { key: vec![key], action: Action::Upsert(value) };
+                let told = worker.answer(Ask::Edit(edit)).await;
+                assert!(matches!(told, Told::Edited(_)), "{round}: {told:?}");
+            }
+            if round % 10 == 9 {
+                fabric.sleep(GRACE_NS).await;
+            }
+        }
+        let usage = blocks.usage();
+        assert_eq!(usage.blocks_in_use, 10);
+        assert!(usage.blocks_waiting < 200, "{usage:?}");
+    });
+}
+
+/// A bulk load writes its blocks while records arrive; one that fails leaves nothing.
+#[test]
+fn bulk_loads() {
+    let provider = &sim(SimConfig::default());
+    let cluster = setup(provider, 64 << 20).with_index::<Small, Dex>();
+    cluster.run_one(|fabric| async move {
+        let blocks = shared();
+        let worker = open::<InBlocks, _>(fabric, caches()[1], &blocks).await;
+        let lengths = || LENGTHS.into_iter().cycle();
+        let records: Vec<(Vec<u8>, Vec<u8>)> = (0..200_u8)
+            .zip(lengths())
+            .map(|(key, length)| (vec![key], vec![key; length]))
+            .collect();
+        let load = async |records: Vec<(Vec<u8>, Vec<u8>)>| {
+            let mut parts = records.chunks(7).map(<[_]>::to_vec);
+            worker.load(0.7, async || Ok(parts.next())).await
+        };
+        let mut unsorted = records.clone();
+        unsorted.push((vec![3], vec![3; 500]));
+        worker.halt().await.unwrap();
+        assert!(matches!(load(unsorted).await, Err(IndexError::NotSorted { .. })));
+        assert_eq!(blocks.usage().blocks_in_use, 0);
+        let mut too_long = records.clone();
+        too_long.push((vec![250], vec![0; MOST_VALUE_BYTES + 1]));
+        assert!(matches!(load(too_long).await, Err(IndexError::ValueTooLong { .. })));
+        assert_eq!(blocks.usage().blocks_in_use, 0);
+        assert!(blocks.usage().chunk_bytes > 0, "some blocks had been written");
+
+        load(records.clone()).await.unwrap();
+        let in_blocks = records.iter().filter(|(_, value)| value.len() > 30).count() as u64;
+        assert_eq!(blocks.usage().blocks_in_use, in_blocks);
+        assert!(load(records.clone()).await.is_err(), "the index is not empty");
+        assert_eq!(blocks.usage().blocks_in_use, in_blocks);
+        worker.resume().await.unwrap();
+        assert_eq!(scanned(&worker, false, 1_000).await, records);
+    });
+}
+
+/// What is too long is refused before anything is written.
+#[test]
+fn limits_of_a_compute_server() {
+    let provider = &sim(SimConfig::default());
+    let cluster = setup(provider, 64 << 20).with_index::<Small, Dex>();
+    cluster.run_one(|fabric| async move {
+        let blocks = shared();
+        let worker = open::<InBlocks, _>(fabric.clone(), caches()[1], &blocks).await;
+        let long = vec![1; MOST_VALUE_BYTES + 1];
+        let refused = |key: Vec<u8>, action| worker.answer(Ask::Edit(LeafEdit { key, action }));
+        let malformed = Told::Error(ErrorCode::Malformed);
+        assert_eq!(refused(vec![1], Action::Upsert(long.clone())).await, malformed);
+        let exchange = Action::CompareExchange(vec![], long.clone());
+        assert_eq!(refused(vec![1], exchange).await, malformed);
+        assert_eq!(refused(vec![1; 129], Action::Get).await, malformed);
+        let records = vec![(vec![1], vec![]), (vec![2], long)];
+        assert_eq!(worker.answer(Ask::UpsertAll { records }).await, malformed);
+        assert_eq!(scanned(&worker, false, 10).await, vec![]);
+        assert_eq!(blocks.usage().chunk_bytes, 0);
+        drop(worker);
+        // Without blocks the limit is that of a page.
+        let worker = open::<InLeaves, _>(fabric, caches()[1], &()).await;
+        let upsert = |length| {
+            let action = Action::Upsert(vec![1; length]);
+            worker.answer(Ask::Edit(LeafEdit { key: vec![1], action }))
+        };
+        let most = Small::longest_value_beside(1);
+        assert!(matches!(upsert(most).await, Told::Edited(_)));
+        assert_eq!(upsert(most + 1).await, malformed);
+    });
+}
