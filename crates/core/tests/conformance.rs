@@ -117,7 +117,7 @@ fn hash() -> CoarseOptions<u64> {
     CoarseOptions { partitioning: Partitioning::Hash }
 }
 
-/// Memory servers with regions that other processes can map; one provider needs that.
+/// Memory servers with regions that other processes can map, which one provider needs.
 fn lent() -> MemoryServerConfig {
     MemoryServerConfig { backing: Backing::Shared { huge_pages: false }, ..Default::default() }
 }
@@ -157,7 +157,7 @@ fn hybrid(provider: &AnyProvider) {
 fn dex(provider: &AnyProvider) {
     let server = MemoryServerConfig { pool_bytes: 16 << 20, ..lent() };
     let thirds = vec![u64::MAX / 3, u64::MAX / 3 * 2];
-    // The fewest frames that a cache can have: nearly every node has to be fetched.
+    // The smallest possible cache: nearly every node has to be fetched.
     let few = CacheOptions { bytes: 0, ..CacheOptions::default() };
     let tiny = DexOptions {
         chunk_nodes_log2: 4,

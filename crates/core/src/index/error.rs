@@ -6,7 +6,7 @@ use crate::wire::{ErrorCode, Refusal};
 use farleaf_fabric::{FabricError, GlobalAddr, ServerId};
 use thiserror::Error;
 
-/// Why an operation has no answer.
+/// Why an operation failed.
 ///
 /// With every error but [`IndexError::Indeterminate`] the operation changed nothing.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -15,17 +15,17 @@ pub enum IndexError {
     /// The operation needed memory that no memory server has. The index is intact.
     #[error("memory server {server} has no memory left for another node")]
     OutOfMemory {
-        /// The memory server without memory.
+        /// The memory server that ran out of memory.
         server: ServerId,
     },
     /// It is unknown whether the operation has taken effect or still will.
     #[error("the operation's outcome is unknown: {0}")]
     Indeterminate(FabricError),
-    /// The operation lost against concurrent operations until its retries were used up.
+    /// The operation lost against concurrent operations until it ran out of retries.
     #[error("{}", contended(*.retries))]
     Contended {
-        /// The number of retries; 0 if it waited instead, or found at once that something else was
-        /// under way.
+        /// The number of retries. 0 if the operation waited instead, or found at once that another
+        /// operation was in progress.
         retries: u32,
     },
     /// A page on the path is torn, and no client is writing it: a WRITE of it stopped half-way when
@@ -52,7 +52,7 @@ pub enum IndexError {
         /// The server.
         server: ServerId,
     },
-    /// A memory server holds another kind of pool.
+    /// A memory server holds a pool of a different kind.
     #[error("memory server {server}: {error}")]
     BadPool {
         /// The server.

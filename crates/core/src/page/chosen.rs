@@ -1,25 +1,27 @@
 //! Pages whose size is chosen at run time.
 //!
-//! The size of a page is a constant of its layout, so that programs compute with constants. Each
-//! size is then a copy of all code above, which is too much where a program wants many: the
-//! simulator plays every page size with one copy, of the layout whose size its thread has chosen.
+//! The size of a page is a constant of its layout, which lets the compiler use it as one. But each
+//! size compiles all code above it again, which is too much for a program that needs many sizes:
+//! the simulator uses one copy for every page size, with the layout whose size the thread has
+//! chosen.
 //!
-//! *Thread safety*: the choice is one thread's. A thread without a choice panics when it asks.
+//! *Thread safety*: the choice belongs to one thread. A thread without a choice panics when it
+//! needs the size.
 
 use std::cell::Cell;
 
-/// In place of a layout's number of words: the number that the thread has chosen.
+/// Stands for the size that the thread has chosen, in place of a layout's number of words.
 pub const CHOSEN: usize = 0;
 
 thread_local! {
     static WORDS: Cell<usize> = const { Cell::new(CHOSEN) };
 }
 
-/// Runs `play` with pages of `words` words, where a layout's number of words is [`CHOSEN`].
+/// Runs `play` with pages of `words` words wherever a layout's number of words is [`CHOSEN`].
 ///
 /// # Panics
-/// If it runs within another choice: pages of one size would become pages of another. If no page
-/// can have this size.
+/// If it runs within another choice, because pages of one size would become pages of another. If no
+/// page can have this size.
 pub fn with_page_words<T>(words: usize, play: impl FnOnce() -> T) -> T {
     /// Ends the choice, also after a panic.
     struct Choice;
@@ -36,12 +38,12 @@ pub fn with_page_words<T>(words: usize, play: impl FnOnce() -> T) -> T {
     play()
 }
 
-/// Whether a page of this size holds at least four entries, and one word its deleted bits.
+/// Whether a page of this size has room for four entries, and its deleted bits fit one word.
 pub(super) const fn is_sensible(words: usize) -> bool {
     16 <= words && words <= 136
 }
 
-/// The words of a page whose layout says `words`.
+/// Number of words of a page whose layout states `words`.
 #[inline]
 pub(super) fn words_of(words: usize) -> usize {
     if words != CHOSEN {

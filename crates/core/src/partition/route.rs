@@ -1,4 +1,4 @@
-//! A handle's copy of the partition map. It may be stale: the owner that it names redirects.
+//! A handle's copy of the partition map. It may be stale; a former owner then redirects the handle.
 //!
 //! *Thread safety*: belongs to its handle's thread.
 

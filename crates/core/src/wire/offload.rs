@@ -1,4 +1,4 @@
-//! Requests for work below a node that the requesting client has exclusively.
+//! Requests for work below a node to which the requesting client has exclusive access.
 
 use super::Ask;
 use super::table::{Table, messages};
@@ -11,7 +11,7 @@ use std::ops::Bound;
 pub const TICKETS: usize = 64;
 
 messages! {
-    /// A request for work below a node that the requesting client has exclusively.
+    /// A request for work below a node to which the requesting client has exclusive access.
     #[derive(Clone, Debug, PartialEq, Eq)]
     pub enum OffloadRequest<L: Layout> {
         /// Applies an edit below a node. Answered by [`Reply::Offloaded`](super::Reply::Offloaded).
@@ -25,8 +25,8 @@ messages! {
             /// For a change: ensures that it happens at most once.
             ticket: Option<Ticket>,
         },
-        /// Records of a range below a node. The reply says whether there may be more of them below
-        /// it.
+        /// Requests records of a range below a node. The reply tells whether there may be more of
+        /// them below it.
         23 => Scan {
             /// The node.
             node: GlobalAddr,
@@ -42,7 +42,7 @@ messages! {
             limit: u32,
         },
         /// Make no change under this ticket from now on. Answered by the result of the change made
-        /// under it, or [`Reply::Done`](super::Reply::Done) if there was none.
+        /// under it, or by [`Reply::Done`](super::Reply::Done) if there was none.
         24 => CloseTicket {
             /// The ticket.
             ticket: Ticket,
@@ -50,7 +50,8 @@ messages! {
     }
 }
 
-/// [`OffloadRequest::Edit`] with a borrowed edit: asking copies neither key nor values.
+/// [`OffloadRequest::Edit`] with a borrowed edit, so that encoding it copies neither key nor
+/// values.
 #[derive(Clone, Copy, Debug)]
 pub struct AskOffload<'e, L: Layout> {
     /// The node.
@@ -88,7 +89,7 @@ pub struct Ticket {
 }
 
 impl Ticket {
-    /// The client and slot, for which tickets are ordered by number.
+    /// The client and the slot. Tickets with the same place are ordered by number.
     pub(crate) fn place(self) -> (u16, u8) {
         (self.owner, self.slot)
     }
@@ -116,8 +117,8 @@ mod tests {
     use crate::page::Fixed8;
     use crate::wire::Request;
 
-    /// A memory server remembers one ticket for each slot of a client: decoding must reject slots
-    /// beyond the last.
+    /// A memory server remembers one ticket for each slot of a client, so decoding must reject
+    /// slots beyond the last.
     #[test]
     fn tickets_beyond_the_last_are_no_requests() {
         for slot in 0..=u8::MAX {

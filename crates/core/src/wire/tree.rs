@@ -23,7 +23,7 @@ messages! {
             /// The server's share of the key space.
             share: Share<OwnedKey<L>>,
         },
-        /// Records of a range. The reply says whether there may be more.
+        /// Requests records of a range. The reply tells whether there may be more.
         8 => Scan {
             /// The lower bound.
             lower: Bound<OwnedKey<L>>,
@@ -36,8 +36,8 @@ messages! {
         },
         /// Start a bulk load into the empty tree.
         10 => LoadBegin {
-            /// The load's number. A repeated request does no harm; another number takes the place
-            /// of an open load of the same compute server.
+            /// The load's number. A repeated request is harmless; a request with another number
+            /// replaces an open load of the same compute server.
             load: u64,
             /// The fill of the pages, in thousandths.
             fill_permille: u16,
