@@ -1,8 +1,8 @@
 //! The acceptor of a server: the thread that admits endpoints over TCP, connects their queue pairs,
 //! and destroys these.
 //!
-//! *Invariants*: acceptor.E2. the queue pair behind a closed gate is gone before any client is told
-//! that the gate was closed (F9, F10). acceptor.E3. input that is not a message of this protocol
+//! *Invariants*: acceptor.E2. The queue pair behind a closed gate is gone before any client is told
+//! that the gate was closed (F9, F10). acceptor.E3. Input that is not a message of this protocol
 //! closes its connection, and nothing else.
 //!
 //! *Thread safety*: one thread.

@@ -1,12 +1,12 @@
 //! A server thread with its queues, which serves the calls of the endpoints assigned to it.
 //! One-sided verbs do not pass through it.
 //!
-//! *Invariants*: lane.N1. a place is lent to the device, in use by a call, or being sent from; it
-//! changes state under the lock. lane.N2. there are places for all messages that the endpoints of
+//! *Invariants*: lane.N1. A place is lent to the device, in use by a call, or being sent from; it
+//! changes state under the lock. lane.N2. There are places for all messages that the endpoints of
 //! the lane may have in flight, and as many again for answers whose completion has not been seen.
-//! lane.N3. a queue pair is destroyed only after it has been moved to the error state and its
+//! lane.N3. A queue pair is destroyed only after it has been moved to the error state and its
 //! completions have been taken; no completion of it is left when its number can be reused. lane.N4.
-//! a call of a pair that is gone is not answered. lane.N5. when an endpoint has been shut out, the
+//! A call of a pair that is gone is not answered. lane.N5. When an endpoint has been shut out, the
 //! lane's thread is not carrying out a call of it (F9, F10).
 //!
 //! *Thread safety*: [`Lane::serve`] runs on one thread; any thread may call the rest.

@@ -4,8 +4,8 @@
 //! Posting only queues an operation. The queue goes to the device when all tasks of the endpoint
 //! wait: one list, and so one doorbell, for each server.
 //!
-//! *Invariants*: link.K3. verbs are posted to the device in the order in which they were posted
-//! here (F3). link.K6. an access outside the server's region is not posted; the device there would
+//! *Invariants*: link.K3. Verbs are posted to the device in the order in which they were posted
+//! here (F3). link.K6. An access outside the server's region is not posted; the device there would
 //! refuse it and break the connection.
 //!
 //! *Thread safety*: an endpoint's thread.

@@ -1,10 +1,10 @@
 //! The objects of libibverbs, each owned by one value: a safe interface for the rest of the crate.
 //!
-//! *Invariants*: J1. an object is destroyed before the objects that it was created from: each holds
-//! a reference to them. J2. a device touches only registered memory, which is always a [`Region`]:
+//! *Invariants*: J1. An object is destroyed before the objects that it was created from: each holds
+//! a reference to them. J2. A device touches only registered memory, which is always a [`Region`]:
 //! its words are atomics, and no code holds a `&[u8]` over them. A [`Registration`] keeps its
 //! region until the device has released it. The device checks keys, so no request, however wrong,
-//! makes it touch anything else. J3. each event of a completion queue is acknowledged when it is
+//! makes it touch anything else. J3. Each event of a completion queue is acknowledged when it is
 //! taken, so destroying a queue never waits.
 //!
 //! *Thread safety*: any number of threads, as libibverbs guarantees.

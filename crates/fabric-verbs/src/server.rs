@@ -1,11 +1,11 @@
 //! A memory server over RDMA: its registered region, the threads that answer calls, and the
 //! acceptor, a thread that opens and closes connections over TCP.
 //!
-//! *Invariants*: verbs.S1. the number of connections, the number of those that have not proven
-//! themselves, and the memory of each are bounded. verbs.S2. a queue pair serves as long as its
-//! connection to the acceptor and its gate are open. verbs.S3. an endpoint is welcomed again only
+//! *Invariants*: verbs.S1. The number of connections, the number of those that have not proven
+//! themselves, and the memory of each are bounded. verbs.S2. A queue pair serves as long as its
+//! connection to the acceptor and its gate are open. verbs.S3. An endpoint is welcomed again only
 //! after the queue pair of its last connection is gone (F9); a fence is acknowledged only after the
-//! queue pairs of its compute server are gone (F10). verbs.S4. after `stop`, nothing further takes
+//! queue pairs of its compute server are gone (F10). verbs.S4. After `stop`, nothing further takes
 //! effect and no thread is left.
 //!
 //! *Thread safety*: the handle is for any number of threads.

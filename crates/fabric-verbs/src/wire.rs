@@ -1,13 +1,13 @@
 //! A link's end of an RDMA connection: the queue pair with its own completion queue, the requests
 //! in flight on it, and the places for call messages.
 //!
-//! *Invariants*: I1. every request of the send queue is counted from its post to its completion.
+//! *Invariants*: I1. Every request of the send queue is counted from its post to its completion.
 //! Most requests are unsignaled; a completion also completes all requests before it. The last
 //! request of each batch is signaled, and so is at least one in `TOLD` before it, so the queue
-//! never fills with requests that will not be reported. I2. the completion queue has room for every
-//! request of both sides. I3. there is a place for every answer: a message leaves only with a free
+//! never fills with requests that will not be reported. I2. The completion queue has room for every
+//! request of both sides. I3. There is a place for every answer: a message leaves only with a free
 //! number of the window, and the number becomes free when the message is known to be sent and has
-//! been answered. I4. once this value is dropped, the device touches none of the lent memory.
+//! been answered. I4. Once this value is dropped, the device touches none of the lent memory.
 //!
 //! *Thread safety*: an endpoint's thread.
 

@@ -25,8 +25,8 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// `words` words of `memory` from word `first_word` on; dropping the buffer returns them to no
-    /// pool. An arena of frames lends its frames this way.
+    /// A buffer over `words` words of `memory`, starting at word `first_word`. Dropping it returns
+    /// the words to no pool. An arena of frames lends its frames this way.
     ///
     /// # Panics
     /// If the words are not all inside `memory`.

@@ -71,8 +71,8 @@ pub enum FabricError {
         /// The requested size.
         bytes: usize,
     },
-    /// The server has been restarted, and the content of its memory is lost. What this endpoint
-    /// knew about it is invalid, so it no longer uses that server.
+    /// The server has been restarted, and the content of its memory is lost. This endpoint's
+    /// knowledge of it is invalid, so it no longer uses that server.
     #[error("server {server} was restarted, and what it held is gone")]
     Restarted {
         /// The server.
