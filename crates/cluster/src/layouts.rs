@@ -1,5 +1,5 @@
-//! The layouts that clusters can have: a setting of the cluster, from which each program chooses
-//! its types once, by [`with_layout`](crate::with_layout).
+//! The layouts that clusters can have. The layout is a setting of the cluster, from which each
+//! program chooses its types once, by [`with_layout`](crate::with_layout).
 //!
 //! *Thread safety*: plain values.
 
@@ -84,8 +84,8 @@ impl ClusterLayout for Bytes<512> {
     const NAME: LayoutName = LayoutName::Bytes4K;
 }
 
-/// Evaluates an expression with the type of a [`LayoutName`] in the place of `$layout`. Each use
-/// compiles what it calls once for each layout.
+/// Evaluates an expression with the type of a [`LayoutName`] in place of `$layout`. Each use
+/// compiles the code that it calls once per layout.
 #[macro_export]
 macro_rules! with_layout {
     ($name:expr, $layout:ident => $body:expr) => {
