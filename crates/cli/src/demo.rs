@@ -31,7 +31,7 @@ use std::path::PathBuf;
 /// The form of byte strings; `None` for numbers.
 type OptionalForm = Option<KeyForm>;
 
-/// The demo's pages of byte strings have 1 KiB.
+/// The demo's byte strings are in pages of 1 KiB.
 type Strings1K = Strings<128>;
 
 /// Options of `farleaf demo`.
@@ -166,9 +166,9 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
 struct Demo<'a, O> {
     keys: &'a KeySpace,
     form: &'a O,
-    /// Bytes of a full page for each record.
+    /// Bytes that a record takes in a full page.
     bytes_in_page: f64,
-    /// Bytes of a key and a value.
+    /// Size of a key and its value, in bytes.
     record_bytes: f64,
     weights: EntryWeights,
     /// Completes the settings in a report.
@@ -181,7 +181,7 @@ struct Demo<'a, O> {
 }
 
 impl<O: Form<Layout: Providers>> Demo<'_, O> {
-    /// Runs all designs; `key` makes the key of a number.
+    /// Runs all designs; `key` converts a number to a key.
     fn of_all_designs(
         &self,
         key: impl Fn(u64) -> OwnedKey<O::Layout>,

@@ -17,7 +17,7 @@ use farleaf_fabric::{Buffer, Region};
 #[derive(Debug, Default)]
 pub(crate) struct Memory(Mutex<Vec<Arc<Registration>>>);
 
-/// Whether the region has references besides its registration.
+/// Whether the region has references other than its registration.
 fn is_of_use(registration: &Arc<Registration>) -> bool {
     Arc::strong_count(registration.region()) > 1
 }

@@ -30,17 +30,17 @@ pub struct VerbsServerConfig {
     pub accepts: &'static [Role],
     /// Threads that answer calls.
     pub threads: usize,
-    /// Limit on connected endpoints; fewer if the device has no room for so many.
+    /// Limit on connected endpoints. It is lower if the device has no room for so many.
     pub connections: usize,
-    /// Limit on connections in their handshake; one more closes the oldest.
+    /// Limit on connections in their handshake. One more evicts the oldest.
     pub half_open: usize,
-    /// Time limit to bring a connection up, in nanoseconds.
+    /// Time limit for bringing a connection up, in nanoseconds.
     pub handshake_timeout_ns: u64,
     /// Limit on an endpoint's call messages in flight; must be the same on both sides.
     pub window: usize,
     /// The RDMA device.
     pub device: DeviceChoice,
-    /// When the server gives up endpoints that do not answer.
+    /// When the server gives up on endpoints that do not answer.
     pub patience: Patience,
 }
 

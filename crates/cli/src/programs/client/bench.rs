@@ -257,7 +257,7 @@ pub(super) fn run(
 ) -> anyhow::Result<Outcome> {
     arguments.check()?;
     let located = access.locate(usize::from(arguments.in_flight).max(64) * 2)?;
-    /// Connects with the form of byte strings in pages of so many words.
+    /// Connects with byte strings in pages of the given number of words.
     macro_rules! run_strings {
         ($words:literal) => {{
             let (loaded, form) = arguments.strings::<$words>()?;
