@@ -1,13 +1,12 @@
-//! Merges tables in bounded steps: compute servers and memory servers run the same code.
+//! Merging tables in bounded steps. Compute servers and memory servers run the same code.
 //!
-//! A merge does no I/O. It says which source it needs words from, and its caller feeds them, in
-//! pieces of any size; so a caller decides what it reads ahead. A source is a table, or several
+//! A merge does no I/O. It reports which source it needs words from, and its caller feeds them in
+//! pieces of any size, so the caller decides how far to read ahead. A source is a table, or several
 //! tables with ascending keys, one after the other.
 //!
 //! *Invariants*
-//! - lsm.J7. All versions of a key are in one output.
-//! - lsm.J8. Words that are no records of the source's table, and records out of order, end the
-//!   merge with [`Damaged`]. Before that, it has put out only what belongs before them.
+//! - lsm.J8. Words that are not records of the source's table, and records out of order, end the
+//!   merge with [`Damaged`]. Its output up to that point contains only what precedes them.
 //!
 //! *Thread safety*: a plain value.
 
@@ -19,29 +18,29 @@ use super::record::{Record, words_needed};
 use super::survive::{Below, Survival};
 use std::cmp::Ordering;
 
-/// What a merge is to do.
+/// Options of a merge.
 #[derive(Clone, Debug)]
 pub struct MergeOptions {
-    /// Only keys of this range.
+    /// Merge only keys of this range.
     pub range: Clip,
     /// The bounds of snapshots in use.
     pub snapshots: Vec<u64>,
-    /// The levels below the output's.
+    /// The levels below that of the output.
     pub below: Below,
-    /// Outputs end before these keys. Ascending.
+    /// Keys before which outputs end. Ascending.
     pub cuts: Vec<KeyBuf>,
-    /// Outputs end at the first key beyond this number of words of records.
+    /// An output ends at the first new key after this number of words of records.
     pub table_words: u32,
 }
 
 /// Why a step ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// The step has read its words. Another one goes on.
+    /// The step has read its words. The next step continues.
     Spent,
     /// This source needs more words, or [`Merge::end`].
     NeedsInput(usize),
-    /// The builder has all that belongs into its table. Another one takes what follows.
+    /// The builder has everything that belongs in its table. The next builder takes what follows.
     TableEnds,
     /// All sources have ended.
     Done,
@@ -51,10 +50,10 @@ pub enum Progress {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MergeError {
-    /// A source is not what it should be.
+    /// The content of a source is invalid.
     #[error(transparent)]
     Damaged(#[from] Damaged),
-    /// A table cannot take a record that belongs into it.
+    /// A table cannot take a record that belongs in it.
     #[error("cannot write the merged table: {0}")]
     Refused(#[from] Refused),
 }
@@ -62,17 +61,17 @@ pub enum MergeError {
 /// Counts of a merge.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MergeCounts {
-    /// Records read.
+    /// Number of records read.
     pub records_in: u64,
-    /// Records written.
+    /// Number of records written.
     pub records_out: u64,
-    /// Words of the records read.
+    /// Number of words of the records read.
     pub words_in: u64,
-    /// Words of the records written.
+    /// Number of words of the records written.
     pub words_out: u64,
 }
 
-/// A sequence of records, of which a part is here.
+/// A sequence of records, of which some have been fed.
 #[derive(Clone, Debug, Default)]
 struct Source {
     table: u64,
@@ -89,7 +88,7 @@ impl Source {
         Damaged::new(self.table, part)
     }
 
-    /// The next record, checked. `None` if it is not whole yet.
+    /// The next record, after checking it. `None` if it is still incomplete.
     fn checked(&self) -> Result<Option<Record<'_>>, Damaged> {
         let rest = &self.words[self.at..];
         let Some(&first) = rest.first() else { return Ok(None) };
@@ -100,7 +99,7 @@ impl Source {
         Record::parse(rest, self.table).map(Some)
     }
 
-    /// The next record, which was checked before.
+    /// The next record, which has been checked before.
     #[inline]
     fn record(&self) -> Result<Record<'_>, Damaged> {
         let record = Record::checked_before(&self.words[self.at..], self.table);
@@ -112,13 +111,13 @@ impl Source {
     }
 }
 
-/// A merge under way.
+/// A merge in progress.
 #[derive(Debug)]
 pub struct Merge {
     options: MergeOptions,
     survival: Survival,
     sources: Vec<Source>,
-    /// The sources with a next record, that with the first one last.
+    /// The sources that have a next record. The one with the first record is last.
     order: Vec<usize>,
     /// The sources without a next record that have not ended.
     waiting: Vec<usize>,
@@ -130,7 +129,7 @@ pub struct Merge {
 }
 
 impl Merge {
-    /// A merge of `sources` sources, all of which still need their words.
+    /// Creates a merge of `sources` sources, none of which has words yet.
     pub fn new(sources: usize, options: MergeOptions) -> Self {
         let survival = Survival::new(options.snapshots.clone(), options.below.clone());
         Self {
@@ -151,14 +150,14 @@ impl Merge {
         self.counts
     }
 
-    /// Words that a source holds and has not merged yet.
+    /// Number of words that a source has been fed and that have not been merged yet.
     pub fn held_words(&self, source: usize) -> usize {
         self.sources[source].words.len() - self.sources[source].at
     }
 
-    /// Appends words of `table` to a source: records back to back, the last of which may be cut
-    /// off. The first words of another table come only when the source needs input. Words behind
-    /// the range are dropped.
+    /// Appends words of `table` to a source: contiguous records, the last of which may be
+    /// incomplete. Words of the next table may be fed only when the source needs input. Words
+    /// beyond the range are dropped.
     pub fn feed(&mut self, source: usize, table: u64, words: &[u64]) -> Result<(), MergeError> {
         let held = &mut self.sources[source];
         if held.has_ended || words.is_empty() {
@@ -174,7 +173,7 @@ impl Merge {
         self.look_if_waiting(source)
     }
 
-    /// A source has no more words.
+    /// Records that a source has no more words.
     pub fn end(&mut self, source: usize) -> Result<(), MergeError> {
         self.sources[source].has_ended = true;
         self.look_if_waiting(source)
@@ -287,7 +286,7 @@ impl Merge {
             let words = record.words() as u64;
             if self.survival.keeps(record, is_first) {
                 match builder.put(record, out) {
-                    // Nothing has changed: the next table takes the key.
+                    // Nothing has changed; the next table takes the key.
                     Err(Refused::Full) if is_first && builder.records() > 0 => {
                         return Ok(Progress::TableEnds);
                     }
@@ -310,7 +309,7 @@ impl Merge {
     }
 }
 
-/// Whether `builder`'s table ends before `key`, a new one (lsm.J7).
+/// Whether `builder`'s table ends before `key`, which is a new key (lsm.J7).
 fn ends_before(
     key: Key<'_>,
     builder: &Builder,

@@ -1,10 +1,10 @@
-//! Which versions stay when tables are merged.
+//! Which versions survive a merge of tables.
 //!
 //! *Invariants*
 //! - lsm.J5. A version survives if it is the newest of its key, or the newest at or below a
 //!   snapshot. Snapshots that begin later are newer than all inputs.
-//! - lsm.J6. A tombstone goes only if no deeper level covers its key and no snapshot is older than
-//!   it: then no version is left that it hides.
+//! - lsm.J6. A tombstone is dropped only if no deeper level covers its key and no snapshot is older
+//!   than it, so that no version is left that it hides.
 //!
 //! *Thread safety*: plain values.
 
@@ -14,19 +14,19 @@ use super::record::{Kind, Record};
 /// The key ranges of the levels below the merge.
 #[derive(Clone, Debug, Default)]
 pub struct Below {
-    /// Both ends belong to a range. Ascending, and apart from each other.
+    /// Both ends are inclusive. Ascending and disjoint.
     ranges: Vec<(KeyBuf, KeyBuf)>,
     is_everywhere: bool,
 }
 
 impl Below {
-    /// Deeper levels may have any key: no tombstone goes.
+    /// Deeper levels may have any key, so no tombstone is dropped.
     pub fn everything() -> Self {
         Self { ranges: Vec::new(), is_everywhere: true }
     }
 
     /// The deeper levels have tables with these smallest and largest keys, in any order. Without
-    /// tables, the merge is at the bottom.
+    /// tables, the merge is at the bottom level.
     pub fn tables(mut ranges: Vec<(KeyBuf, KeyBuf)>) -> Self {
         ranges.sort();
         ranges.dedup_by(|next, kept| {
@@ -46,25 +46,25 @@ impl Below {
     }
 }
 
-/// Decides record by record, in table order.
+/// Decides for each record, in table order, whether it survives.
 #[derive(Clone, Debug)]
 pub struct Survival {
     /// Ascending.
     snapshots: Vec<u64>,
     below: Below,
-    /// The sequence number of the record before, if it has the same key.
+    /// The sequence number of the previous record, if it has the same key.
     newer: Option<u64>,
 }
 
 impl Survival {
-    /// `snapshots` are the bounds of those in use, in any order.
+    /// Creates the decision state. `snapshots` are the bounds of those in use, in any order.
     pub fn new(mut snapshots: Vec<u64>, below: Below) -> Self {
         snapshots.sort_unstable();
         Self { snapshots, below, newer: None }
     }
 
-    /// Whether the next record stays. `is_first` says that the record before has another key. A
-    /// second record with the same key and sequence number goes.
+    /// Whether the next record survives. `is_first` tells that the previous record has a different
+    /// key. A second record with the same key and sequence number is dropped.
     #[inline]
     pub fn keeps(&mut self, record: Record<'_>, is_first: bool) -> bool {
         let sequence = record.sequence();

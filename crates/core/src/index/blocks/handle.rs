@@ -1,4 +1,4 @@
-//! The operations: what is stored in a leaf for a value, and the value for what is stored.
+//! The operations: conversion between values and what leaves store for them.
 //!
 //! *Thread safety*: belongs to its endpoint's thread; tasks of that thread share it.
 
@@ -15,13 +15,14 @@ use farleaf_fabric::sync::Arc;
 use std::borrow::{Borrow, Cow};
 use std::ops::Bound;
 
-/// Records of one part of a scan, whose blocks are READ before the next part begins: the look at
-/// their leaves must be recent (blocks.X5).
+/// Number of records in one part of a scan. Their blocks are READ before the next part begins,
+/// because their leaves must have been read recently (blocks.X5).
 const SCAN_TOGETHER: usize = 256;
 /// Blocks that one operation reads or writes together.
 const BLOCKS_TOGETHER: usize = OPERATIONS_TOGETHER;
 
-/// How often a write that finds no memory waits for lost blocks. Other handles take some of them.
+/// How often a write that finds no memory waits for lost blocks. Other handles may take some of
+/// them.
 const FREEING_ROUNDS: u32 = 8;
 
 /// A handle of an index with value blocks.
@@ -34,7 +35,7 @@ pub struct BlockIndex<I, F: Fabric, L: Layout> {
     inline_bytes: usize,
 }
 
-/// What a leaf shall have for a value, and the new block behind it.
+/// What a leaf should store for a value, and the new block, if any.
 struct New<'a> {
     stored: Cow<'a, [u8]>,
     block: Option<BlockRef>,
@@ -56,7 +57,7 @@ where
         Self { design, blocks, cache, counters, inline_bytes }
     }
 
-    /// The handle of the design below.
+    /// The handle of the underlying design.
     pub fn design(&self) -> &I {
         &self.design
     }
@@ -67,7 +68,7 @@ where
         if bytes <= most { Ok(()) } else { Err(TooLong::Value { bytes, most }.into()) }
     }
 
-    /// What a leaf has for a value that is inline; `None` if the value needs a block.
+    /// What a leaf stores for an inline value; `None` if the value needs a block.
     pub(super) fn inline<'a>(&self, key: &[u8], value: &'a [u8]) -> Option<Cow<'a, [u8]>> {
         if value.len() > self.inline_bytes {
             return None;
@@ -76,7 +77,7 @@ where
         L::check_record(key, &stored).is_ok().then_some(stored)
     }
 
-    /// Writes a block. If there is no memory left, blocks that leaves have lost are freed first.
+    /// Writes a block. If there is no memory left, first frees blocks that leaves have lost.
     pub(super) async fn write_block(&self, value: &[u8]) -> Result<BlockRef, IndexError> {
         for _ in 0..FREEING_ROUNDS {
             match self.blocks.write(value).await.map_err(IndexError::from) {
@@ -100,7 +101,7 @@ where
         Ok(New { stored: Cow::Owned(block.to_stored().to_vec()), block: Some(block) })
     }
 
-    /// What becomes of the blocks once an edit has ended.
+    /// Frees or abandons the blocks of an edit once it has ended.
     async fn settle(
         &self,
         block: Option<BlockRef>,
@@ -143,8 +144,8 @@ where
         }
     }
 
-    /// Writes back the leaves that have lost blocks, so that the blocks can be used again after a
-    /// grace period (blocks.X4).
+    /// Writes back the leaves that have lost blocks, so that the blocks can be reused after a grace
+    /// period (blocks.X4).
     async fn rest_lost(&self) -> Result<(), IndexError> {
         let lost = self.blocks.lost();
         if !lost.is_empty() {
@@ -154,8 +155,8 @@ where
         Ok(())
     }
 
-    /// The value for what the leaf of `key` had at `since_ns` or later. If the block arrives late,
-    /// the leaf must still refer to it.
+    /// The value for what the leaf of `key` stored at `since_ns` or later. If the block arrives
+    /// late, the leaf must still refer to it.
     async fn resolve(
         &self,
         key: &[u8],
@@ -183,7 +184,7 @@ where
         Ok(value)
     }
 
-    /// As [`BlockIndex::resolve`]; if the block is not there any more, asks the leaf again.
+    /// Like [`BlockIndex::resolve`]; if the block is gone, reads the leaf again.
     async fn resolve_or_ask(
         &self,
         key: &[u8],
@@ -212,7 +213,7 @@ where
         }
     }
 
-    /// The values of what leaves had for keys; blocks are READ together.
+    /// The values for what leaves stored for several keys; blocks are READ together.
     async fn resolve_all(
         &self,
         found: Vec<(&[u8], Option<Vec<u8>>)>,
@@ -252,8 +253,8 @@ where
         self.settle(block, value, outcome).await
     }
 
-    /// A compare-exchange compares what is stored. So it first finds out what is stored for the
-    /// expected value: only inline values tell by themselves.
+    /// A compare-exchange compares stored values. So it first finds out what is stored for the
+    /// expected value, which is known in advance only for inline values.
     async fn exchange(
         &self,
         key: &[u8],
@@ -279,7 +280,7 @@ where
                 Ok(Answer { applied: false, found: Some(found) }) => found,
                 outcome => return self.settle(new.block, value, outcome).await,
             };
-            // The key has another value, or the same one stored in another way.
+            // The key has a different value, or the same one in a different stored form.
             match self.stored_for(key, expected, Some((found, since_ns))).await {
                 Ok(Ok(found)) => stored = found,
                 Ok(Err(found)) => break Ok(Answer { applied: false, found }),
@@ -293,8 +294,8 @@ where
         refused
     }
 
-    /// What the leaf has for `key`, if that is `expected`; else the value that the key has. `found`
-    /// is what the leaf had at a time or later, if that is known.
+    /// What the leaf stores for `key`, if that stands for `expected`; otherwise the value of the
+    /// key. `found` is what the leaf stored at a given time or later, if known.
     async fn stored_for(
         &self,
         key: &[u8],
@@ -375,7 +376,7 @@ where
             let (keys, stored): (Vec<_>, Vec<_>) = found.into_iter().unzip();
             let found = keys.iter().map(Vec::as_slice).zip(stored.into_iter().map(Some)).collect();
             let values = self.resolve_all(found, since_ns).await?;
-            // A key that was removed meanwhile need not appear.
+            // A key that was removed meanwhile need not be returned.
             records.extend(
                 keys.into_iter().zip(values).filter_map(|(key, value)| Some((key, value?))),
             );

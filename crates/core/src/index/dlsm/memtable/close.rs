@@ -18,7 +18,7 @@
 use crate::index::dlsm::Sequences;
 use farleaf_fabric::sync::{AtomicU64, Ordering};
 
-/// The states of `Range::last` before it is the last number.
+/// The values of `Range::last` while there is no last number yet.
 const OPEN: u64 = u64::MAX;
 const CLOSING: u64 = u64::MAX - 1;
 
@@ -33,7 +33,7 @@ pub(super) struct Range {
 }
 
 impl Range {
-    /// The range of at most `numbers` numbers from `first` on.
+    /// Creates a range of at most `numbers` numbers, starting at `first`.
     pub(super) fn new(first: u64, numbers: u64) -> Self {
         let limit = first.saturating_add(numbers.max(1) - 1).min(CLOSING - 1);
         Self { first, limit, last: AtomicU64::new(OPEN) }
@@ -70,7 +70,8 @@ impl Range {
         {
             return last;
         }
-        // Several threads may get here. Each number is taken after the mark, so each will do.
+        // Several threads may get here. Each number is taken after the mark, so any of them is
+        // valid.
         let last = sequences.take().min(self.limit);
         let fixed = self.last.compare_exchange(CLOSING, last, Ordering::AcqRel, Ordering::Acquire);
         fixed.map_or_else(|other| other, |_| last)
