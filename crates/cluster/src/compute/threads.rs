@@ -1,8 +1,8 @@
 //! The threads of a compute server. Each has its share of the clients' connections, an endpoint to
 //! the memory servers, and a bounded number of tasks that answer requests concurrently. The thread
-//! that receives a request carries it out; only bulk loads go to the first thread.
+//! that receives a request executes it; only bulk loads go to the first thread.
 //!
-//! The [`Crew`] lives as long as the program, since its threads have the connections. While a
+//! The [`Crew`] lives as long as the program, because its threads have the connections. While a
 //! generation of the index is served, [`Threads`] is the work that they do for it.
 //!
 //! *Thread safety*: any number of threads may use the handles; a thread's working state stays on
@@ -33,7 +33,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Tasks of one thread that answer requests concurrently.
+/// Number of tasks of one thread that answer requests concurrently.
 const TASKS: usize = 64;
 /// Interval at which a thread publishes its counters.
 const TELL_NS: u64 = 250_000_000;
@@ -146,7 +146,7 @@ impl<L: Layout> Crew<L> {
         &self.server
     }
 
-    /// Whether all threads run: before the crew is dropped, one ends only by a panic.
+    /// Whether all threads are running. Before the crew is dropped, a thread ends only by a panic.
     pub(super) fn are_alive(&self) -> bool {
         self.hands.iter().all(|hand| !hand.thread.is_finished())
     }
@@ -177,7 +177,7 @@ impl<L: Layout> Drop for Crew<L> {
     }
 }
 
-/// What the crew does for one generation of the index.
+/// The crew's work for one generation of the index.
 #[derive(Debug)]
 pub(super) struct Threads<L: Layout> {
     pub(super) shared: Arc<Shared<L>>,
@@ -211,7 +211,8 @@ impl<L: ClusterLayout> Threads<L> {
         }
     }
 
-    /// As [`Threads::start`], for one transport. `side` makes its endpoints those of all.
+    /// Like [`Threads::start`], for one transport. `side` converts its endpoints to the common
+    /// type.
     fn over<C: EndpointCluster>(
         crew: &Crew<L>,
         server: Arc<ComputeServer<Dex, L>>,
@@ -240,7 +241,8 @@ impl<L: ClusterLayout> Threads<L> {
             );
             let job: Job<L> = Box::new(move |io| {
                 let _ending: Sender<()> = ending;
-                // It drops its sender then, so that a thread that never sends is noticed below.
+                // The closure also drops its sender, so that a thread that never sends is noticed
+                // below.
                 let opened = Box::new(move |outcome| drop(opened.send(outcome)));
                 serve::<L, C::Transport>((&cluster, side), io, &shared, store, opened);
             });
@@ -299,7 +301,7 @@ impl<L: Layout> Drop for Threads<L> {
     }
 }
 
-/// Closes a thread's queues when its work ends, also by a panic, so that no request waits for it.
+/// Closes a thread's queues when its work ends, even by a panic, so that no request waits for it.
 struct Closing<'a, L: Layout>(&'a Shared<L>);
 
 impl<L: Layout> Drop for Closing<'_, L> {
@@ -308,9 +310,9 @@ impl<L: Layout> Drop for Closing<'_, L> {
     }
 }
 
-/// Makes an endpoint of one transport one of all of them.
+/// Converts an endpoint of one transport to the common type of all transports.
 type Side<X> = fn(Endpoint<X>) -> MemoryFabric;
-/// Says whether a thread could open the index, and if not, why.
+/// Reports whether a thread could open the index, and if not, why.
 type Opened = Box<dyn FnOnce(Result<(), String>)>;
 
 /// The work of one thread for one generation. It keeps serving clients meanwhile.
