@@ -1,4 +1,4 @@
-//! Operations as plain values, which cross from a caller to an engine and back.
+//! Operations as plain values, which are passed between a caller and an engine.
 
 use crate::data::Data;
 use crate::error::{Cause, Error};
@@ -39,7 +39,7 @@ impl<K: ?Sized + Data> fmt::Debug for Request<K> {
     }
 }
 
-/// The result of an operation that did not fail.
+/// The result of a successful operation.
 #[derive(Debug)]
 pub(crate) enum Response<K: ?Sized + Data> {
     Value(Option<K::Owned>),
@@ -81,7 +81,7 @@ where
     }
 }
 
-/// Fill of the pages of a bulk load: leaves room for insertions.
+/// Fill of the pages of a bulk load, which leaves room for insertions.
 const FILL: f64 = 0.7;
 
 /// Executes one request.
@@ -111,7 +111,7 @@ pub(crate) async fn serve<K: ?Sized + Data>(
             Served::upsert_all(index, records).await.map_err(|error| match error {
                 // All records are checked before the first is set.
                 IndexError::KeyTooLong { .. } | IndexError::ValueTooLong { .. } => error.into(),
-                // Whatever else stopped it, some of the records may be set.
+                // After any other error, some of the records may be set.
                 _ => Error::Indeterminate(Cause::text(format!("some records may be set: {error}"))),
             })?;
             Response::Done
