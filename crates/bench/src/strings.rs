@@ -119,8 +119,8 @@ pub struct Strings<const WORDS: usize> {
 const FOUND: u64 = 0;
 
 impl<const WORDS: usize> Strings<WORDS> {
-    /// Creates `n` keys of this form, and values with lengths in this range. New keys are longer
-    /// than loaded ones; `grows` tells whether there will be any.
+    /// Creates `n` keys of this form, and values with lengths in this range. If `grows`, keys will
+    /// be added later, and they are longer than loaded ones.
     ///
     /// # Errors
     /// [`StringsError`].

@@ -252,9 +252,8 @@ impl Textual for [u8] {
         Some((Bound::Included(prefix), upper))
     }
 
-    /// All text belongs to the first server, because no byte of UTF-8 is 255. The others own empty
-    /// ranges, which bulk loads and the balancer can grow, because these give keys only to
-    /// neighbours.
+    /// No byte of UTF-8 is 255, so the first server owns all text, and the others own empty ranges.
+    /// They must own ranges, because bulk loads and the balancer give keys only to neighbours.
     fn first_boundaries(servers: u16) -> Vec<Vec<u8>> {
         let boundary = |number: u16| [&[u8::MAX][..], &number.to_be_bytes()].concat();
         (1..servers).map(boundary).collect()

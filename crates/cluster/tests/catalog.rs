@@ -2,7 +2,7 @@
 //! embedded catalog.
 //!
 //! The tests start an etcd if one is installed (Debian: `etcd-server`). Otherwise the etcd tests
-//! print so and pass.
+//! print a notice and pass.
 
 use farleaf_cluster::catalog::{
     Catalog, CatalogError, EmbeddedCatalog, EmbeddedConfig, RemoteCatalog,

@@ -58,8 +58,8 @@ struct Arguments {
     #[arg(long, value_name = "N", default_value = "2M", value_parser = count)]
     keys: u64,
     /// Take byte strings as keys: `ycsb` (user and 19 digits), `dlsm` (20 digits), `urls`
-    /// (generated), or the lines of `file:PATH`, with numbers behind them if they are fewer than
-    /// the keys. Values have 8 bytes
+    /// (generated), or the lines of `file:PATH`, with numbers appended if there are more keys than
+    /// lines. Values have 8 bytes
     #[arg(long, value_name = "FORM")]
     key_form: Option<KeyForm>,
     /// Run each contender for this many seconds in each round
@@ -133,7 +133,7 @@ fn lookups_and_updates(name: &str) -> Result<Mix, String> {
     }
 }
 
-/// The results.
+/// The measured results and the settings that produced them.
 #[derive(Debug, Serialize)]
 struct Comparison {
     keys: u64,

@@ -62,9 +62,9 @@ pub enum Missing {
     /// The port is down.
     #[error("no RDMA: port {port} of {device} is not active")]
     Port {
-        /// The device.
+        /// Name of the device.
         device: String,
-        /// Its port.
+        /// Number of its port.
         port: u8,
     },
     /// The port has no usable address.
@@ -72,15 +72,15 @@ pub enum Missing {
         "no RDMA: port {port} of {device} has no RoCE v2 address (give its network interface an IPv4 address)"
     )]
     Address {
-        /// The device.
+        /// Name of the device.
         device: String,
-        /// Its port.
+        /// Number of its port.
         port: u8,
     },
     /// The device has no atomics.
     #[error("no RDMA: {device} has no CAS and no FETCH-ADD")]
     Atomics {
-        /// The device.
+        /// Name of the device.
         device: String,
     },
     /// The memory cannot be registered, often because of the limit on locked memory.
@@ -99,7 +99,7 @@ pub enum Missing {
     /// Another step failed.
     #[error("no RDMA: {what} of {device}: {why}")]
     Broken {
-        /// The device.
+        /// Name of the device.
         device: String,
         /// The step that failed.
         what: &'static str,
@@ -119,7 +119,7 @@ impl From<Missing> for io::Error {
 pub struct Found {
     /// The device's name.
     pub device: String,
-    /// Its port.
+    /// Number of its port.
     pub port: u8,
     /// The port's address.
     pub address: Ipv6Addr,

@@ -27,7 +27,7 @@ pub struct Kind {
 }
 
 impl Kind {
-    /// The designs.
+    /// The designs that a random scenario chooses from.
     pub const DESIGNS: [&str; 4] = ["coarse", "fine", "hybrid", "dex"];
     /// The faults. All kinds have torn verbs and slow messages. In addition, messages are lost or
     /// late, memory servers are unreachable, compute servers pause, compute servers die, live

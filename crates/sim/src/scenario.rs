@@ -372,7 +372,7 @@ pub struct ClusterSpec {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum KeysSpec {
-    /// Numbers.
+    /// Keys and values of 8 bytes.
     #[default]
     U64,
     /// Byte strings of different lengths.

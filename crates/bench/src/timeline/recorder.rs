@@ -7,7 +7,8 @@ use super::{Interval, MOST_INTERVALS};
 /// Initial length of intervals, unless the run sets it.
 const SHORTEST_NS: u64 = 1_000;
 
-/// Recorded intervals per requested one. A larger number makes the joined intervals more even.
+/// Number of intervals that are recorded for each requested one. With more of them, joined
+/// intervals are closer to the requested length.
 const FINER: u64 = 16;
 
 /// Upper bound on the total number of per-server counters of all clients, each of 8 bytes.

@@ -18,7 +18,7 @@ pub(super) enum ModelChange {
     CoolingQueue(u64),
     /// The factor by which that takes longer after a thread of the other socket.
     Numa(u64),
-    /// Compute server `i` and memory server `i` are one machine.
+    /// Compute server `i` and memory server `i` share one machine.
     CoLocated,
 }
 

@@ -15,7 +15,7 @@ use super::experiment::{
     Row, Rule, Scale, Shape, Size, Spot, Value,
 };
 
-/// The rows.
+/// The rows to reproduce from the DEX paper.
 pub(super) const DEX: Paper = Paper {
     name: "dex",
     citation: "Lu et al., DEX: Scalable Range Indexing on Disaggregated Memory (VLDB 2024)",

@@ -33,7 +33,7 @@ use std::path::PathBuf;
 
 const PAPERS: &[&Paper] = &[&dex::DEX, &trees::TREES, &dlsm::DLSM, &allocator::ALLOCATOR];
 
-/// The papers.
+/// The papers that can be reproduced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum PaperName {
     /// DEX (Lu et al., VLDB 2024)

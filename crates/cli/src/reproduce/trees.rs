@@ -12,7 +12,7 @@ use super::experiment::{
     Rule, Scale, Shape, Size, TENFOLD, Value,
 };
 
-/// The rows.
+/// The rows to reproduce from the paper of Ziegler et al.
 pub(super) const TREES: Paper = Paper {
     name: "trees",
     citation: "Ziegler et al., Designing Distributed Tree-based Index Structures for Fast RDMA-capable \

@@ -80,13 +80,13 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         }
     }
 
-    /// The cache.
+    /// The cache that all threads of the compute server share.
     #[inline]
     pub fn cache(&self) -> &Cache<L> {
         &self.cache
     }
 
-    /// The endpoint.
+    /// The endpoint that this client posts its verbs to.
     #[inline]
     pub fn fabric(&self) -> &F {
         self.pages.fabric()

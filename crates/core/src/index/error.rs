@@ -41,7 +41,7 @@ pub enum IndexError {
     /// A memory server rejected the request.
     #[error("memory server {server} refused the request: {refusal}")]
     Refused {
-        /// The server.
+        /// The server that refused.
         server: ServerId,
         /// Its reason.
         refusal: Refusal,
@@ -49,13 +49,13 @@ pub enum IndexError {
     /// A memory server sent an invalid reply.
     #[error("memory server {server} sent an invalid reply")]
     BadReply {
-        /// The server.
+        /// The server that sent the reply.
         server: ServerId,
     },
     /// A memory server holds a pool of a different kind.
     #[error("memory server {server}: {error}")]
     BadPool {
-        /// The server.
+        /// The server whose superblock does not match.
         server: ServerId,
         /// The mismatch found in its superblock.
         error: SuperblockError,
@@ -85,7 +85,7 @@ pub enum IndexError {
     /// Another compute server owns the key.
     #[error("compute server {owner} owns the key, as of epoch {epoch} of the partition map")]
     NotOwner {
-        /// The owner.
+        /// The compute server that owns the key.
         owner: u16,
         /// The epoch of the partition map that names the owner.
         epoch: u64,

@@ -77,7 +77,7 @@ impl BlockRef {
 /// The meaning of the bytes of a value in a leaf.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stored<'a> {
-    /// The value.
+    /// The value itself.
     Inline(&'a [u8]),
     /// The value is in this block.
     Block(BlockRef),

@@ -48,7 +48,8 @@ pub enum SuperblockError {
     },
 }
 
-/// The index designs, as in the low byte of the superblock's options. 0 means none yet.
+/// The index designs, as encoded in the low byte of the superblock's options. 0 means that none is
+/// set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum DesignId {

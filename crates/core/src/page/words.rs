@@ -79,7 +79,7 @@ impl Words {
         self.0 == 0
     }
 
-    /// Whether it is a single word, which readers see change at once.
+    /// Whether it is a single word, so that readers see all of the change or none of it.
     #[inline]
     pub fn is_one_word(self) -> bool {
         self.front().len() + self.heap().len() == 1

@@ -50,7 +50,7 @@ pub trait Owners: Sized {
     /// A map's description of an owner, which a scan compares with what the owner covers.
     type Expected;
 
-    /// The endpoint.
+    /// The endpoint on which the operations run.
     fn fabric(&self) -> &Self::Fabric;
 
     /// How long operations are retried.
@@ -146,9 +146,9 @@ pub trait Owners: Sized {
 pub enum Unserved {
     /// Another compute server owns the key, or will own it. Nothing has happened.
     Elsewhere(IndexError),
-    /// For a temporary reason. Nothing has happened, or repeating it is harmless.
+    /// The operation cannot be served now. Nothing has happened, or repeating it is harmless.
     Again(IndexError),
-    /// Permanently, or with an outcome that forbids another attempt.
+    /// The operation failed permanently, or with an outcome that forbids another attempt.
     Failed(IndexError),
 }
 
@@ -200,7 +200,7 @@ impl<O: Owners> Router<O> {
         &self.route
     }
 
-    /// The endpoint.
+    /// The endpoint on which the operations run.
     pub fn fabric(&self) -> &O::Fabric {
         self.owners.fabric()
     }

@@ -105,7 +105,7 @@ impl<D: Partitioned, F: Fabric, L: Layout> Worker<D, F, L> {
         self.part.index.cache_counters()
     }
 
-    /// The endpoint.
+    /// The endpoint that its thread posts verbs to.
     pub fn fabric(&self) -> &F {
         self.pool.fabric()
     }

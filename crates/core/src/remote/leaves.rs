@@ -23,7 +23,7 @@ const MAX_STEPS: usize = 64;
 pub struct LeafStream<'a, F: Fabric, L: Layout> {
     pages: &'a PageClient<F, L>,
     ahead: VecDeque<Ahead<F, L>>,
-    /// Maximum number of leaves in flight because of a head's list.
+    /// Maximum number of leaves from a head's list that are in flight.
     window: usize,
 }
 

@@ -43,7 +43,7 @@ pub(super) struct RedoPage {
     runs: Vec<(usize, Vec<u64>)>,
 }
 
-/// An entry.
+/// A decoded log entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Redo {
     pub(super) owner: u16,

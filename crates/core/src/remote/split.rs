@@ -18,7 +18,7 @@ pub struct Separator<K> {
     pub level: u8,
     /// The lowest key of the child.
     pub key: K,
-    /// The child.
+    /// The address of the new child.
     pub child: GlobalAddr,
 }
 

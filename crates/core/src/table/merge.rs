@@ -194,7 +194,8 @@ impl Merge {
         Ok(())
     }
 
-    /// Finds the next record of a source within the range, and puts the source into the order.
+    /// Finds the next record of a source within the range, and inserts the source at its position
+    /// among the others.
     fn look(&mut self, index: usize) -> Result<(), Damaged> {
         let source = &mut self.sources[index];
         loop {

@@ -39,9 +39,9 @@ pub struct ExtentRun {
 /// The keys that a shard's version uses from a table: those from `lower` on and below `upper`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Clip {
-    /// Inclusive.
+    /// The lowest key, inclusive; `None` if unbounded.
     pub lower: Option<KeyBuf>,
-    /// Exclusive.
+    /// The end of the keys, exclusive; `None` if unbounded.
     pub upper: Option<KeyBuf>,
 }
 

@@ -49,7 +49,7 @@ impl Below {
 /// Decides for each record, in table order, whether it survives.
 #[derive(Clone, Debug)]
 pub struct Survival {
-    /// Ascending.
+    /// In ascending order.
     snapshots: Vec<u64>,
     below: Below,
     /// The sequence number of the previous record, if it has the same key.

@@ -83,7 +83,7 @@ messages! {
         14 => Samples,
         /// Requests the fences of the leaf of a key. Answered by [`ClientResponse::Fences`].
         15 => Fences {
-            /// The key.
+            /// The key to look up.
             key: OwnedKey<L>,
         },
     }
@@ -115,7 +115,7 @@ messages! {
         },
         /// Another compute server owns the key.
         4 => NotOwner {
-            /// The owner.
+            /// The compute server that owns the key.
             owner: u16,
             /// The epoch of the map that names this owner.
             epoch: u64,

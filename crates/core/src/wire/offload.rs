@@ -16,11 +16,11 @@ messages! {
     pub enum OffloadRequest<L: Layout> {
         /// Applies an edit below a node. Answered by [`Reply::Offloaded`](super::Reply::Offloaded).
         22 => Edit {
-            /// The node.
+            /// Address of the node to start from.
             node: GlobalAddr,
-            /// Its level.
+            /// Level of that node.
             level: u8,
-            /// The edit.
+            /// The change to make below it.
             edit: LeafEdit<OwnedKey<L>, OwnedValue<L>>,
             /// For a change: ensures that it happens at most once.
             ticket: Option<Ticket>,
@@ -28,9 +28,9 @@ messages! {
         /// Requests records of a range below a node. The reply tells whether there may be more of
         /// them below it.
         23 => Scan {
-            /// The node.
+            /// Address of the node to start from.
             node: GlobalAddr,
-            /// Its level.
+            /// Level of that node.
             level: u8,
             /// The lower bound.
             lower: Bound<OwnedKey<L>>,
@@ -54,11 +54,11 @@ messages! {
 /// values.
 #[derive(Clone, Copy, Debug)]
 pub struct AskOffload<'e, L: Layout> {
-    /// The node.
+    /// Address of the node to start from.
     pub node: GlobalAddr,
-    /// Its level.
+    /// Level of that node.
     pub level: u8,
-    /// The edit.
+    /// The change to make below it.
     pub edit: LeafEdit<&'e L::Key, &'e L::Value>,
     /// For a change: ensures that it happens at most once.
     pub ticket: Option<Ticket>,

@@ -25,7 +25,7 @@ messages! {
             /// In the order of the scan.
             records: Vec<(OwnedKey<L>, OwnedValue<L>)>,
         },
-        /// A chunk.
+        /// A chunk for the client to allocate nodes from.
         5 => Chunk {
             /// Its address.
             at: GlobalAddr,

@@ -87,7 +87,7 @@ impl<L: Layout> TreeRequest<L> {
 /// The keys that a memory server's tree holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Share<K> {
-    /// Those from `low`, inclusive, to `high`, exclusive (`None`: infinite).
+    /// The keys from `low`, inclusive, to `high`, exclusive; all from `low` on if `high` is `None`.
     Range {
         /// The lowest key.
         low: K,

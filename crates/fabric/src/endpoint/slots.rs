@@ -17,16 +17,16 @@ use std::task::Waker;
 pub enum Body {
     /// A READ.
     Read {
-        /// The source.
+        /// The first byte to read.
         at: GlobalAddr,
-        /// The destination.
+        /// Where the bytes go.
         into: Buffer,
     },
     /// A WRITE.
     Write {
-        /// The destination.
+        /// The first byte to write.
         at: GlobalAddr,
-        /// The data.
+        /// The bytes to write.
         from: Buffer,
     },
     /// A CAS.

@@ -85,7 +85,7 @@ pub enum ShmError {
     /// The handshake failed, for example because of a wrong token.
     #[error("memory server {server}: {error}")]
     Handshake {
-        /// The server.
+        /// The server that cannot be reached.
         server: ServerId,
         /// The error of the handshake.
         error: HandshakeError,

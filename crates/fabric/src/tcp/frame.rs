@@ -63,7 +63,7 @@ const _: () = assert!(PIECE_BYTES.is_multiple_of(8));
 pub enum Decoded<T> {
     /// The frame is incomplete.
     Incomplete,
-    /// A frame.
+    /// A complete frame.
     Frame {
         /// The request's id.
         id: u64,
@@ -99,7 +99,7 @@ impl Piece {
     }
 }
 
-/// A request.
+/// A request from a client to a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Request<'a> {
     /// READ a piece.

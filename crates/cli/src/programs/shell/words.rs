@@ -18,7 +18,7 @@ struct Words {
     command: Command,
 }
 
-/// A command.
+/// A parsed command of the shell.
 #[derive(Debug, Subcommand)]
 pub(super) enum Command {
     #[command(flatten)]

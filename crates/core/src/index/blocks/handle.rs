@@ -131,7 +131,8 @@ where
         {
             self.cache.forget(lost);
             if self.blocks.lose(lost) {
-                // The operation itself has succeeded; the next loss tries again.
+                // An error here does not fail the operation, which has succeeded. The next lost
+                // block tries again.
                 let _ = Box::pin(self.rest_lost()).await;
             }
         }
@@ -155,8 +156,8 @@ where
         Ok(())
     }
 
-    /// The value for what the leaf of `key` stored at `since_ns` or later. If the block arrives
-    /// late, the leaf must still refer to it.
+    /// Resolves what the leaf of `key` stored at `since_ns` or later: returns the value, reading
+    /// its block if it has one. If the block arrives late, the leaf must still refer to it.
     async fn resolve(
         &self,
         key: &[u8],

@@ -176,7 +176,7 @@ impl Heap {
     }
 }
 
-/// A slot.
+/// One slot, decoded: the start of the key, and the position and lengths of the record.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Slot {
     pub(super) head: u32,

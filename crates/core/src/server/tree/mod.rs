@@ -166,6 +166,6 @@ pub struct TreeUsage {
     pub nodes_free: u64,
     /// Records deleted and not yet collected.
     pub deleted_records: u64,
-    /// Levels.
+    /// Number of levels.
     pub height: u64,
 }

@@ -33,9 +33,9 @@ struct Taken(AtomicU64);
 /// The end of the arena from which an entry is taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
-    /// Nodes.
+    /// Nodes, which grow from the front.
     Front,
-    /// Versions.
+    /// Versions, which grow from the back.
     Back,
 }
 
