@@ -32,9 +32,9 @@ const NUMBER_BYTES: usize = size_of::<u64>();
 /// Where the loaded keys come from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KeyForm {
-    /// YCSB's: `user` and 19 digits, 23 bytes.
+    /// Keys of YCSB: `user` and 19 digits, 23 bytes.
     Ycsb,
-    /// dLSM's: 20 digits.
+    /// Keys of dLSM's benchmark: 20 digits.
     Dlsm,
     /// Generated addresses of web pages in folders, about 56 bytes long, of which neighbours share
     /// most. As for a file, each address stands for several keys if there are many.

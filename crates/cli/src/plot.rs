@@ -10,8 +10,8 @@ use std::ops::{Range, RangeInclusive};
 use std::path::Path;
 
 const SIZE: (u32, u32) = (800, 440);
-/// Minimum width of the legend next to the curves. Below: the widths of the legend's line with its
-/// gaps, and of a letter.
+/// Minimum width of the legend next to the curves. The constants below are the width of the
+/// legend's line with its gaps, and the width of a letter.
 const LEGEND: u32 = 150;
 const LEGEND_LINE: u32 = 30;
 const LETTER: u32 = 6;

@@ -216,8 +216,8 @@ mod tests {
         assert!(Numbers::parse(&line.repeat(MAX_NUMBERS + 1)).is_err());
     }
 
-    /// A server that answers every connection with `answer`, or never if it is `None`. It waits
-    /// until all servers of `together` have been asked.
+    /// Starts a server that answers every connection with `answer`; with `None` it never answers.
+    /// It waits until all servers of `together` have been asked.
     fn stranger(answer: Option<Vec<u8>>, together: &Arc<Barrier>) -> String {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let address = listener.local_addr().unwrap().to_string();

@@ -59,7 +59,7 @@ pub trait Textual: ToOwned {
     /// Appends the text.
     fn write(&self, notation: Notation, to: &mut String);
 
-    /// The text.
+    /// The value's text in a notation.
     fn text(&self, notation: Notation) -> String {
         let mut text = String::new();
         self.write(notation, &mut text);

@@ -45,7 +45,7 @@ impl Buffer {
         &self.memory
     }
 
-    /// The words.
+    /// The words of the memory that belong to the buffer.
     #[inline]
     pub fn words(&self) -> &[AtomicU64] {
         &self.memory.words()[self.first_word..self.first_word + self.words]

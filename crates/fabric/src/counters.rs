@@ -48,7 +48,7 @@ counters! {
     writes,
     /// One-sided CAS and FETCH-ADD.
     atomics,
-    /// RPCs.
+    /// Remote procedure calls.
     rpcs,
     /// Payload of READs, in bytes.
     bytes_read,

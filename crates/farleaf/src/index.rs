@@ -1,4 +1,4 @@
-//! The handle.
+//! The handle of an index.
 
 use crate::cores::Cores;
 use crate::data::{Data, Given};

@@ -66,7 +66,7 @@ pub enum CatalogError {
     Unreachable {
         /// The address of the catalog.
         address: String,
-        /// The reason.
+        /// Why it cannot be reached.
         why: String,
     },
     /// The catalog did not answer a change, which may have taken effect.

@@ -77,7 +77,7 @@ where
         Self { index, naming, layout: PhantomData }
     }
 
-    /// The index.
+    /// The index beneath, which has the layout's own keys.
     pub fn index(&self) -> &I {
         &self.index
     }

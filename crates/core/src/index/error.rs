@@ -93,7 +93,7 @@ pub enum IndexError {
     /// A compute server did not execute the operation.
     #[error("compute server {compute_server}: {code}")]
     NotServed {
-        /// The compute server.
+        /// Number of the compute server that refused.
         compute_server: u16,
         /// Its reason.
         code: ErrorCode,
@@ -103,7 +103,7 @@ pub enum IndexError {
         "compute server {compute_server} cannot be reached; nothing was sent to it, and nothing has changed"
     )]
     NotSent {
-        /// The compute server.
+        /// Number of the unreachable compute server.
         compute_server: u16,
     },
     /// An argument is out of range.

@@ -57,7 +57,7 @@ impl<L: Layout> Page<'_, L> {
         sum
     }
 
-    /// Word 0.
+    /// The latch in word 0.
     #[inline]
     pub fn lock_word(self) -> LockWord {
         LockWord::from_bits(self.load(0))

@@ -14,7 +14,7 @@ use std::borrow::Borrow;
 /// message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LeafEdit<K, V> {
-    /// The key.
+    /// The key that it reads or changes.
     pub key: K,
     /// The operation.
     pub action: Action<V>,

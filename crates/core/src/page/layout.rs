@@ -82,9 +82,9 @@ pub struct SplitPlan<K> {
 /// The records of a leaf that a scan wants.
 #[derive(Clone, Debug)]
 pub struct ScanWindow<'k, K: ?Sized> {
-    /// The lower bound.
+    /// Where the range begins.
     pub lower: Bound<&'k K>,
-    /// The upper bound.
+    /// Where the range ends.
     pub upper: Bound<&'k K>,
     /// Descending instead of ascending.
     pub reverse: bool,

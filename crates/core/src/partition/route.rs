@@ -15,7 +15,7 @@ impl<K: Clone + Ord> Route<K> {
         Self(RefCell::new(map))
     }
 
-    /// The map.
+    /// The map that operations currently use.
     pub fn map(&self) -> Arc<PartitionMap<K>> {
         Arc::clone(&self.0.borrow())
     }

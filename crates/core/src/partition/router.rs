@@ -161,7 +161,7 @@ pub struct Patience {
     pub attempt_ns: u64,
     /// The first wait. Each further wait is twice as long as the previous one.
     pub shortest_wait_ns: u64,
-    /// The longest wait.
+    /// Upper bound on the waits.
     pub longest_wait_ns: u64,
     /// Whether to shorten each wait at random, by up to half.
     pub varies: bool,

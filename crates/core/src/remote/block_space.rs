@@ -177,7 +177,7 @@ impl BlockSpace {
         Self { inner: Mutex::default(), most_lost: most_lost.max(1) }
     }
 
-    /// How much of it is in use.
+    /// How much block memory is in use.
     pub fn usage(&self) -> BlockUsage {
         let inner = lock(&self.inner);
         let blocks_waiting = (inner.lost.len() + inner.resting.len()) as u64;

@@ -10,7 +10,7 @@ pub enum Part {
     Record,
     /// The order of records.
     Order,
-    /// The footer.
+    /// The footer at the end of the table.
     Footer,
     /// A section between records and footer.
     Section,

@@ -22,9 +22,9 @@ messages! {
         /// Requests records of a range, as far as this compute server owns it. Answered by
         /// [`ClientResponse::Records`].
         1 => Scan {
-            /// The lower bound.
+            /// Where the range begins.
             lower: Bound<OwnedKey<L>>,
-            /// The upper bound.
+            /// Where the range ends.
             upper: Bound<OwnedKey<L>>,
             /// Whether the scan is descending.
             reverse: bool,

@@ -32,9 +32,9 @@ messages! {
             node: GlobalAddr,
             /// Level of that node.
             level: u8,
-            /// The lower bound.
+            /// Where the range begins.
             lower: Bound<OwnedKey<L>>,
-            /// The upper bound.
+            /// Where the range ends.
             upper: Bound<OwnedKey<L>>,
             /// Whether the scan is descending.
             reverse: bool,
@@ -44,7 +44,7 @@ messages! {
         /// Make no change under this ticket from now on. Answered by the result of the change made
         /// under it, or by [`Reply::Done`](super::Reply::Done) if there was none.
         24 => CloseTicket {
-            /// The ticket.
+            /// The ticket to close.
             ticket: Ticket,
         },
     }

@@ -14,7 +14,7 @@ messages! {
         /// Requests the memory in which a client logs its changes to this server's pages. Answered
         /// by [`Reply::Chunk`](super::Reply::Chunk), the same each time.
         18 => LogArea {
-            /// The client.
+            /// Number of the client that owns the log.
             owner: u16,
             /// Whether to allocate the log if there is none. Otherwise the refusal is
             /// [`Refusal::NoSuchOwner`](super::Refusal::NoSuchOwner).
@@ -22,7 +22,7 @@ messages! {
         },
         /// Declares all clients dead that a compute server has registered so far. This is final.
         19 => DeclareDead {
-            /// The compute server.
+            /// Number of the compute server that is dead.
             compute_server: u16,
             /// Whether they are already fenced at all memory servers. If so, a client that finishes
             /// their changes must not fence the compute server, which may have begun another life.
@@ -37,7 +37,7 @@ messages! {
         /// Requests the clients of a compute server that were declared dead, latest first,
         /// [`DEAD_OWNERS`] at most. Answered by [`Reply::Owners`](super::Reply::Owners).
         25 => DeadOwners {
-            /// The compute server.
+            /// Number of the compute server that registered them.
             compute_server: u16,
         },
         /// Reports that the requesting client has ended, with nothing locked, logged or in flight.

@@ -25,9 +25,9 @@ messages! {
         },
         /// Requests records of a range. The reply tells whether there may be more.
         8 => Scan {
-            /// The lower bound.
+            /// Where the range begins.
             lower: Bound<OwnedKey<L>>,
-            /// The upper bound.
+            /// Where the range ends.
             upper: Bound<OwnedKey<L>>,
             /// Whether the scan is descending.
             reverse: bool,

@@ -301,7 +301,7 @@ impl<X: Transport> Driver for EndpointDriver<X> {
 /// A cluster that clients reach over endpoints of one transport. It defines everything needed to
 /// implement [`Cluster`].
 pub trait EndpointCluster {
-    /// The transport.
+    /// The transport of the endpoints.
     type Transport: Transport<Error: std::fmt::Debug>;
 
     /// The state that all endpoints share.

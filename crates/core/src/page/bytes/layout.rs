@@ -32,7 +32,7 @@ enum Room {
     OnTop,
     /// In the page after it is laid out again without deleted entries and garbage.
     AfterCleaning,
-    /// Nowhere.
+    /// Nowhere in this page: it has too little space.
     Nowhere,
 }
 

@@ -96,7 +96,7 @@ impl<'k> Edit<'k> {
         Ok(Self { key: SearchKey::new(key), action, below: None, lost: 0 })
     }
 
-    /// The key.
+    /// The key to edit.
     pub fn key(&self) -> &SearchKey {
         &self.key
     }

@@ -112,7 +112,7 @@ pub enum MemTableError {
     },
 }
 
-/// A MemTable.
+/// Keys with their versions, in memory of a fixed size.
 #[derive(Debug)]
 pub struct MemTable {
     /// Its number among the MemTables of its compute server.
