@@ -17,7 +17,7 @@ use farleaf_fabric::sim::{Faults, SimConfig};
 use farleaf_fabric::tcp::{TcpConfig, TcpServerConfig};
 use farleaf_fabric::{Backing, Either};
 
-/// Any of the providers.
+/// A type that can be any of the providers.
 type AnyProvider = Either<Either<LocalConfig, SimConfig>, Either<ShmConfig, TcpConfig>>;
 
 fn local(config: LocalConfig) -> AnyProvider {

@@ -16,7 +16,7 @@ use std::task::Poll;
 /// Settings of a cluster's endpoints.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
-    /// Their role.
+    /// The role of the endpoints.
     pub role: Role,
     /// Number of memory servers.
     pub memory_servers: u16,

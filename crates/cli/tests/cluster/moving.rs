@@ -21,7 +21,7 @@ const KEYS_OF_A_TASK: usize = 200;
 /// The first of the keys that a writer sets while keys move; it lies among the others.
 const FIRST: u64 = 7_001;
 
-/// Loads even keys, starting at 0.
+/// Loads records with even numbers as keys, from 0 on.
 fn load(cluster: &Launched) {
     let path = cluster.folder.path().join("rows.csv");
     let rows: String = (0..ROWS).map(|key| format!("{},{key}\n", key * 2)).collect();

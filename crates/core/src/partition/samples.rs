@@ -1,8 +1,8 @@
 //! Sampled load of a compute server: the number of operations, and a random selection of their
 //! keys.
 //!
-//! Each handle counts its own operations and reports only one in many here, so that operations do
-//! not contend for a cache line. Memory is bounded even if the samples are never taken.
+//! Each handle counts its own operations and reports only one in many, so that operations do not
+//! contend for a cache line. Memory is bounded even if the samples are never taken.
 //!
 //! *Thread safety*: any number of threads.
 

@@ -17,7 +17,7 @@ use std::path::PathBuf;
 type Small = Bytes<128>;
 type Records = Vec<(Vec<u8>, Vec<u8>)>;
 
-/// Loads the records, reads them back, and returns the bytes WRITTEN per record.
+/// Loads the records, reads them back, and returns the number of bytes per record in WRITEs.
 fn loaded<D: Design<Small>>(
     options: D::Options,
     memory_servers: u16,

@@ -185,7 +185,7 @@ impl Frames {
         context.watch_for(socket, flags).map_err(|_| Lost)
     }
 
-    /// Encodes frames as long as there is space and room for them.
+    /// Encodes frames as long as the queue has space and the window has room for them.
     fn encode(&mut self, slots: &mut Slots) -> Encoded {
         let Some((_, outgoing)) = self.queues.as_deref_mut() else { return Encoded::NoRoom };
         let (window, window_bytes) = (&mut self.window, self.window_bytes);

@@ -52,7 +52,7 @@ pub(super) enum Encoded {
     NoRoom,
 }
 
-/// Encodes frames while there is space for them and room in the window.
+/// Encodes frames while the queue has space and the window has room for them.
 pub(super) fn encode(
     slot: &mut Slot<Progress>,
     id: u64,
