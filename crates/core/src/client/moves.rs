@@ -14,6 +14,11 @@ use std::pin::pin;
 const LONGEST_ASK_NS: u64 = 5_000_000;
 /// Number of such pauses for which the taker is polled after the giver was lost.
 const LATE_ASKS: u64 = 20;
+/// Why a giver may refuse to move keys beyond a boundary, if the map allows the move.
+const NO_BOUNDARY: &str = "the range to move keys from has no boundary between leaves near this \
+                           key, or the map would be too large with the new boundary";
+/// Why a giver may refuse to move all keys, if the map allows the move.
+const TOO_LARGE: &str = "the record of the map would be too large with this move";
 
 impl<F: Fabric, L: Layout> ClientIndex<F, L> {
     /// Moves keys from one compute server to a neighbour, or to one that owns nothing: either all
@@ -21,9 +26,10 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
     /// meanwhile; those on the moving keys wait.
     ///
     /// # Errors
-    /// [`IndexError::InvalidArgument`] if the two are not neighbours, or if there is no boundary
-    /// near `near` inside the range; [`IndexError::Contended`] if other keys are moving, or if
-    /// either server did not complete its part; then nothing has moved.
+    /// [`IndexError::InvalidArgument`] if the two are not neighbours, if there is no boundary near
+    /// `near` inside the range, or if the map would be too large; [`IndexError::Contended`] if
+    /// other keys are moving, or if either server did not complete its part; then nothing has
+    /// moved.
     /// [`IndexError::Indeterminate`] if the keys may have moved. The taker's error if it does not
     /// answer; then nothing has moved.
     pub async fn move_keys(
@@ -40,7 +46,7 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
         // If the taker did not answer, the keys would have no owner until the giver cancels the
         // move.
         self.learn_map(to).await?;
-        let release = ClientRequest::Release { to, near };
+        let release = ClientRequest::Release { to, near: near.clone() };
         let released = pin!(self.owners().ask(from, &release));
         let (released, has_taken) = match select(released, pin!(self.let_take(to, from))).await {
             Either::Left((released @ Err(IndexError::Indeterminate(_)), taking)) => {
@@ -62,8 +68,12 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
                 Err(IndexError::NotOwner { owner, epoch })
             }
             Ok(_) => Err(bad_reply(from)),
+            // The code has no reason with it. If the newest map rules out the move, it names one.
             Err(IndexError::NotServed { code: ErrorCode::Malformed, .. }) => {
-                Err(IndexError::InvalidArgument("this boundary is not inside the giver's range"))
+                let _ = self.learn_map(from).await;
+                let why = if near.is_some() { NO_BOUNDARY } else { TOO_LARGE };
+                let planned = self.map().plan(from, to, near.as_ref());
+                planned.and(Err(IndexError::InvalidArgument(why)))
             }
             Err(error) => Err(error),
         };

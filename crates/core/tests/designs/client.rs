@@ -3,7 +3,7 @@
 
 use farleaf_core::client::{ClientIndex, ClientOptions};
 use farleaf_core::fabric::local::{LocalCluster, LocalConfig, LocalFabric};
-use farleaf_core::fabric::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
+use farleaf_core::fabric::sync::{Arc, AtomicBool, AtomicU64, Mutex, Ordering, lock};
 use farleaf_core::fabric::{Call, Calls, Cluster, Cpu, Region};
 use farleaf_core::index::{IndexError, RangeIndex, Scan};
 use farleaf_core::page::{Answer, Fixed8};
@@ -149,6 +149,39 @@ fn a_group_that_is_redirected_asks_the_former_owner_once() {
     assert_eq!(found, Ok((0..KEYS).map(Some).collect()));
     let counted = (lookups.load(Ordering::Relaxed), maps.load(Ordering::Relaxed));
     assert_eq!(counted, (KEYS, 1), "lookups and maps");
+}
+
+/// The error of a move to compute server 1 that the giver refuses, if its map then has this owner.
+fn refused_move(near: Option<u64>, owner: u16) -> String {
+    let is_refused = AtomicBool::new(false);
+    let giver = Puppet(Box::new(move |ask| match ask {
+        Ask::Release { .. } => {
+            is_refused.store(true, Ordering::Relaxed);
+            Told::Error(ErrorCode::Malformed)
+        }
+        _ if is_refused.load(Ordering::Relaxed) => map(1 + u64::from(owner), owner),
+        _ => map(1, 0),
+    }));
+    let taker = Puppet(Box::new(|ask| match ask {
+        Ask::Map => map(1, 0),
+        _ => Told::Error(ErrorCode::Contended),
+    }));
+    let moved = with_servers(vec![Arc::new(giver), Arc::new(taker)], async |client| {
+        client.move_keys(0, 1, near.as_ref()).await
+    });
+    moved.unwrap_err().to_string()
+}
+
+/// The error of a refused move once always named a boundary outside the giver's range, even if the
+/// boundary was inside but too long for the map.
+#[test]
+fn a_refused_move_names_the_possible_reasons() {
+    let error = refused_move(Some(5), 0);
+    assert!(error.contains("no boundary") && error.contains("too large"), "{error}");
+    let error = refused_move(None, 0);
+    assert!(!error.contains("no boundary") && error.contains("too large"), "{error}");
+    let error = refused_move(Some(5), 1);
+    assert!(error.contains("owns no keys"), "{error}");
 }
 
 /// A change with a reply of the wrong kind once ended as "nothing has changed".
