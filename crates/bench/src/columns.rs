@@ -21,7 +21,7 @@ pub enum InputError {
         /// The error of the operating system or of the decompressor.
         source: std::io::Error,
     },
-    /// The header does not have the column asked for.
+    /// The header does not have the requested column.
     #[error("{} has no column `{column}`; its columns are: {}", path.display(), columns.join(", "))]
     NoColumn {
         /// The file's path.
@@ -108,8 +108,7 @@ impl<R: Read> Read for Lines<R> {
     }
 }
 
-/// The content of a file, which is plain or compressed with gzip: its magic bytes tell, whatever
-/// its name is.
+/// The content of a file, plain or compressed with gzip. Its magic bytes decide, not its name.
 fn content(path: &Path, file: Box<dyn Read>) -> Result<Box<dyn Read>, InputError> {
     let unreadable = |source| InputError::Read { path: path.to_owned(), source };
     let mut file = BufReader::with_capacity(1 << 16, file);
@@ -125,7 +124,7 @@ fn opened(path: &Path) -> Result<Box<dyn Read>, InputError> {
     Ok(Box::new(File::open(path).map_err(unreadable)?))
 }
 
-/// The lines of a file, which may be compressed, with their numbers from 1.
+/// The lines of a file, which may be compressed, numbered from 1.
 pub(crate) fn lines(
     path: &Path,
 ) -> Result<impl Iterator<Item = Result<(u64, String), InputError>>, InputError> {

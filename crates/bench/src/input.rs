@@ -13,7 +13,7 @@ use std::path::Path;
 pub struct Input {
     /// The records, ascending by key, each key once.
     pub records: Vec<(u64, u64)>,
-    /// Rows with a key that occurs again in a later row. The last row of a key counts.
+    /// Number of rows whose key occurs again in a later row. Only the last row of each key is used.
     pub duplicates: u64,
 }
 
@@ -39,9 +39,9 @@ pub struct TextRow<'a> {
 
 /// Reads the records of a file row by row.
 ///
-/// The first row is a header with the names of the columns. Without names in [`ColumnNames`], a
-/// file of one or two columns may do without a header if its first row is numbers: its columns are
-/// keys and values. Without a column of values, the value is the row's number, from 0.
+/// The first row is a header with the names of the columns. If [`ColumnNames`] has no names, a file
+/// of one or two columns needs no header if its first row consists of numbers: its columns are then
+/// keys and values. If there is no column of values, the value is the row's number, from 0.
 pub struct Rows {
     columns: Columns,
     key: usize,
@@ -59,7 +59,8 @@ impl Rows {
     /// Opens a file, plain or gzip-compressed, or stdin for `-`.
     ///
     /// # Errors
-    /// [`InputError`] if the file cannot be read, or its first row does not identify the columns.
+    /// [`InputError`] if the file cannot be read, or if its first row does not identify the
+    /// columns.
     pub fn open(path: &Path, names: &ColumnNames) -> Result<Self, InputError> {
         let mut columns = Columns::of(path)?;
         let is_named = names.key.is_some() || names.value.is_some();
@@ -119,7 +120,7 @@ impl Rows {
         Ok(Some(TextRow { key: self.columns.field(self.key), value, number: self.read - 1 }))
     }
 
-    /// An error about the row that was read last.
+    /// Creates an error about the row that was read last.
     pub fn bad_row(&self, problem: String) -> InputError {
         self.columns.bad_row(problem)
     }
@@ -143,11 +144,11 @@ impl Rows {
 }
 
 /// Maximum number of keys in a sample: enough for boundaries that give each of a hundred servers
-/// its share within a few percent.
+/// its share to within a few percent.
 const SAMPLED: usize = 100_000;
 
-/// The keys that `next` returns until it has no more, ascending, each once. Above `SAMPLED` keys,
-/// an even sample of them.
+/// The keys that `next` returns until it is exhausted, ascending and without duplicates. If there
+/// are more than `SAMPLED` keys, an even sample of them.
 ///
 /// # Errors
 /// That of `next`.
@@ -187,8 +188,7 @@ pub fn read_records(path: &Path, names: &ColumnNames) -> Result<Input, InputErro
         return Err(rows.columns.empty());
     }
     let rows = records.len();
-    // Reversing before the stable sort puts the last row of each key first, and dedup keeps that
-    // one.
+    // Reversing before the stable sort puts the last row of each key first, which dedup keeps.
     records.reverse();
     records.sort_by_key(|(key, _)| *key);
     records.dedup_by_key(|(key, _)| *key);
@@ -277,7 +277,7 @@ mod tests {
         };
         let keys = keys_of(&file);
         assert_eq!(keys.len(), SAMPLED);
-        // The median's place has a standard deviation of some 0.16% of the keys.
+        // The median's position has a standard deviation of about 0.16% of the keys.
         let middle = keys[keys.len() / 2];
         assert!((367_500..382_500).contains(&middle), "{middle}");
         let few = TestFile::new("few.csv", b"9\n1\n5\n7\n");

@@ -1,19 +1,19 @@
-//! The keys that an index is loaded with, and where new keys fall.
+//! The keys that an index is loaded with, and the positions of new keys.
 //!
 //! *Invariants*
-//! - keys.K1. Loaded keys ascend strictly with their place.
+//! - keys.K1. Loaded keys ascend strictly with their positions.
 //! - keys.K2. A new key is never a loaded key.
-//! - keys.K3. New keys of different numbers differ, whatever their places.
+//! - keys.K3. New keys with different numbers differ, whatever their positions.
 //!
 //! *Thread safety*: a plain value; clones share listed keys.
 
 use farleaf_fabric::sync::Arc;
 
-/// The keys that an index is loaded with, by place, counted from 0.
+/// The keys that an index is loaded with, by position, counted from 0.
 #[derive(Clone, Debug)]
 pub struct KeySpace {
     keys: Keys,
-    /// The place of the widest gap, for new keys that fit nowhere else.
+    /// The position of the widest gap, for new keys that fit nowhere else.
     widest: u64,
 }
 
@@ -26,7 +26,7 @@ enum Keys {
     Listed { keys: Arc<[u64]>, values: Arc<[u64]> },
 }
 
-/// Gaps that a new key tries before it takes the widest one.
+/// Number of gaps tried for a new key before it goes into the widest one.
 const TRIES: u64 = 16;
 
 impl KeySpace {
@@ -37,7 +37,7 @@ impl KeySpace {
     pub fn spread(n: u64) -> Self {
         assert!(n > 0, "a key space has at least one key");
         let all = 1_u128 << 64;
-        // With a single key only place 0 is used, so the step does not matter.
+        // With a single key, only position 0 is used, so the step does not matter.
         let step = u64::try_from(all / u128::from(n)).unwrap_or(u64::MAX);
         let rest = (all % u128::from(n)) as u64;
         Self { keys: Keys::Spread { n, step, rest }, widest: n - 1 }
@@ -60,7 +60,7 @@ impl KeySpace {
         }
     }
 
-    /// A key space of given records. Returns `None` if there are none or they do not ascend
+    /// Creates a key space from records. Returns `None` if there are none or if they do not ascend
     /// strictly.
     pub fn listed(records: &[(u64, u64)]) -> Option<Self> {
         if records.is_empty() || !records.is_sorted_by(|left, right| left.0 < right.0) {
@@ -82,10 +82,10 @@ impl KeySpace {
         }
     }
 
-    /// Returns the key at a place.
+    /// Returns the key at a position.
     ///
     /// # Panics
-    /// If a listed key's place is out of range; for computed keys only in debug builds.
+    /// If a listed key's position is out of range; for computed keys, only in debug builds.
     #[inline]
     pub fn key(&self, place: u64) -> u64 {
         match &self.keys {
@@ -102,15 +102,15 @@ impl KeySpace {
         }
     }
 
-    /// The place of the last loaded key that is not above `key`, and the distance from there to
-    /// `key`; `None` if all loaded keys are above it.
+    /// The position of the last loaded key that is not above `key`, and its distance to `key`;
+    /// `None` if all loaded keys are above it.
     pub fn place_of(&self, key: u64) -> Option<(u64, u64)> {
         let place = self.last_place(|place| self.key(place) <= key);
         Some((place, key.checked_sub(self.key(place))?))
     }
 
-    /// The last place of those that come first, for which `is_reached` is true; the first place if
-    /// it is true for none.
+    /// The last position for which `is_reached` is true, which must hold exactly for the first
+    /// positions; the first position if it is true for none.
     pub(crate) fn last_place(&self, is_reached: impl Fn(u64) -> bool) -> u64 {
         let (mut low, mut high) = (0, self.len());
         while high - low > 1 {
@@ -123,7 +123,7 @@ impl KeySpace {
         low
     }
 
-    /// Returns the value that the key at a place is loaded with.
+    /// Returns the value that the key at a position is loaded with.
     #[inline]
     pub fn value(&self, place: u64) -> u64 {
         match &self.keys {
@@ -142,8 +142,8 @@ impl KeySpace {
     /// room.
     ///
     /// In a gap of `g` keys, with `b` the largest integer such that `2^b <= g`, a number below
-    /// `2^b` is placed by reversing its `b` bits. Different numbers therefore never collide within
-    /// a gap, and the first ones lie far apart.
+    /// `2^b` is placed by reversing its `b` bits. So different numbers never collide within a gap,
+    /// and the first ones are far apart.
     #[inline]
     pub fn new_key(&self, place: u64, number: u64) -> Option<u64> {
         let n = self.len();
@@ -169,8 +169,8 @@ impl KeySpace {
     }
 
     /// Returns the boundaries that split the key space among servers in proportion to `weights`:
-    /// one fewer than there are weights, strictly ascending. With fewer keys than servers some
-    /// servers get no keys.
+    /// one fewer than there are weights, strictly ascending. If there are fewer keys than servers,
+    /// some servers get no keys.
     pub fn boundaries(&self, weights: &[u64]) -> Vec<u64> {
         let total: u128 = weights.iter().map(|weight| u128::from(*weight)).sum();
         let mut sum = 0;

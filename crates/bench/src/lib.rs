@@ -1,7 +1,7 @@
 //! Measures index designs: workloads, clients, and the cost of their operations.
 //!
 //! - [`keys`] defines the loaded keys and where new ones fall.
-//! - [`strings`] makes byte strings of them.
+//! - [`strings`] converts them to byte strings.
 //! - [`workload`] generates the operations of clients.
 //! - [`driver`] runs the clients and counts.
 //! - [`report`], [`table`] and [`timeline`] present the results, with [`units`].

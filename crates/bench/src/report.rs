@@ -10,16 +10,16 @@ use farleaf_core::index::Reshaped;
 use farleaf_core::wire::Usage;
 use serde::{Deserialize, Serialize};
 
-/// The settings and results of one run. Outside the simulator `seconds`, `throughput_ops_per_s`,
+/// The settings and results of one run. Outside the simulator, `seconds`, `throughput_ops_per_s`,
 /// `latency_ns`, `load_seconds` and the processor time depend on the machine. All other figures
-/// depend on the settings alone.
+/// depend only on the settings.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Report {
     /// Name of the index design.
     pub index: String,
     /// Name of the workload, or `trace`.
     pub workload: String,
-    /// Distribution of the keys that operations ask for.
+    /// Distribution of the keys of operations.
     pub distribution: String,
     /// Name of the fabric provider.
     pub fabric: String,
@@ -76,13 +76,14 @@ pub struct Report {
     /// the nanoseconds within which they ended.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub latencies: Vec<(f64, u64)>,
-    /// Each subtree of this level lies on one memory server, in designs that place subtrees.
+    /// Each subtree of this level lies entirely on one memory server, in designs that place
+    /// subtrees.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub placement_level: Option<u8>,
     /// The shift of the popular keys during the run, if one was planned.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hotspot_shift: Option<HotspotShifted>,
-    /// Each compute server's share of the operations, from 0 to 1, if counted.
+    /// Each compute server's fraction of the operations, from 0 to 1, if counted.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub compute_server_shares: Vec<f64>,
     /// Changes made while the clients ran.
@@ -102,20 +103,19 @@ pub struct Report {
     /// `cpu_seconds` divided by the operations, in nanoseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu_ns_per_operation: Option<f64>,
-    /// The part of `cpu_ns_per_operation` that the harness takes, measured over an index that does
-    /// nothing.
+    /// The harness's part of `cpu_ns_per_operation`, measured over an index that does nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub harness_cpu_ns_per_operation: Option<f64>,
-    /// The form of byte strings as keys; `None` for numbers.
+    /// For byte strings: the form of the keys; `None` for numbers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key_form: Option<String>,
-    /// Average bytes of a loaded key, of byte strings.
+    /// For byte strings: average length of a loaded key, in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key_bytes: Option<f64>,
-    /// Average bytes of a value, of byte strings.
+    /// For byte strings: average length of a value, in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub value_bytes: Option<f64>,
-    /// The size of pages, of byte strings.
+    /// For byte strings: the size of pages, in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub page_bytes: Option<u64>,
     /// Value blocks, of byte strings, if they were asked for.
@@ -144,8 +144,8 @@ pub struct ValueBlocks {
 /// A shift of the popular keys.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct HotspotShifted {
-    /// When the first client's hotspot shifted, from the start of the measurement; `None` if the
-    /// run ended before.
+    /// When the first client's hotspot shifted, relative to the start of the measurement; `None` if
+    /// the run ended earlier.
     pub at_ns: Option<u64>,
     /// How far all ranks moved, in percent of the keys.
     pub by_percent: f64,
@@ -220,9 +220,9 @@ pub struct PerOperation {
     pub bytes_written: f64,
     /// Payload bytes of RPC requests and replies.
     pub rpc_bytes: f64,
-    /// Operations tried again.
+    /// Operations that were retried.
     pub retries: f64,
-    /// Batches posted together.
+    /// Doorbells: batches of operations that were posted together.
     pub doorbells: f64,
 }
 
@@ -241,7 +241,7 @@ impl PerOperation {
 /// Cache counters and size.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Cache {
-    /// Share of leaf lookups that found the leaf in the cache.
+    /// Fraction of leaf lookups that found the leaf in the cache.
     pub hit_ratio: f64,
     /// Bytes in use, over all compute servers.
     pub bytes_used: u64,
@@ -274,7 +274,7 @@ pub struct Memory {
     pub pool_bytes_allocated: u64,
     /// `pool_bytes_allocated` divided by the keys in the index.
     pub pool_bytes_per_key: f64,
-    /// Peak memory of this process, if the system reports it. With everything in one process,
+    /// Peak memory of this process, if the system reports it. If everything runs in one process,
     /// nearly all of it is the pool.
     pub process_peak_bytes: Option<u64>,
 }
@@ -288,7 +288,7 @@ fn process_peak_bytes() -> Option<u64> {
 }
 
 impl Report {
-    /// Fills in the results of a run. The settings are the caller's to fill in.
+    /// Fills in the results of a run. The caller fills in the settings.
     #[must_use]
     pub fn with_measurement(mut self, measured: &Measurement) -> Self {
         let latency = &measured.latency_ns;
@@ -373,8 +373,8 @@ impl Report {
         self
     }
 
-    /// Fills in the memory of `records` records: that of the memory servers plus `local_bytes` on
-    /// the compute side.
+    /// Fills in the memory that `records` records take: that of the memory servers, plus
+    /// `local_bytes` on the compute side.
     #[must_use]
     pub fn with_memory(mut self, usage: &[Usage], local_bytes: u64, records: u64) -> Self {
         let on_servers: u64 = usage.iter().map(|usage| usage.allocated_bytes).sum();
@@ -382,7 +382,7 @@ impl Report {
         self.memory = Memory {
             pool_bytes_allocated: allocated,
             pool_bytes_per_key: allocated as f64 / records.max(1) as f64,
-            // A simulated run must report the same every time, so leave it out.
+            // A simulated run must always give the same report, so omit this.
             process_peak_bytes: (self.fabric != "sim").then(process_peak_bytes).flatten(),
         };
         self

@@ -1,13 +1,13 @@
-//! Byte strings for the numbers that workloads draw: keys in the forms that published benchmarks
-//! use or from a file, and values of any length.
+//! Byte strings for the numbers that workloads draw: keys in the forms of published benchmarks or
+//! from a file, and values of any length.
 //!
-//! Streams and drivers know keys by number ([`KeySpace::spread`]); [`Strings`] makes them byte
-//! strings when the index is called, and numbers again of what it returns.
+//! Streams and drivers refer to keys by number ([`KeySpace::spread`]). [`Strings`] converts them to
+//! byte strings when the index is called, and converts the results back to numbers.
 //!
 //! *Invariants*
 //! - strings.T1. Keys have the order of their numbers, and different numbers have different keys.
 //! - strings.T2. The first eight bytes of a value are its number, so that any mixture of two values
-//!   of a length shows.
+//!   of the same length is detected.
 //!
 //! *Thread safety*: plain values; clones share what they hold.
 
@@ -21,10 +21,10 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use thiserror::Error;
 
-/// What comes between a line of a file and the number that makes several keys of it: below what
-/// text has, so that these keys come before any longer line.
+/// Separates a line of a file from the number that distinguishes its keys. It is below all bytes of
+/// text, so that these keys precede any longer line.
 const TILE: u8 = b'\t';
-/// What comes between a loaded key and the number of a new key behind it.
+/// Separates a loaded key from the number of a new key after it.
 const NEW: u8 = 0;
 /// The bytes of a value's number.
 const NUMBER_BYTES: usize = size_of::<u64>();
@@ -32,15 +32,15 @@ const NUMBER_BYTES: usize = size_of::<u64>();
 /// Where the loaded keys come from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KeyForm {
-    /// YCSB's: `user` and 19 digits, 23 bytes.
+    /// Keys of YCSB: `user` and 19 digits, 23 bytes.
     Ycsb,
-    /// dLSM's: 20 digits.
+    /// Keys of dLSM's benchmark: 20 digits.
     Dlsm,
-    /// Generated addresses of web pages in folders, about 56 bytes, of which neighbours share most.
-    /// As for a file, each stands for several keys where there are many.
+    /// Generated addresses of web pages in folders, about 56 bytes long, of which neighbours share
+    /// most. As for a file, each address stands for several keys if there are many.
     Urls,
-    /// The lines of a file. Where there are fewer lines than keys, each line stands for several
-    /// keys, told apart by a number at the end; where there are more, an even selection is taken.
+    /// The lines of a file. If there are fewer lines than keys, each line stands for several keys,
+    /// distinguished by a number at the end; if there are more lines, an even selection is used.
     File(PathBuf),
 }
 
@@ -69,7 +69,7 @@ impl Display for KeyForm {
     }
 }
 
-/// Why keys and values cannot be made.
+/// Why keys and values cannot be generated.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum StringsError {
@@ -84,7 +84,7 @@ pub enum StringsError {
     /// The file of keys has no lines.
     #[error("{} has no lines", .0.display())]
     Empty(PathBuf),
-    /// A line of the file has bytes that would bring keys out of order.
+    /// A line of the file contains bytes that would put keys out of order.
     #[error("{} has lines with a tab or a byte below it", .0.display())]
     Control(PathBuf),
     /// Values are too short for a number.
@@ -97,10 +97,10 @@ pub enum StringsError {
 
 #[derive(Debug)]
 enum Loaded {
-    /// A prefix, and this many digits.
+    /// A prefix followed by this many digits.
     Digits { prefix: &'static str, digits: usize },
-    /// The lines that are used, ascending, each once, and how many keys each of them stands for,
-    /// except the last one, which may stand for fewer.
+    /// The lines used, ascending and without duplicates, and how many keys each of them stands for.
+    /// The last one may stand for fewer.
     Lines { lines: Vec<Vec<u8>>, tiles: u64, digits: usize },
 }
 
@@ -110,17 +110,17 @@ pub struct Strings<const WORDS: usize> {
     loaded: Arc<Loaded>,
     keys: KeySpace,
     value_bytes: (usize, usize),
-    /// Longer values are in blocks. `None`: none are.
+    /// Values longer than this are in blocks. `None` if no values are.
     inline_bytes: Option<usize>,
     is_decoded: bool,
 }
 
-/// The name of everything that is found, if that is not decoded.
+/// The name of everything found, if results are not decoded.
 const FOUND: u64 = 0;
 
 impl<const WORDS: usize> Strings<WORDS> {
-    /// `n` keys of this form, and values with lengths in this range. New keys are longer than
-    /// loaded ones; `grows` says whether there will be any.
+    /// Creates `n` keys of this form, and values with lengths in this range. If `grows`, keys will
+    /// be added later, and they are longer than loaded ones.
     ///
     /// # Errors
     /// [`StringsError`].
@@ -136,8 +136,8 @@ impl<const WORDS: usize> Strings<WORDS> {
         Self::with_blocks(form, n, value_bytes, None, grows)
     }
 
-    /// As [`Strings::new`], for an index that keeps values of more than `inline_bytes` in blocks,
-    /// if that is set.
+    /// Like [`Strings::new`], but for an index that keeps values of more than `inline_bytes` in
+    /// blocks, if that is set.
     ///
     /// # Errors
     /// [`StringsError`].
@@ -164,7 +164,7 @@ impl<const WORDS: usize> Strings<WORDS> {
         let (loaded, keys) = (Arc::new(loaded), KeySpace::spread(n));
         let strings = Self { loaded, keys, value_bytes, inline_bytes, is_decoded: true };
         let key_bytes = strings.most_key_bytes() + if grows { 1 + NUMBER_BYTES } else { 0 };
-        // A value that is in a block leaves its reference to the leaf.
+        // If a value is in a block, the leaf stores only its reference.
         let most = inline_bytes.map_or(value_bytes.1, |inline| {
             value_bytes.1.min(inline.saturating_add(1)).max(REFERENCE_BYTES)
         });
@@ -173,8 +173,9 @@ impl<const WORDS: usize> Strings<WORDS> {
         Ok(strings)
     }
 
-    /// The same byte strings, for indexes that may have other records too and for runs in real
-    /// time: what is found has no number but 0. To decode a key takes longer than to look it up.
+    /// The same byte strings, for indexes that may also have other records and for runs in real
+    /// time: results are not decoded, and all have number 0. Decoding a key takes longer than
+    /// looking it up.
     #[must_use]
     pub fn undecoded(mut self) -> Self {
         self.is_decoded = false;
@@ -186,7 +187,7 @@ impl<const WORDS: usize> Strings<WORDS> {
         &self.keys
     }
 
-    /// Average bytes of a loaded key and its value.
+    /// Average length of a loaded key and of its value, in bytes.
     pub fn record_bytes(&self) -> (f64, f64) {
         let key = match &*self.loaded {
             Loaded::Digits { prefix, digits } => (prefix.len() + digits) as f64,
@@ -202,7 +203,8 @@ impl<const WORDS: usize> Strings<WORDS> {
         (key, (self.value_bytes.0 + self.value_bytes.1) as f64 / 2.0)
     }
 
-    /// Average bytes of a loaded key and of what a leaf has for its value, at most.
+    /// Upper bound of the average size of a loaded key and of what a leaf stores for its value, in
+    /// bytes.
     pub fn stored_bytes(&self) -> f64 {
         let (key, value) = self.record_bytes();
         let stored = match self.inline_bytes {
@@ -213,10 +215,10 @@ impl<const WORDS: usize> Strings<WORDS> {
         key + stored
     }
 
-    /// Bytes of blocks for a record at most, on average.
+    /// Upper bound of the average size of a record's block, in bytes.
     pub fn block_bytes(&self) -> f64 {
         match self.inline_bytes {
-            // Sizes go in steps of an eighth.
+            // Block sizes grow in steps of an eighth.
             Some(bytes) if bytes < self.value_bytes.1 => self.record_bytes().1.max(64.0) * 1.125,
             _ => 0.0,
         }
@@ -231,7 +233,7 @@ impl<const WORDS: usize> Strings<WORDS> {
         }
     }
 
-    /// The loaded key at a place.
+    /// The loaded key at a position.
     fn loaded_key(&self, place: u64) -> Vec<u8> {
         match &*self.loaded {
             Loaded::Digits { prefix, digits } => {
@@ -251,7 +253,7 @@ impl<const WORDS: usize> Strings<WORDS> {
     }
 }
 
-/// Bytes that tell the keys of a line apart.
+/// Number of bytes that distinguish the keys of a line.
 fn tile_bytes(digits: usize) -> usize {
     if digits > 0 { 1 + digits } else { 0 }
 }
@@ -270,7 +272,7 @@ fn lines_of(path: &PathBuf, n: u64) -> Result<Loaded, StringsError> {
     Ok(tiled(lines, n))
 }
 
-/// `n` keys from lines in any order.
+/// Creates `n` keys from lines in any order.
 fn tiled(mut lines: Vec<Vec<u8>>, n: u64) -> Loaded {
     lines.sort_unstable();
     lines.dedup();
@@ -282,10 +284,11 @@ fn tiled(mut lines: Vec<Vec<u8>>, n: u64) -> Loaded {
     Loaded::Lines { lines, tiles, digits }
 }
 
-/// Maximum number of generated addresses: as many pages as a toolchain's documentation has.
+/// Maximum number of generated addresses, as many as a toolchain's documentation has pages.
 const MOST_URLS: u64 = 50_000;
 
-/// Different addresses: a host, one to four folders and a page. Few hosts and folders have most.
+/// Distinct addresses, each with a host, one to four folders and a page. A few hosts and folders
+/// contain most of them.
 fn urls(count: u64) -> Vec<Vec<u8>> {
     const HOSTS: [&str; 4] = ["docs.example.org", "example.com", "static.example.net", "wiki.test"];
     const FOLDERS: [&str; 12] = [
@@ -303,7 +306,7 @@ fn urls(count: u64) -> Vec<Vec<u8>> {
         "en-us",
     ];
     const PAGES: [&str; 5] = ["struct.", "trait.", "fn.", "index-", "constant."];
-    // The smaller of two draws, so that the first ones are frequent.
+    // Take the smaller of two draws, so that the first ones are frequent.
     let skewed = |random: u64, length: usize| {
         let draw = |random: u64| random as usize % length;
         draw(random).min(draw(random >> 16))
@@ -322,7 +325,7 @@ fn urls(count: u64) -> Vec<Vec<u8>> {
 }
 
 impl<const WORDS: usize> Naming<Bytes<WORDS>> for Strings<WORDS> {
-    /// The key of a new number is that of the loaded one before it, with the distance behind.
+    /// The key of a new number is the preceding loaded key, followed by the distance from it.
     fn key_named(&self, name: u64) -> Vec<u8> {
         let Some((place, behind)) = self.keys.place_of(name) else { return Vec::new() };
         let mut key = self.loaded_key(place);
@@ -424,7 +427,7 @@ mod tests {
         assert_eq!((lengths.iter().min(), lengths.iter().max()), (Some(&8), Some(&16)));
     }
 
-    /// Also lines that no key is made of counted.
+    /// Lines that no key uses were once counted too.
     #[test]
     fn lengths_are_those_of_loaded_keys() {
         let file = TestFile::new("lengths", b"aa\nb\ncccc\nd\nee\nf\n");

@@ -1,8 +1,8 @@
 //! Reads and replays recorded requests.
 //!
 //! *Invariants*
-//! - trace.R1. A single client replays a trace in order, starting from an empty index. The index
-//!   ends up with the contents that a `BTreeMap` would have.
+//! - trace.R1. A single client replays a trace in order, starting from an empty index. Afterwards
+//!   the index has the contents that a `BTreeMap` would have.
 //!
 //! *Thread safety*: plain values.
 
@@ -24,7 +24,7 @@ use std::path::Path;
 pub struct TraceFormat {
     /// The column of keys, which are unsigned integers.
     pub key_column: String,
-    /// The column that tells reads from writes.
+    /// The column with the code that distinguishes reads from writes.
     pub op_column: String,
     /// The code of a read.
     pub read: String,
@@ -33,7 +33,7 @@ pub struct TraceFormat {
 }
 
 impl Default for TraceFormat {
-    /// A block device's trace: SCSI operation codes and logical block numbers.
+    /// The format of a block device's trace: SCSI operation codes and logical block numbers.
     fn default() -> Self {
         Self {
             key_column: "lbn".to_owned(),
@@ -75,10 +75,10 @@ pub fn read_trace(path: &Path, format: &TraceFormat) -> Result<Vec<Operation>, I
     Ok(operations)
 }
 
-/// Reads what YCSB prints with its binding `basic`: lines such as `READ usertable user42 [ … ]`. An
-/// insert or an update becomes an upsert of the request's position, a scan reads as many records.
-/// The number after the letters of a key is the key. Other lines, such as YCSB's own report, do not
-/// count.
+/// Reads the output of YCSB with its binding `basic`, which has lines such as `READ usertable
+/// user42 [ … ]`. An insert or an update becomes an upsert of the request's position; a scan reads
+/// as many records. The key is the number after the letters of YCSB's key. Other lines, such as
+/// YCSB's own report, are skipped.
 ///
 /// # Errors
 /// [`InputError`] if the file cannot be read, has no requests or a malformed one.
@@ -120,7 +120,7 @@ pub fn read_ycsb(path: &Path) -> Result<Vec<Operation>, InputError> {
     }
 }
 
-/// The distinct keys of a trace, as a key space that can be split among servers.
+/// The distinct keys of a trace, as a key space that can be divided among servers.
 ///
 /// # Panics
 /// If the trace has no requests.

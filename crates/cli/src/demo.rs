@@ -167,9 +167,9 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
 struct Demo<'a, O> {
     keys: &'a KeySpace,
     form: &'a O,
-    /// Bytes of a full page for each record.
+    /// Bytes that a record takes in a full page.
     bytes_in_page: f64,
-    /// Bytes of a key and a value.
+    /// Size of a key and its value, in bytes.
     record_bytes: f64,
     weights: EntryWeights,
     /// Completes the settings in a report.
@@ -182,7 +182,7 @@ struct Demo<'a, O> {
 }
 
 impl<O: Form<Layout: Providers>> Demo<'_, O> {
-    /// Runs all designs; `key` makes the key of a number.
+    /// Runs all designs; `key` converts a number to a key.
     fn of_all_designs(
         &self,
         key: impl Fn(u64) -> OwnedKey<O::Layout>,

@@ -10,8 +10,8 @@ use std::ops::{Range, RangeInclusive};
 use std::path::Path;
 
 const SIZE: (u32, u32) = (800, 440);
-/// Least width of the legend next to the curves. Below, the widths of its line with the gaps, and
-/// of a letter.
+/// Minimum width of the legend next to the curves. The constants below are the width of the
+/// legend's line with its gaps, and the width of a letter.
 const LEGEND: u32 = 150;
 const LEGEND_LINE: u32 = 30;
 const LETTER: u32 = 6;
@@ -43,8 +43,8 @@ pub(crate) enum Axis {
 }
 
 impl Axis {
-    /// The range that shows `values`, with room beyond them by the factor `room`. It ends at
-    /// `least` at least, if it starts at 0.
+    /// The range that shows `values`, extended by the factor `room`. If it starts at 0, it ends at
+    /// `least` or above.
     fn range(self, values: impl Iterator<Item = f64>, room: f64, least: f64) -> Range<f64> {
         match self {
             Self::Linear => 0.0..(values.fold(0.0, f64::max) * room).max(least),
@@ -55,7 +55,7 @@ impl Axis {
                     (low, high) if low <= high => (low / room, high * room),
                     _ => (1.0, base),
                 };
-                // Ticks are powers of the base, and an axis needs two.
+                // Ticks are powers of the base, and an axis needs at least two.
                 let (from, to) = (low.log(base), high.log(base));
                 match to.floor() - from.ceil() >= 1.0 {
                     true => low..high,
@@ -75,7 +75,7 @@ impl Axis {
 pub(crate) struct Axes {
     pub(crate) x: Axis,
     pub(crate) y: Axis,
-    /// Where the y axis ends, for values with a bound.
+    /// The end of the y axis, for bounded values.
     pub(crate) top: Option<f64>,
 }
 
@@ -109,7 +109,7 @@ pub(crate) struct Curve {
     pub(crate) points: Vec<(f64, f64)>,
     /// Position, lowest and highest value of points that were measured several times.
     pub(crate) spans: Vec<(f64, f64, f64)>,
-    /// Points that others state, drawn as hollow marks.
+    /// Points from the paper, drawn as hollow marks.
     pub(crate) stated: Vec<(f64, f64)>,
 }
 
@@ -215,7 +215,7 @@ impl Plot {
             let label = Text::new(format!(" {label} "), (*at, height), small(side));
             chart.draw_series([label]).map_err(failed)?;
         }
-        // A logarithmic axis has no place for zeros.
+        // A logarithmic axis cannot show zeros.
         let has_place = |&(x, y): &(f64, f64)| self.axes.x.has_place(x) && self.axes.y.has_place(y);
         for (curve, colour) in self.curves.iter().zip(COLOURS.iter().cycle()) {
             let points = || curve.points.iter().copied().filter(has_place);
@@ -254,7 +254,7 @@ fn failed(error: impl Display) -> anyhow::Error {
     anyhow!("{error}")
 }
 
-/// The style of small text, with its position on this side.
+/// The style of small text that is aligned to this side.
 fn small(side: HPos) -> TextStyle<'static> {
     ("sans-serif", 12).into_font().color(&BLACK).pos(Pos::new(side, VPos::Center))
 }
@@ -262,8 +262,8 @@ fn small(side: HPos) -> TextStyle<'static> {
 /// Height of title and caption.
 const TITLES: u32 = 52;
 
-/// Sizes of a title: one that is too long for the plot gets smaller letters. A letter is about half
-/// as wide as high.
+/// Font sizes of a title: a title that is too long for the plot gets a smaller font. A letter is
+/// about half as wide as high.
 const TITLE_SIZES: RangeInclusive<usize> = 10..=17;
 
 fn draw_titles<B: DrawingBackend>(
@@ -281,7 +281,7 @@ fn draw_titles<B: DrawingBackend>(
     area.draw(&Text::new(caption.to_owned(), (middle, 40), style))
 }
 
-/// A column of a table as bars.
+/// A column of a table, drawn as bars.
 #[derive(Clone, Debug)]
 pub(crate) struct Bars {
     /// The title above the plot.
@@ -395,7 +395,7 @@ mod tests {
         let points = [(1.0, 0.0), (2.0, f64::NAN), (3.0, 5.0)];
         let elements = drawn("zeros", |path| plot(log, &[("a", &points)]).draw(path));
         assert_eq!(dots(&elements).len(), 1);
-        // One value needs two ticks all the same.
+        // Even a single value needs two ticks.
         assert!(text_at(&elements, "1.0").is_some() && text_at(&elements, "10.0").is_some());
         let empty = drawn("empty", |path| plot(log, &[("a", &[(1.0, 0.0)])]).draw(path));
         assert_eq!(dots(&empty), []);
@@ -424,7 +424,7 @@ mod tests {
         let circles: Vec<_> = elements.iter().filter(|e| e.starts_with("circle")).collect();
         let hollow: Vec<_> = circles.iter().filter(|c| c.contains("fill=\"none\"")).collect();
         assert_eq!((circles.len(), hollow.len()), (3, 1), "{circles:?}");
-        // Half of the axis is as far from its top as from its bottom.
+        // Half of the axis is as far from the top as from the bottom.
         let (quarter, half) = (attribute(circles[0], "cy"), attribute(circles[1], "cy"));
         let (_, top) = text_at(&elements, "1.0").unwrap();
         assert!((half - top - 2.0 * (quarter - half)).abs() < 8.0, "{top} {half} {quarter}");

@@ -81,7 +81,7 @@ pub(crate) fn seconds(text: &str) -> Result<f64, String> {
     within(text, 1e-6, 86_400.0, "expected a number of seconds from 0.000001 to 86400")
 }
 
-/// A size of pages.
+/// Parses a page size.
 pub(crate) fn page_bytes(text: &str) -> Result<u64, String> {
     match text {
         "1k" | "1Ki" | "1024" => Ok(1024),
@@ -91,7 +91,7 @@ pub(crate) fn page_bytes(text: &str) -> Result<u64, String> {
     }
 }
 
-/// What an option's words say about the form of keys: `None` for numbers.
+/// Parses the form of keys: `None` for numbers.
 pub(crate) fn key_form(text: &str) -> Result<Option<KeyForm>, String> {
     match text {
         "u64" => Ok(None),
@@ -99,7 +99,7 @@ pub(crate) fn key_form(text: &str) -> Result<Option<KeyForm>, String> {
     }
 }
 
-/// A length of values, or a range of lengths.
+/// Parses a length of values, or a range of lengths.
 pub(crate) fn value_bytes(text: &str) -> Result<RangeInclusive<usize>, String> {
     let (least, most) = text.split_once('-').unwrap_or((text, text));
     match (least.parse(), most.parse()) {
@@ -108,7 +108,7 @@ pub(crate) fn value_bytes(text: &str) -> Result<RangeInclusive<usize>, String> {
     }
 }
 
-/// The length of the longest values in leaves.
+/// Parses the length of the longest values that leaves store.
 pub(crate) fn inline_bytes(text: &str) -> Result<usize, String> {
     let bytes = text.parse().ok().filter(|bytes| *bytes <= MOST_BLOCK_BYTES);
     bytes.ok_or_else(|| format!("expected a number of bytes up to {MOST_BLOCK_BYTES}"))

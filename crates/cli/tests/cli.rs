@@ -1,4 +1,4 @@
-//! The command as scripts and people use it: exit codes, one line per error, valid JSON.
+//! The command as used by scripts and people: exit codes, one line per error, valid JSON.
 
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Write};
@@ -314,10 +314,10 @@ fn dex_can_be_run_as_in_its_paper() {
         &[&harness[..], &["--cache-percent", "400", "--warm-up", "400k"]].concat(),
     );
     assert!(all["per_operation"]["reads"].as_f64().unwrap() < 0.001, "{all}");
-    // Intervals of dense keys contain as many records as keys, except at the ends.
+    // Intervals of dense keys contain as many records as keys, except at the ends of the key space.
     let scans = run("scan-only", &[&small[..], &paper].concat());
     let leaves = ["leaf_hits", "leaf_misses"].map(|name| scans["cache"][name].as_f64().unwrap());
-    // 100 records lie in 4.3 leaves of 30, and in fewer at the end of the keys.
+    // 100 records take 4.3 leaves of 30 records, and fewer at the end of the key space.
     assert!((4.0..4.4).contains(&leaves.iter().sum::<f64>()), "{scans}");
     let upserts = run("insert-intensive", &[&small[..], &["--upserts-among-more", "20k"]].concat());
     assert_eq!(upserts["placement_level"], 0, "{upserts}");
@@ -354,8 +354,8 @@ fn simulated_settings_matter() {
     assert!(throughput("4") > 2.0 * throughput("1"));
 }
 
-/// With one queue of cooling frames behind one lock, threads take turns of a microsecond at it: for
-/// each eviction, and for each node that becomes hot again.
+/// With one queue of cooling frames behind one lock, each eviction and each node that becomes hot
+/// again takes a turn of one microsecond.
 #[test]
 fn threads_take_turns_at_the_queue_of_cooling_frames() {
     let run = |cooling: &str, model: &[&str]| {
@@ -389,7 +389,7 @@ fn a_timeline_is_shown_and_written() {
         let output = farleaf(&[&arguments[..], &["--json", "-"]].concat());
         let shown = text(&output.stderr);
         let report: Value = serde_json::from_slice(&output.stdout).unwrap();
-        // In real time a run on a loaded machine may end late.
+        // In real time, a run on a loaded machine may end late.
         let intervals = if fabric == "sim" { "60 intervals of 66.7 µs" } else { "intervals of" };
         for expected in ["operations/s over time", intervals, "hotspot shifts", "1 │", "█"] {
             assert!(shown.contains(expected), "{expected}: {shown}");
@@ -509,7 +509,8 @@ fn the_demo_loads_a_file() {
         let stderr = text(&output.stderr);
         assert!(output.status.success(), "{stderr}");
         assert!(stderr.contains("2,000 records") && stderr.contains("1,000 more rows"), "{stderr}");
-        // 1,000 is 7919 * 1000 modulo 2,000, first in row 1,000 and not again before row 3,000.
+        // 1,000 is 7919 * 1000 modulo 2,000: it occurs first in row 1,000 and not again before row
+        // 3,000.
         assert!(stderr.contains("get(1000) = 1000"), "{stderr}");
         let reports: Value = serde_json::from_slice(&output.stdout).unwrap();
         let reports = reports.as_array().unwrap();

@@ -76,7 +76,7 @@ fn a_tiny_reproduction_has_a_report_data_and_commands() {
     let data = text("data/dex-t2.csv");
     assert_eq!(data.lines().count(), 1 + 2 * 3, "two mixes of three rows: {data}");
     assert!(data.starts_with("figure,panel,row,x,seed,operations_per_s,p50_ns,p99_ns,reads,"));
-    // The points of the designs that are there, and each line runs as it stands.
+    // Only points of existing designs have lines, and each line runs unchanged.
     let commands = text("commands.txt");
     let lines: Vec<&str> = commands.lines().filter(|line| !line.starts_with('#')).collect();
     assert_eq!(lines.len(), 6, "{commands}");
@@ -120,7 +120,7 @@ fn the_ablation_shows_what_each_part_of_dex_costs() {
     let bars = text("figures/dex-9-1.svg");
     assert!(bars.contains("+ cooling map") && bars.contains("operations/s"), "{bars}");
     assert!(text("figures/dex-trace-1.svg").contains("hot, clock"));
-    // Only what caches nodes runs operations first, to fill its cache.
+    // Only rows that cache nodes run operations first, to fill their caches.
     let commands = text("commands.txt");
     let warms = |line: &str| line.contains(" --warm-up ");
     let has_cache =
@@ -129,7 +129,7 @@ fn the_ablation_shows_what_each_part_of_dex_costs() {
         || commands.lines().filter(|line| line.contains(" --index ") && !line.contains("--trace"));
     assert!(lines().any(warms) && lines().any(|line| !warms(line)), "{commands}");
     assert!(lines().all(|line| warms(line) == has_cache(line)), "{commands}");
-    // The paper states what partitions bring with 2 threads.
+    // The paper states the gain from partitions with 2 threads.
     assert!(text("figures/dex-8-1.svg").contains("hollow: as stated"));
 }
 
@@ -143,7 +143,7 @@ fn a_figure_of_latencies_shows_how_they_are_distributed() {
     let text = |name: &str| String::from_utf8(files[Path::new(name)].clone()).unwrap();
     let data = text("data/trees-13-latencies.csv");
     assert!(data.starts_with("figure,panel,row,x,seed,share,latency_ns\n"));
-    // By point: all but its share and its latency.
+    // By point: everything but its share and its latency.
     let mut points: BTreeMap<&str, Vec<(f64, u64)>> = BTreeMap::new();
     for line in data.lines().skip(1) {
         let (point, latency) = line.rsplit_once(',').unwrap();
@@ -166,7 +166,7 @@ fn a_figure_of_latencies_shows_how_they_are_distributed() {
     assert!(!files.contains_key(Path::new("figures/trees-13-9.svg")));
 }
 
-/// A run that is killed leaves whole points; the run that continues writes the same bytes.
+/// A killed run leaves complete points, and a run that continues it writes the same bytes.
 #[test]
 fn a_killed_run_continues_to_the_same_bytes() {
     let (whole, cut) = (Folder::new("whole"), Folder::new("cut"));
@@ -202,7 +202,8 @@ fn a_killed_run_continues_to_the_same_bytes() {
     }
 }
 
-/// So few records fit into any cache, so throughput does not rise with it as the paper states.
+/// So few records fit into any cache, so throughput does not increase with the cache as the paper
+/// states.
 #[test]
 fn strict_fails_if_a_statement_differs() {
     let figure =

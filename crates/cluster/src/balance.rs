@@ -14,7 +14,7 @@ use std::time::Duration;
 const RECONNECT: Duration = Duration::from_secs(1);
 
 /// Balances until `stop` is raised. Retries if the cluster cannot be reached. Run only one balancer
-/// for a cluster: two would undo each other's moves.
+/// per cluster: two would undo each other's moves.
 pub fn balance_until<L: ClusterLayout, E: Display>(
     connect: impl Fn() -> Result<Connection<L>, E>,
     stop: &Stop,

@@ -2,8 +2,8 @@
 //! as clients of them. When a client loses a compute server, a background thread reads the catalog
 //! again, and clients continue with the addresses that it finds.
 //!
-//! *Invariants*: per connection, at most one read of the catalog for lost servers is under way, and
-//! the next one begins at least `LOOK_AGAIN_AFTER` later.
+//! *Invariants*: per connection, at most one read of the catalog for lost servers is in progress,
+//! and the next one begins at least `LOOK_AGAIN_AFTER` later.
 //!
 //! *Thread safety*: any number of threads may share a [`Connection`]; a client belongs to the
 //! thread that runs it.
@@ -53,7 +53,7 @@ pub struct ConnectionConfig {
 /// Minimum time between two reads of the catalog for lost servers.
 const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(50);
 
-/// A cluster that was found in the catalog. It knows the kind of keys, so a program chooses by it
+/// A cluster that was found in the catalog. It knows the kind of keys, so a program can choose
 /// which [`Connection`] to open.
 pub struct Located {
     config: ConnectionConfig,
@@ -94,12 +94,12 @@ impl Located {
 
     /// Empties the index, and waits until the compute servers serve the new one. The memory servers
     /// free all memory of the old index at once. Operations in flight fail as not served, or with
-    /// an unknown outcome. If this program dies meanwhile, the servers finish the change on their
-    /// own.
+    /// an unknown outcome. If this program dies meanwhile, the servers complete the change by
+    /// themselves.
     ///
     /// # Errors
-    /// [`ProgramError`]: there is no index to empty, another program is emptying it, or the compute
-    /// servers do not serve the new one in time.
+    /// [`ProgramError`] if there is no index to empty, if another program is emptying it, or if the
+    /// compute servers do not serve the new one in time.
     pub fn clear(&self, within: Duration) -> Result<(), ProgramError> {
         let (catalog, keys) = (&*self.catalog, &self.keys);
         let failed = |why: &str| Err(ProgramError::Failed(why.to_owned()));
@@ -160,7 +160,7 @@ impl Located {
             ProgramError::Failed("the cluster has not served yet: it has no partition map".into())
         };
         let map = map_of::<L>(record.ok_or_else(no_map)?.0)?;
-        // Leaves time to retry an operation that changes nothing.
+        // Leave time to retry an operation that changes nothing.
         let request = config.deadline * 2 / 5;
         let tcp = TcpConfig {
             role: Role::Client,
@@ -210,9 +210,9 @@ struct Known<L: ClusterLayout> {
     found: Vec<ComputeRecord>,
     /// Numbers of the compute servers that are not registered.
     absent: BTreeSet<u16>,
-    /// Whether a read of the catalog is under way.
+    /// Whether a read of the catalog is in progress.
     is_looking: bool,
-    /// The earliest time of the next read, counted from the clock's start.
+    /// The earliest time of the next read, relative to the clock's start.
     not_before: Duration,
 }
 
@@ -258,7 +258,7 @@ impl<L: ClusterLayout> Places<L> {
     }
 }
 
-/// The connection as the directory that its clients ask.
+/// The connection as a directory for its clients.
 struct OneDirectory<L: ClusterLayout>(Arc<Places<L>>);
 
 impl<L: ClusterLayout> std::fmt::Debug for OneDirectory<L> {
@@ -328,8 +328,8 @@ impl<L: ClusterLayout> Connection<L> {
         lock(&self.places.known).found.iter().map(of).collect()
     }
 
-    /// A driver for clients of this connection, for programs that keep clients and drive them
-    /// themselves.
+    /// Creates a driver for clients of this connection, for programs that keep clients and drive
+    /// them themselves.
     ///
     /// # Errors
     /// The operating system's error if there are no more file descriptors.
@@ -337,7 +337,7 @@ impl<L: ClusterLayout> Connection<L> {
         self.places.cluster.driver()
     }
 
-    /// A client over an endpoint of its own, which `driver` drives; `number` selects its random
+    /// Creates a client over its own endpoint, which `driver` drives; `number` selects its random
     /// stream.
     ///
     /// # Errors
@@ -365,7 +365,7 @@ impl<L: ClusterLayout> Connection<L> {
         outcomes.pop().unwrap_or(Err(IndexError::InvalidArgument("no client ran").into()))
     }
 
-    /// Runs the tasks concurrently, each on a thread of its own, and passes each its number.
+    /// Runs the tasks concurrently, each on its own thread, and passes each task its number.
     pub fn run_all<T: Send, E: Send + From<IndexError>>(
         &self,
         clients: usize,

@@ -1,8 +1,8 @@
 //! Settings of the programs: a TOML file, flags, and the token file.
 //!
 //! The keys of a settings file are the names of the flags, with `_` for `-`, so each setting is
-//! named, checked and given its unit in one place. A file's settings come before the flags on the
-//! command line, so flags win.
+//! named, checked and given its unit in one place. Settings of the file are placed before the flags
+//! of the command line, so flags override them.
 //!
 //! *Thread safety*: plain functions.
 
@@ -108,7 +108,7 @@ pub fn flags_of_file(path: &Path, flags: &[&str]) -> Result<Vec<OsString>, Confi
     Ok(arguments)
 }
 
-/// Reads a token: 64 hexadecimal digits for 32 bytes, as [`make_token`] writes it, or any other
+/// Reads a token: 64 hexadecimal digits for 32 bytes, as [`make_token`] writes them, or any other
 /// text of at least 16 bytes. Surrounding white space is ignored.
 ///
 /// # Errors

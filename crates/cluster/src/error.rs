@@ -1,4 +1,4 @@
-//! The errors with which a program of the cluster ends or fails to start.
+//! The errors with which the programs of a cluster end or fail to start.
 
 use crate::catalog::CatalogError;
 use crate::config::ConfigError;
@@ -27,8 +27,8 @@ pub enum ProgramError {
         /// The error of the operating system.
         error: io::Error,
     },
-    /// The transport cannot be used by this program or on this machine. The program does not fall
-    /// back to another.
+    /// This program or this machine cannot use the transport. The program does not fall back to
+    /// another one.
     #[error("{0}")]
     Transport(String),
     /// Any other error.

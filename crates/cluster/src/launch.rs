@@ -10,11 +10,11 @@
 //! ```
 //!
 //! *Invariants*: U1. Only one launcher uses the folder at a time. U2. When the launcher ends, for
-//! whatever reason, so does every server that it started. U3. Servers end in this order: compute
+//! whatever reason, every server that it started ends too. U3. Servers end in this order: compute
 //! servers, memory servers, and last the memory server that runs the catalog; none is killed before
 //! its time limit for ending has passed. U4. Restarts are bounded.
 //!
-//! *Thread safety*: [`run`] needs the calling thread for itself: servers end when the thread that
+//! *Thread safety*: [`run`] occupies the calling thread, because servers end when the thread that
 //! started them ends.
 
 use crate::catalog::{CatalogAddress, open};
@@ -39,7 +39,7 @@ use std::time::Duration;
 
 /// Poll interval of the processes.
 const LOOK: Duration = Duration::from_millis(50);
-/// At most this many restarts of one server within the period below.
+/// Maximum number of restarts of one server within the period below.
 const RESTARTS: usize = 5;
 const RESTARTS_WITHIN: Duration = Duration::from_secs(60);
 /// Pause before a dead server is restarted.
@@ -68,7 +68,7 @@ pub struct LaunchOptions {
     pub ready_within: Duration,
     /// How long a server may take to end before it is killed.
     pub end_within: Duration,
-    /// The program that has the commands `memory-server` and `compute-server`.
+    /// The program with the commands `memory-server` and `compute-server`.
     pub program: PathBuf,
 }
 
@@ -161,7 +161,7 @@ impl Server {
         self.process.as_ref().map(Child::id)
     }
 
-    /// Returns how the server ended, once, if it has ended.
+    /// Returns how the server ended, once, after it has ended.
     fn ended(&mut self, folder: &Path) -> Option<ExitStatus> {
         let status = self.process.as_mut()?.try_wait().ok().flatten()?;
         self.process = None;
@@ -265,7 +265,7 @@ impl Launcher<'_> {
             let log_from = log.metadata()?.len();
             let mut command = self.command(server);
             // Each server gets its own process group, so that the launcher, not the terminal,
-            // passes signals on, in order.
+            // forwards signals, in order.
             command.process_group(0).stdin(Stdio::null());
             command.stdout(log.try_clone()?).stderr(log);
             Ok((command.spawn()?, log_from))
@@ -278,8 +278,7 @@ impl Launcher<'_> {
         Ok(())
     }
 
-    /// Reports which servers have ended, and why those that died did so. Returns whether any has
-    /// ended.
+    /// Reports which servers have ended, and why any of them died. Returns whether any has ended.
     fn reap(&mut self) -> bool {
         let mut anybody = false;
         for index in 0..self.servers.len() {
@@ -331,7 +330,8 @@ impl Launcher<'_> {
         Ok(())
     }
 
-    /// Waits until the first memory server publishes the catalog's address; `false` if it does not.
+    /// Waits until the first memory server publishes the catalog's address; `false` if it never
+    /// does.
     fn await_catalog(&mut self, stop: &Stop) -> Result<bool, ProgramError> {
         while self.clock.elapsed() < self.options.ready_within {
             if stop.wait(LOOK) || self.reap() {
@@ -501,11 +501,12 @@ fn prepare(dir: &Path) -> Result<(PathBuf, File), ProgramError> {
     Ok((folder, lock))
 }
 
-/// Starts a cluster, watches it, and ends it when `stop` is raised or no server is left. Reports
-/// the servers, and those that die, on `out`. Returns whether all went well.
+/// Starts a cluster, monitors it, and ends it when `stop` is raised or no server is left. Reports
+/// the servers, and those that die, on `out`. Returns whether no server died.
 ///
 /// # Errors
-/// [`ProgramError`] if the cluster could not be started; none of its servers is left running then.
+/// [`ProgramError`] if the cluster could not be started; in that case none of its servers is left
+/// running.
 pub fn run(
     options: &LaunchOptions,
     stop: &Stop,
@@ -547,7 +548,7 @@ pub fn run(
         Ok(())
     });
     launcher.end_all();
-    // These files belong to the run that has ended.
+    // These files belong to this run, which has ended.
     for name in ["launcher.pid", "catalog.address"] {
         let _ = fs::remove_file(launcher.folder.join(name));
     }

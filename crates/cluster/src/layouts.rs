@@ -1,5 +1,5 @@
-//! The layouts that clusters can have: a setting of the cluster, from which each program chooses
-//! its types once, by [`with_layout`](crate::with_layout).
+//! The layouts that clusters can have. The layout is a setting of the cluster, from which each
+//! program chooses its types once, by [`with_layout`](crate::with_layout).
 //!
 //! *Thread safety*: plain values.
 

@@ -1,10 +1,9 @@
 //! The programs of a cluster: memory servers, compute servers, the catalog of live servers, and the
-//! launcher that starts and watches them. A crate of its own because of its dependencies: the
-//! library needs no signals, no sockets for metrics, and no etcd.
+//! launcher that starts and monitors them. This is a separate crate because of its dependencies:
+//! the library needs no signals, no sockets for metrics, and no etcd.
 //!
-//! *Thread safety*: see each module. All code here is control plane: it blocks threads, and
-//! operations on the index do not pass through it, except for the requests that a compute server
-//! receives.
+//! *Thread safety*: see each module. All code here is control plane and blocks threads. Operations
+//! on the index do not pass through it, except for the requests that a compute server receives.
 
 #![forbid(unsafe_code)]
 

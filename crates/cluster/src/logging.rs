@@ -32,7 +32,8 @@ impl FromStr for Level {
 }
 
 impl Level {
-    /// The level of the flag, else of the environment variable, else the default.
+    /// The level of the flag if given, otherwise of the environment variable, otherwise the
+    /// default.
     ///
     /// # Errors
     /// One line if the variable does not name a level.
@@ -54,9 +55,9 @@ pub fn start(level: Level) {
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())
         .with_target(false)
-        // A full disk must not end a server: reporting a failed write to stderr would panic.
+        // A full disk must not end a server, and reporting a failed write to stderr would panic.
         .log_internal_errors(false)
         .finish();
-    // A subscriber may be set already, for example in tests.
+    // A subscriber may already be set, for example in tests.
     let _ = tracing::subscriber::set_global_default(subscriber);
 }

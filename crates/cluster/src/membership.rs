@@ -45,8 +45,8 @@ impl std::fmt::Debug for Member {
     }
 }
 
-/// Puts `value` under `key` unless another program's entry is there. Returns whether `value` is
-/// there now. `mine` is the value that this program last put there.
+/// Puts `value` under `key` unless another program's entry is there. Returns whether the entry is
+/// now `value`. `mine` is the value that this program last put there.
 fn put(
     catalog: &dyn Catalog,
     key: &str,
@@ -63,8 +63,8 @@ fn put(
         None => None,
     };
     match catalog.put_if(key, expected, value, Some(lease)) {
-        // The put may have succeeded. No other program writes this value, so if it is there, it is
-        // under this lease.
+        // The put may have succeeded. No other program writes this value, so if the entry has it,
+        // it is under this lease.
         Err(CatalogError::Indeterminate { .. }) => {
             Ok(catalog.get(key)?.is_some_and(|entry| entry.value == value))
         }
@@ -114,10 +114,10 @@ impl Shared {
 impl Member {
     /// Registers `value` under `key`. An existing entry belongs to a program that is alive or has
     /// died recently: waits until it disappears, for at most `patience`, or until `stop` is raised.
-    /// Waits in the same way for a catalog that does not answer.
+    /// Also waits for a catalog that does not answer.
     ///
     /// # Errors
-    /// [`CatalogError`]: a rejected handshake at once; otherwise the last error when `patience`
+    /// [`CatalogError`]: a rejected handshake immediately; otherwise the last error when `patience`
     /// runs out or `stop` is raised.
     pub fn register(
         catalog: Arc<dyn Catalog>,

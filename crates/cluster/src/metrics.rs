@@ -1,7 +1,7 @@
 //! A server's metrics in Prometheus' format: `/metrics` and `/healthz` over HTTP.
 //!
-//! Programs register once what they count and how to read it ([`Metrics::add`]); each request reads
-//! the current values. The data path does not depend on this module.
+//! Programs register each metric once with a function that reads it ([`Metrics::add`]); each
+//! request reads the current values. The data path does not depend on this module.
 //!
 //! *Invariants*: connections are bounded in number and in time, and requests in size. The answer
 //! depends on the path of a request and on nothing else in it.
@@ -127,9 +127,9 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// Adds a family of metrics, exported as `farleaf_` and `name`, which ends with its unit if it
-    /// has one (`pool_bytes`). Every request calls `look` on the thread that answers it, so `look`
-    /// must not block for long.
+    /// Adds a family of metrics, exported as `farleaf_` followed by `name`, which ends with its
+    /// unit if it has one (`pool_bytes`). Every request calls `look` on the thread that answers it,
+    /// so `look` must not block for long.
     pub fn add(
         &self,
         name: &'static str,
@@ -203,8 +203,8 @@ async fn serve(
         let socket = match listener.accept().await {
             Ok((socket, _)) => socket,
             Err(_) => {
-                // The system is out of some resource, such as file descriptors; other programs may
-                // release it.
+                // The system has run out of some resource, such as file descriptors; other programs
+                // may release it.
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
             }
@@ -224,7 +224,7 @@ async fn serve(
             let mut http = hyper::server::conn::http1::Builder::new();
             http.timer(TokioTimer::new()).header_read_timeout(HEAD).max_buf_size(16 * 1024);
             let connection = http.serve_connection(TokioIo::new(socket), service);
-            // An error or timeout of this connection affects no other.
+            // An error or timeout of this connection does not affect others.
             let _ = tokio::time::timeout(CONNECTION, connection).await;
         });
         open.push_back(connection.abort_handle());
@@ -326,7 +326,7 @@ mod tests {
         assert!(ask("/").starts_with("HTTP/1.1 404"));
         let garbage = get(server.local_address(), "this is not HTTP\r\n\r\n");
         assert!(!garbage.contains("200 OK"), "{garbage}");
-        // The server still works.
+        // The server still works after that.
         assert!(ask("/metrics").starts_with("HTTP/1.1 200 OK"));
     }
 }

@@ -65,7 +65,7 @@ impl fmt::Display for Transport {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryRecord {
     pub number: u16,
-    /// Its process id, on the machine that it runs on.
+    /// Its process id on its machine.
     pub pid: u32,
     /// How compute servers reach it.
     pub transport: Transport,
@@ -83,7 +83,7 @@ pub struct MemoryRecord {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ComputeRecord {
     pub number: u16,
-    /// Its process id, on the machine that it runs on.
+    /// Its process id on its machine.
     pub pid: u32,
     /// Its address and port for clients.
     pub address: String,
@@ -91,7 +91,7 @@ pub struct ComputeRecord {
     pub epoch: u64,
     /// The generation of the index that it serves; 0 while it does not serve.
     pub generation: u64,
-    /// Memory servers that it cannot reach. While there are any, it acknowledges no change.
+    /// Memory servers that it cannot reach. While there are any, it acknowledges no changes.
     #[serde(default)]
     pub unreachable: Vec<u16>,
     /// The address and port of its metrics, if it serves any.
@@ -141,7 +141,7 @@ pub struct MapRecord {
     /// The generation of the index that the boundaries belong to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub generation: Option<u64>,
-    /// The move of keys that is pending.
+    /// The pending move of keys, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub moving: Option<MovingRecord>,
 }
@@ -149,7 +149,7 @@ pub struct MapRecord {
 /// A pending move of keys; see `farleaf_core::partition::PendingMove`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MovingRecord {
-    /// A random number that names the move.
+    /// A random number that identifies the move.
     pub id: u64,
     /// The compute server that has released the keys.
     pub from: u16,
@@ -159,14 +159,14 @@ pub struct MovingRecord {
     pub at: Option<KeyRecord>,
 }
 
-/// Reads a key of the catalog.
+/// Decodes a key from the catalog.
 fn key_of<L: ClusterLayout>(record: &KeyRecord) -> Result<OwnedKey<L>, IndexError> {
     let what = "the partition map has keys of another kind than the cluster";
     L::Key::of_record(record).ok_or(IndexError::InvalidArgument(what))
 }
 
 impl MapRecord {
-    /// The record of a map and the move that is pending.
+    /// The record of a map and its pending move.
     pub fn new<L: ClusterLayout>(state: &MapState<OwnedKey<L>>, generation: Option<u64>) -> Self {
         let record = |key: &OwnedKey<L>| L::key(key).to_record();
         let moving = state.moving.as_ref();
@@ -184,7 +184,7 @@ impl MapRecord {
         }
     }
 
-    /// The map and the move that is pending.
+    /// The map and its pending move.
     ///
     /// # Errors
     /// [`IndexError`] if the record does not describe a valid map of this layout.
@@ -208,7 +208,7 @@ pub struct SettingsRecord {
     pub compute_servers: u16,
     /// How compute servers reach memory servers.
     pub transport: Transport,
-    /// Each subtree of this level lies on one memory server.
+    /// Each subtree of this level lies entirely on one memory server.
     pub placement_level: u8,
     /// The kind of keys and values ([`crate::layouts::LayoutName::recorded_keys`]). Older clusters
     /// have none here, and `u64` keys in pages of 1 KiB.
@@ -387,13 +387,13 @@ mod tests {
             r#"{"generation":3,"state":"making","memory_epochs":[18446744073709551615,0]}"#
         );
         assert_eq!(decode::<IndexRecord>("index", &text).unwrap(), record);
-        // A record of a newer program.
+        // A record written by a newer program.
         let newer = text.replace("\"state\"", "\"colour\":\"blue\",\"state\"");
         assert_eq!(decode::<IndexRecord>("index", &newer).unwrap(), record);
         assert!(decode::<IndexRecord>("index", "{}").is_err());
     }
 
-    /// Clusters of before there were byte strings.
+    /// Clusters that are older than byte strings.
     #[test]
     fn an_old_catalog_is_read_as_u64() {
         let settings =

@@ -26,7 +26,7 @@ use tokio::task::JoinSet;
 pub const MAX_BYTES: usize = 1 << 20;
 /// Maximum number of samples of one server.
 pub const MAX_NUMBERS: usize = 4096;
-/// Number of servers asked concurrently; the others wait for their turn.
+/// Number of servers asked concurrently; the rest are asked as others finish.
 const TOGETHER: usize = 256;
 
 /// Why a server's metrics are missing.
@@ -158,7 +158,7 @@ impl Scraper {
     }
 
     /// Asks all servers, each given as an address and a port, and waits until each has answered or
-    /// has exceeded `within`. The results are in the order of `addresses`.
+    /// exceeded `within`. The results are in the order of `addresses`.
     pub fn ask(&self, addresses: &[String], within: Duration) -> Vec<Result<Numbers, Silence>> {
         let Some(runtime) = &self.runtime else { return Vec::new() };
         let (places, clock) = (Arc::new(Semaphore::new(TOGETHER)), self.clock);
@@ -187,7 +187,7 @@ impl Scraper {
 impl Drop for Scraper {
     fn drop(&mut self) {
         if let Some(runtime) = self.runtime.take() {
-            // A name lookup may still be under way; do not wait for it.
+            // A name lookup may still be in progress; do not wait for it.
             runtime.shutdown_background();
         }
     }
@@ -216,8 +216,8 @@ mod tests {
         assert!(Numbers::parse(&line.repeat(MAX_NUMBERS + 1)).is_err());
     }
 
-    /// A server that answers every connection with `answer`, or never if it is `None`. It waits
-    /// until all servers of `together` have been asked.
+    /// Starts a server that answers every connection with `answer`; with `None` it never answers.
+    /// It waits until all servers of `together` have been asked.
     fn stranger(answer: Option<Vec<u8>>, together: &Arc<Barrier>) -> String {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let address = listener.local_addr().unwrap().to_string();

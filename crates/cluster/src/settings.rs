@@ -1,5 +1,5 @@
-//! The settings that all programs of a cluster must agree on: the first program that knows them
-//! writes them, the others compare theirs.
+//! The settings that all programs of a cluster must agree on: the first program with complete
+//! settings writes them, and the others compare theirs.
 //!
 //! *Thread safety*: plain functions.
 
@@ -33,7 +33,7 @@ pub fn agree(
         Err(ConfigError::Settings(text).into())
     };
     let SettingsRecord { memory_servers, compute_servers, transport, placement_level, .. } = mine;
-    // First: nothing else matters to a program that has no such pages.
+    // Compare layouts first: if they differ, no other setting matters.
     let (their_layout, my_layout) = (theirs.layout()?, mine.layout()?);
     if their_layout != my_layout {
         return differs("the layout", &their_layout, &my_layout);
@@ -53,12 +53,11 @@ pub fn agree(
     Ok(())
 }
 
-/// Maximum number of compute servers of a cluster: those that it is created with, and those that
-/// join later.
+/// Maximum number of compute servers of a cluster, including those that join after its creation.
 pub const MOST_COMPUTE_SERVERS: u16 = 64;
 
-/// Refuses a compute server whose number no client can reach. Compute servers beyond those that the
-/// cluster was created with may join; they own no keys until some are moved to them.
+/// Refuses a compute server whose number no client can reach. Compute servers beyond the initial
+/// number may join; they own no keys until some are moved to them.
 ///
 /// # Errors
 /// [`ConfigError::Settings`] if `number` is too large.
@@ -74,8 +73,8 @@ pub fn check_compute_number(number: u16, made_with: u16) -> Result<(), ConfigErr
     Err(ConfigError::Settings(text))
 }
 
-/// Refuses a server whose number is out of range: it would never get keys, or the other servers
-/// would wait for it.
+/// Refuses a server whose number is out of range: it would never get keys, or other servers would
+/// wait for it.
 ///
 /// # Errors
 /// [`ConfigError::Settings`] if `number` is not below `count`.

@@ -94,7 +94,8 @@ impl ClusterStatus {
                 missing.push(format!("memory server {number} is not registered"));
             }
         }
-        // Once there is a map, its owners matter: the first ones may be drained, others may join.
+        // Once there is a map, its owners matter: initial servers may have been drained, and others
+        // may have joined.
         let mut needed: Vec<u16> = match &self.map {
             Some(map) => map.owners.clone(),
             None => (0..settings.compute_servers).collect(),

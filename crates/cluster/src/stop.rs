@@ -1,5 +1,5 @@
-//! A request for the program to end. A signal or code raises it, and every wait of a program also
-//! waits for it.
+//! A request to end the program. A signal or code raises it, and every wait of a program also waits
+//! for it.
 //!
 //! *Thread safety*: any number of threads; clones share one request.
 
@@ -41,7 +41,7 @@ impl Stop {
         Ok(stop)
     }
 
-    /// Requests the end.
+    /// Requests that the program end.
     pub fn raise(&self) {
         *lock(&self.0.is_raised) = true;
         self.0.raised.notify_all();

@@ -1,13 +1,13 @@
 //! Keys and values as text: on command lines, in CSV files and tables, and in the catalog.
 //!
-//! A number is written in decimal. A byte string is written as text: printable characters of UTF-8
-//! stand for themselves, `\\` for a backslash, and `\xNN` for any other byte; or as hexadecimal
-//! digits.
+//! A number is written in decimal. A byte string is written either as text, in which printable
+//! characters of UTF-8 stand for themselves, `\\` for a backslash, and `\xNN` for any other byte,
+//! or as hexadecimal digits.
 //!
 //! *Invariants*
-//! - text.TX1. Text that was written is read as the same key, in both notations.
+//! - text.TX1. Parsing the written text gives the same key, in both notations.
 //! - text.TX2. Written text has no control characters, no white space at its ends, and no white
-//!   space but the plain space.
+//!   space other than the plain space.
 //!
 //! *Thread safety*: plain functions.
 
@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::ops::Bound;
 
-/// How byte strings are written. Numbers are written in decimal in any case.
+/// How byte strings are written. Numbers are always decimal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Notation {
     /// Text with escapes.
@@ -25,7 +25,7 @@ pub enum Notation {
     Hex,
 }
 
-/// A key in a record of the catalog: a JSON number, or a JSON string of text with escapes.
+/// A key in a catalog record: a JSON number, or a JSON string with escapes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum KeyRecord {
@@ -45,12 +45,12 @@ impl fmt::Display for KeyRecord {
 /// The bounds of a range of keys.
 pub type Bounds<K> = (Bound<K>, Bound<K>);
 
-/// Keys and values that people read and write.
+/// Keys and values with a text form for people.
 pub trait Textual: ToOwned {
-    /// What all keys of this kind are, for messages.
+    /// What all keys of this kind are, for error messages.
     const ARE: &'static str;
 
-    /// Reads text.
+    /// Parses text.
     ///
     /// # Errors
     /// What is wrong with the text, in one line.
@@ -59,27 +59,28 @@ pub trait Textual: ToOwned {
     /// Appends the text.
     fn write(&self, notation: Notation, to: &mut String);
 
-    /// The text.
+    /// The value's text in a notation.
     fn text(&self, notation: Notation) -> String {
         let mut text = String::new();
         self.write(notation, &mut text);
         text
     }
 
-    /// The key as the catalog has it.
+    /// The key in the form that the catalog stores.
     fn to_record(&self) -> KeyRecord;
 
-    /// Reads a key of the catalog; `None` if it is of another kind.
+    /// Decodes a key from the catalog; `None` if it is of another kind.
     fn of_record(record: &KeyRecord) -> Option<Self::Owned>;
 
     /// The range of the keys that begin with `prefix`; `None` if these keys have no prefixes.
     fn with_prefix(prefix: Self::Owned) -> Option<Bounds<Self::Owned>>;
 
-    /// The boundaries between `servers` compute servers of a cluster that was given none.
+    /// The initial boundaries between `servers` compute servers of a cluster for which none were
+    /// given.
     fn first_boundaries(servers: u16) -> Vec<Self::Owned>;
 }
 
-/// Reads a number as people write it: digits, optionally with `_` between them, and one of these
+/// Parses a number as people write it: digits, optionally with `_` between them, and one of these
 /// suffixes, which stand for factors.
 pub fn scaled(text: &str, suffixes: &[(&str, u64)]) -> Option<u64> {
     let found = suffixes
@@ -96,7 +97,7 @@ pub fn scaled(text: &str, suffixes: &[(&str, u64)]) -> Option<u64> {
 /// The suffixes of counts.
 pub const THOUSANDS: [(&str, u64); 3] = [("k", 1_000), ("M", 1_000_000), ("G", 1_000_000_000)];
 
-/// Text of a message, cut off if it is long.
+/// Quotes text for a message, truncated if it is long.
 fn quoted(text: &str) -> String {
     const SHOWN: usize = 40;
     match text.char_indices().nth(SHOWN) {
@@ -132,15 +133,15 @@ impl Textual for u64 {
         None
     }
 
-    /// Equal parts of all numbers.
+    /// Divides all numbers into equal parts.
     fn first_boundaries(servers: u16) -> Vec<u64> {
         let step = u64::MAX / u64::from(servers.max(1));
         (1..servers).map(|number| step * u64::from(number)).collect()
     }
 }
 
-/// Whether a character stands for itself. White space other than the plain space would be
-/// invisible or break lines; so would control characters and those that change the direction.
+/// Whether a character stands for itself. White space other than the plain space would be invisible
+/// or break lines, and so would control characters and those that change the direction of text.
 fn is_plain(character: char) -> bool {
     match character {
         '\\' => false,
@@ -179,9 +180,9 @@ fn unescape(text: &str) -> Result<Vec<u8>, String> {
     Ok(bytes)
 }
 
-/// The byte of two hexadecimal digits.
+/// The byte that two hexadecimal digits stand for.
 fn digits(two: &str) -> Option<u8> {
-    // `from_str_radix` takes a sign.
+    // `from_str_radix` accepts a sign.
     let are_digits = two.bytes().all(|digit| digit.is_ascii_hexdigit());
     are_digits.then(|| u8::from_str_radix(two, 16).ok()).flatten()
 }
@@ -219,7 +220,7 @@ impl Textual for [u8] {
             }
             escape(chunk.invalid(), to);
         }
-        // A space at the end would be trimmed, or not be seen.
+        // A space at the end would be trimmed or overlooked.
         if to.len() > begin && to.ends_with(' ') {
             to.pop();
             escape(b" ", to);
@@ -245,14 +246,14 @@ impl Textual for [u8] {
                 *last += 1;
                 Bound::Excluded(end)
             }
-            // Nothing is above a prefix of bytes 255 only, or above no prefix.
+            // No key is above a prefix that consists only of bytes 255, or above the empty prefix.
             None => Bound::Unbounded,
         };
         Some((Bound::Included(prefix), upper))
     }
 
-    /// All text belongs to the first server, because no byte of UTF-8 is 255. The others own ranges
-    /// without keys, which loads and the balancer move: these give keys to neighbours only.
+    /// No byte of UTF-8 is 255, so the first server owns all text, and the others own empty ranges.
+    /// They must own ranges, because bulk loads and the balancer give keys only to neighbours.
     fn first_boundaries(servers: u16) -> Vec<Vec<u8>> {
         let boundary = |number: u16| [&[u8::MAX][..], &number.to_be_bytes()].concat();
         (1..servers).map(boundary).collect()
@@ -278,7 +279,7 @@ mod tests {
             (b"a\0\n\xff", "a\\x00\\x0a\\xff"),
             (b" a b ", "\\x20a b\\x20"),
             (b" ", "\\x20"),
-            // Characters that change the direction, or that are invisible.
+            // Characters that change the direction of text, or are invisible.
             ("\u{202e}\u{a0}".as_bytes(), "\\xe2\\x80\\xae\\xc2\\xa0"),
         ];
         for (bytes, text) in cases {
@@ -324,7 +325,7 @@ mod tests {
         assert!(u64::first_boundaries(1).is_empty() && <[u8]>::first_boundaries(0).is_empty());
     }
 
-    /// Byte strings of all kinds, and often text with what needs an escape.
+    /// Byte strings of all kinds, often text with characters that need an escape.
     fn byte_strings() -> impl Strategy<Value = Vec<u8>> {
         let text = prop::collection::vec(
             prop_oneof![

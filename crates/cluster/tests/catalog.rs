@@ -1,8 +1,8 @@
 //! The guarantees of every catalog, checked on both back ends, and the additional ones of the
 //! embedded catalog.
 //!
-//! The tests start an etcd if one is installed (Debian: `etcd-server`). Otherwise the tests of etcd
-//! report that and pass.
+//! The tests start an etcd if one is installed (Debian: `etcd-server`). Otherwise the etcd tests
+//! print a notice and pass.
 
 use farleaf_cluster::catalog::{
     Catalog, CatalogError, EmbeddedCatalog, EmbeddedConfig, RemoteCatalog,
@@ -173,7 +173,7 @@ fn nobody_without_the_token_learns_anything() {
     assert_eq!(good.list("").unwrap().len(), 1);
 }
 
-/// A peer that accepts all bytes but never answers costs a bounded time.
+/// A peer that accepts all bytes but never answers costs only a bounded time.
 #[test]
 fn a_catalog_that_says_nothing_is_given_up() {
     let silent = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();

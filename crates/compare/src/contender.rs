@@ -1,17 +1,16 @@
-//! Contenders of the comparison: indexes that are loaded and then worked on through sessions, one
-//! per thread.
+//! Contenders of the comparison: indexes that are loaded and then used through sessions, one per
+//! thread.
 //!
 //! Every contender runs the same loop, [`Round::work`], over the same operations; only the index
-//! below differs. Operations are drawn before the clock starts, so drawing them costs no contender
-//! time.
+//! differs. Operations are drawn before the clock starts, so drawing them does not count.
 //!
 //! *Invariants*
 //! - contender.N1. An operation that fails or does not find its key ends the whole comparison, so
-//!   that no contender gains by missing keys.
+//!   that no contender benefits from missing keys.
 //! - contender.N2. All contenders of a round get the same operations.
 //!
-//! *Thread safety*: a contender runs the sessions of a round on threads of its own. A session
-//! belongs to one thread.
+//! *Thread safety*: a contender runs the sessions of a round on its own threads. A session belongs
+//! to one thread.
 
 use crate::keys::{Key, Keys, Owned};
 use anyhow::ensure;
@@ -31,7 +30,7 @@ pub(crate) trait Contender<K: Keys> {
     /// Loads all keys of the space. Called once, before any other operation.
     fn load(&mut self, keys: &K) -> anyhow::Result<()>;
 
-    /// Looks keys up in order, in a single session.
+    /// Looks up keys in order, in a single session.
     fn look_up(&self, keys: &[Owned<K>]) -> anyhow::Result<Vec<Option<K::Value>>>;
 
     /// Whether it has batch operations that are faster than single ones.
@@ -82,9 +81,9 @@ pub(crate) trait Session<K: Keys> {
 /// The work of one thread in a round.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tally {
-    /// Operations done.
+    /// Number of operations.
     pub(crate) operations: u64,
-    /// Lookups and updates among them that did not find their key.
+    /// Number of lookups and updates that did not find their key.
     pub(crate) missed: u64,
     /// How long they took.
     pub(crate) elapsed: Duration,
@@ -94,7 +93,7 @@ pub(crate) struct Tally {
 #[derive(Debug)]
 pub(crate) struct Step<K: Keys> {
     pub(crate) key: Owned<K>,
-    /// The new value, or [`Keys::LOOKUP`]. (Values of a stream are never 0.)
+    /// The new value, or [`Keys::LOOKUP`]. (Values drawn from a stream are never 0.)
     pub(crate) value: K::Value,
 }
 
@@ -107,7 +106,7 @@ pub(crate) struct Round<K: Keys> {
     /// The steps of each thread.
     steps: Vec<Vec<Step<K>>>,
     duration: Duration,
-    /// Steps that a session executes in one call.
+    /// Number of steps that a session executes in one call.
     batch: usize,
     /// Lets all threads start together.
     start: Barrier,
@@ -145,7 +144,7 @@ impl<K: Keys> Round<K> {
         Self { duration, ..self }
     }
 
-    /// The same operations, `batch` of them in one call.
+    /// The same operations, with `batch` of them in each call.
     pub(crate) fn in_calls_of(self, batch: usize) -> Self {
         Self { batch, ..self }
     }

@@ -1,6 +1,6 @@
 //! Farleaf's designs as contenders, over memory servers of this process with zero latency.
 //!
-//! *Thread safety*: as [`Contender`].
+//! *Thread safety*: the same as for [`Contender`].
 
 use crate::contender::{Contender, Round, Session, Step, Tally};
 use crate::keys::{ByteKeys, InPage, Key, Keys, Owned};
@@ -21,7 +21,7 @@ use farleaf_fabric::{Cluster, Provider, ServerId};
 use std::borrow::Borrow;
 use std::marker::PhantomData;
 
-/// Memory servers of each design.
+/// Number of memory servers of each design.
 const MEMORY_SERVERS: u16 = 4;
 
 /// Fill factor of pages in the load.
@@ -62,7 +62,8 @@ fn everything<K: Keys>(keys: &K) -> CacheOptions {
     CacheOptions { bytes, ..CacheOptions::default() }
 }
 
-/// Bytes of a pool that holds all keys at any fill. The system provides memory as it is used.
+/// Size of a pool that holds all keys at any fill, in bytes. The system provides memory when it is
+/// used.
 fn pool_bytes<K: Keys>(keys: &K) -> usize {
     let bytes = keys.space().len() * 2 * keys.most_bytes() + (64 << 20);
     (bytes as usize).next_multiple_of(1 << 21)
@@ -70,7 +71,7 @@ fn pool_bytes<K: Keys>(keys: &K) -> usize {
 
 type LocalCluster<K> = <LocalConfig as Provider>::Cluster<MemoryServer<<K as Keys>::Layout>>;
 
-/// An index of one design with memory servers of its own.
+/// An index of one design, with its own memory servers.
 struct Farleaf<D: Design<K::Layout>, K: Keys> {
     cluster: LocalCluster<K>,
     compute: D::Compute,

@@ -1,4 +1,4 @@
-//! What the keys of a comparison are: numbers, or byte strings. Values have 8 bytes.
+//! The kinds of keys in a comparison: numbers, or byte strings. Values have 8 bytes.
 //!
 //! *Thread safety*: plain values.
 
@@ -16,12 +16,12 @@ pub(crate) type ByteKeys = Strings<128>;
 pub(crate) trait Keys: Debug + Send + Sync + 'static {
     /// The layout of the designs' pages.
     type Layout: Layout<Key: Sync>;
-    /// A value as the contenders pass it on.
+    /// A value in the form that contenders return.
     type Value: Copy + Debug + PartialEq + Send + Sync + Borrow<InPage<Self>>;
 
-    /// The value in the place of which a step is a lookup. No stream draws it.
+    /// The value that marks a step as a lookup. No stream draws it.
     const LOOKUP: Self::Value;
-    /// Bytes of the shortest and of the longest key.
+    /// Lengths of the shortest and of the longest key, in bytes.
     const KEY_BYTES: (usize, usize);
     /// Steps per thread; a fast index repeats them several times in a round.
     const STEPS: usize;
@@ -35,19 +35,19 @@ pub(crate) trait Keys: Debug + Send + Sync + 'static {
     /// The value of a number.
     fn value(number: u64) -> Self::Value;
 
-    /// A value that an index has found; `None` if it has other than 8 bytes.
+    /// Converts a value that an index has found; `None` if it does not have 8 bytes.
     fn found(value: &InPage<Self>) -> Option<Self::Value>;
 
     /// A key's bytes, in the order of keys.
     fn key_bytes(key: &Key<Self>) -> impl AsRef<[u8]>;
 
-    /// Bytes of pages for each record, generously.
+    /// A generous estimate of the bytes of pages per record.
     fn most_bytes(&self) -> u64;
 }
 
 /// The type of keys, borrowed.
 pub(crate) type Key<K> = <<K as Keys>::Layout as Layout>::Key;
-/// A value as the layout has it.
+/// A value in the layout's form.
 pub(crate) type InPage<K> = <<K as Keys>::Layout as Layout>::Value;
 /// The type of keys, owned.
 pub(crate) type Owned<K> = OwnedKey<<K as Keys>::Layout>;
@@ -82,7 +82,7 @@ impl Keys for KeySpace {
         key.to_be_bytes()
     }
 
-    /// Records take 1.6 times their bytes at 70% fill, and this is more.
+    /// At a fill of 70%, records take 1.6 times their size; this is more.
     fn most_bytes(&self) -> u64 {
         32
     }
@@ -94,7 +94,7 @@ impl Keys for ByteKeys {
 
     const LOOKUP: [u8; 8] = [0; 8];
     const KEY_BYTES: (usize, usize) = (0, 128);
-    /// Fewer, because each step has a key beside it.
+    /// Fewer, because each step also contains a key.
     const STEPS: usize = 1 << 20;
 
     fn space(&self) -> &KeySpace {
@@ -119,7 +119,7 @@ impl Keys for ByteKeys {
         key
     }
 
-    /// Twice the bytes of a record and its slot, without what neighbours share.
+    /// Twice the size of a record and its slot, ignoring shared prefixes.
     fn most_bytes(&self) -> u64 {
         let (key, value) = self.record_bytes();
         2 * (key + value) as u64 + 32

@@ -6,29 +6,29 @@
 //! ```
 //!
 //! `local` is the tree of Farleaf's memory servers, called directly. Compared with other indexes,
-//! it shows how good the pages and latches are. Compared with `local`, the other designs show what
-//! their protocols cost when the network is free. (`farleaf bench --fabric sim` shows what they
-//! cost when it is not.) Each round runs every contender once, in rotating order, so that other
-//! load on the machine affects all of them. Figures are medians over the rounds; trust their ratios
-//! only.
+//! it shows the quality of the pages and latches. Compared with `local`, the other designs show the
+//! cost of their protocols on a free network. (`farleaf bench --fabric sim` shows their cost on a
+//! realistic one.) Each round runs every contender once, in rotating order, so that other load on
+//! the machine affects all of them. Figures are medians over the rounds; only their ratios are
+//! reliable.
 //!
 //! Contenders:
 //!
-//! - `local`, `coarse`, `fine`, `hybrid`: Farleaf's designs, see `designs.rs`, where a new one is
-//!   one line.
+//! - `local`, `coarse`, `fine`, `hybrid`: Farleaf's designs. To add one, add a line to
+//!   `designs.rs`.
 //! - [`bf-tree`](https://docs.rs/bf-tree): Bf-Tree in memory, cache-only, with a buffer that holds
 //!   all records.
 //! - [`congee`](https://docs.rs/congee): an adaptive radix tree with optimistic lock coupling.
 //! - [`crossbeam-skiplist`](https://docs.rs/crossbeam-skiplist): a lock-free skip list.
 //! - `RwLock<BTreeMap>`: the standard library's map behind one lock.
-//! - [`redb`](https://docs.rs/redb): a store of byte strings, with transactions, in memory.
+//! - [`redb`](https://docs.rs/redb): a transactional store of byte strings, in memory.
 //!
-//! With `--key-form`, keys are byte strings: `local`, `dex`, Bf-Tree, redb, the skip list and the
-//! locked map. congee takes keys of 8 bytes only.
+//! With `--key-form`, keys are byte strings, and the contenders are `local`, `dex`, Bf-Tree, redb,
+//! the skip list and the locked map. congee only supports keys of 8 bytes.
 //!
 //! All of them build on the stable toolchain that the workspace pins. This crate is a member of the
-//! workspace, so that the lints see it, but not a default member, so that ordinary builds skip the
-//! other indexes.
+//! workspace, so that the lints cover it, but not a default member, so that ordinary builds skip
+//! the other indexes.
 
 #![forbid(unsafe_code)]
 
@@ -58,8 +58,8 @@ struct Arguments {
     #[arg(long, value_name = "N", default_value = "2M", value_parser = count)]
     keys: u64,
     /// Take byte strings as keys: `ycsb` (user and 19 digits), `dlsm` (20 digits), `urls`
-    /// (generated), or the lines of `file:PATH`, with numbers behind them if they are fewer than
-    /// the keys. Values have 8 bytes
+    /// (generated), or the lines of `file:PATH`, with numbers appended if there are more keys than
+    /// lines. Values have 8 bytes
     #[arg(long, value_name = "FORM")]
     key_form: Option<KeyForm>,
     /// Run each contender for this many seconds in each round
@@ -133,7 +133,7 @@ fn lookups_and_updates(name: &str) -> Result<Mix, String> {
     }
 }
 
-/// The results.
+/// The measured results and the settings that produced them.
 #[derive(Debug, Serialize)]
 struct Comparison {
     keys: u64,
@@ -152,7 +152,7 @@ struct Comparison {
 struct Row {
     contender: &'static str,
     threads: u16,
-    /// Operations in one call.
+    /// Number of operations in one call.
     batch: u16,
     median_m_ops_per_s: f64,
     min_m_ops_per_s: f64,
@@ -164,8 +164,8 @@ struct Row {
 /// The baseline's name.
 const LOCAL: &str = "local";
 
-/// A warm-up of one part in this many of a contender's time precedes its measurement, because its
-/// predecessor has filled the processor's caches with its own data.
+/// A contender's measurement is preceded by a warm-up of one part in this many of its time, because
+/// its predecessor has filled the processor's caches with its own data.
 const WARM_UP_PART: u32 = 10;
 
 fn main() -> anyhow::Result<()> {
@@ -259,7 +259,7 @@ fn contenders<K: Keys>(
     Ok(all)
 }
 
-/// A contender, and how many operations it gets in one call.
+/// A contender, and the number of operations that it gets in one call.
 type Entry<'a, K> = (&'a dyn Contender<K>, u16);
 
 /// The entries of a round: each contender with single operations and, where supported, with groups.

@@ -1,8 +1,8 @@
-//! The other ordered indexes, as their users would apply them to numbers or byte strings as keys,
-//! and to values of 8 bytes.
+//! The other ordered indexes, used as their users would use them, with numbers or byte strings as
+//! keys and values of 8 bytes.
 //!
-//! None has a bulk load, so all are loaded in a scattered order. That leaves trees about as full as
-//! Farleaf's are after a load at 70%.
+//! None has a bulk load, so all are loaded in a scattered order. This makes trees about as full as
+//! Farleaf's after a load at 70%.
 //!
 //! *Thread safety*: all threads of a round use a map through `&self`, without further locking.
 
@@ -142,14 +142,15 @@ impl<K: Keys, M: Map<K>> Session<K> for Shared<'_, M> {
     }
 }
 
-/// Bf-Tree as a cache that holds everything, without base pages behind it: the faster of its two
-/// modes in memory. (If it evicted a record after all, contender.N1 would catch that.) Its
-/// insertion replaces an existing value and serves as update.
+/// Bf-Tree as a cache that holds everything, without base pages behind it, which is the faster of
+/// its two in-memory modes. (If it evicted a record after all, contender.N1 would detect that.) Its
+/// insertion replaces an existing value, so it also serves as update.
 struct Bf(BfTree);
 
 impl Bf {
-    /// The buffer of records has this many times the bytes of Farleaf's pages, several times what
-    /// half-full pages take, so that nothing is evicted. The system provides memory as it is used.
+    /// The size of the record buffer, as a multiple of the size of Farleaf's pages. It is several
+    /// times what half-full pages take, so that nothing is evicted. The system provides memory when
+    /// it is used.
     const BUFFER_TIMES: u64 = 4;
 }
 
@@ -165,7 +166,7 @@ impl<K: Keys<Value: BytesOfValue>> Map<K> for Bf {
             .cache_only(true)
             .cb_size_byte(buffer_bytes.max(1 << 25).next_power_of_two())
             .cb_min_record_size(K::KEY_BYTES.0 + size_of::<K::Value>())
-            // 16 is its own default.
+            // 16 is Bf-Tree's default.
             .cb_max_key_len(K::KEY_BYTES.1.max(16));
         let tree = BfTree::with_config(config, None);
         Ok(Self(tree.map_err(|error| anyhow::anyhow!("bf-tree: {error:?}"))?))
@@ -246,8 +247,8 @@ impl Map<KeySpace> for Art {
     }
 }
 
-/// crossbeam's skip list. Updates change values in place, as an insertion would replace the whole
-/// node.
+/// crossbeam's skip list. Updates change values in place, because an insertion would replace the
+/// whole node.
 struct Skip<Q>(SkipMap<Q, AtomicU64>);
 
 impl<Q, K> Map<K> for Skip<Q>
@@ -314,8 +315,8 @@ where
     }
 }
 
-/// redb in memory. Each lookup is a read transaction of its own, and each update a write
-/// transaction that waits for nothing: then both are linearizable, as everywhere else here.
+/// redb in memory. Each lookup is a separate read transaction, and each update a separate write
+/// transaction without durability. Both are then linearizable, as in the other contenders.
 struct Redb(Database);
 
 const TABLE: TableDefinition<'_, &[u8], &[u8]> = TableDefinition::new("records");
@@ -347,7 +348,7 @@ impl Map<ByteKeys> for Redb {
         Ok(self.write(key, value).map(drop)?)
     }
 
-    /// In one transaction: a load by single ones takes minutes.
+    /// Loads in a single transaction, because a load with one per record takes minutes.
     fn fill(&self, records: impl Iterator<Item = (Vec<u8>, [u8; 8])>) -> anyhow::Result<()> {
         let transaction = self.0.begin_write()?;
         {
@@ -360,7 +361,7 @@ impl Map<ByteKeys> for Redb {
     }
 
     fn get(&self, key: &[u8]) -> Option<[u8; 8]> {
-        // A lookup that fails does not find its key, which ends the comparison.
+        // A failed lookup counts as not finding its key, which ends the comparison.
         self.read(key).ok().flatten()
     }
 

@@ -11,7 +11,7 @@ use farleaf_core::table::{
 use std::hint::black_box;
 
 const VALUE: [u8; 400] = [7; 400];
-/// Words of a piece that a merge is fed: 256 KiB.
+/// Words per input piece of a merge: 256 KiB.
 const PIECE: usize = 32 * 1024;
 
 fn key(number: u64) -> KeyBuf {
@@ -54,7 +54,7 @@ fn merge(tables: &[Table], kind: IndexKind) -> (u64, u64) {
     let mut fed = vec![0; tables.len()];
     let (mut builder, mut out) = (Builder::new(1000, 0, kind), Vec::with_capacity(PIECE * 2));
     loop {
-        // What is written is sent on: here it is dropped.
+        // A server would send the output to the pool; here it is discarded.
         match merge.step(PIECE as u64, &mut builder, &mut out).unwrap() {
             Progress::Spent => {
                 black_box(&out);
@@ -121,7 +121,7 @@ fn main() {
         keys
     };
     let all: Vec<Vec<KeyBuf>> = (0..tables).map(sorted).collect();
-    // Lookups in an order of their own; the absent ones are keys of the next table.
+    // Look keys up in random order. The keys of the next table are the absent ones.
     let order = |keys: &[KeyBuf]| -> Vec<KeyBuf> {
         (0..records).map(|n| keys[(n * 7919 % records) as usize].clone()).collect()
     };

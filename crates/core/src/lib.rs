@@ -4,7 +4,8 @@
 //! [`page`] knows only the bytes of nodes, [`table`] those of an LSM index's tables, and [`wire`]
 //! the messages between machines. [`client`] is the index for programs other than compute servers.
 //! `together` runs futures of one task concurrently, for scans and multi-gets. [`rules`] lists the
-//! protocol rules that the simulator can break. `ARCHITECTURE.md` follows one key all the way.
+//! protocol rules that the simulator can break. `ARCHITECTURE.md` traces the path of one key in
+//! detail.
 
 #![deny(missing_docs)]
 #![forbid(unsafe_code)]

@@ -1,8 +1,8 @@
 //! The protocol rules that a simulated cluster can be told to break, one at a time. Breaking a rule
-//! plants a bug; a checker that detects none of them does not work.
+//! plants a bug; a checker that detects none of these bugs does not work.
 //!
-//! Code asks its fabric, or its processor, whether a rule is broken. Everywhere but in the
-//! simulator the answer is a constant `false` and costs nothing.
+//! Code asks its fabric or its processor whether a rule is broken. Outside the simulator, the
+//! answer is a constant `false` and costs nothing.
 //!
 //! *Thread safety*: constants.
 
@@ -85,7 +85,7 @@ rules! {
     FREED_ARE_DEAD: "frees_the_living", "fine.G3", "A node is marked dead before it is freed.";
     RECORDS_GO_FIRST: "keeps_records_of_leaves", "hybrid.G2", "The server's record of a leaf is removed before the leaf is merged away.";
     WHOLE_CHILD_ONLY: "collapses_split_child", "tree.G2", "A root takes the content of its only child only if that child has no sibling.";
-    // A memory server's tree, and walks.
+    // A memory server's tree, and offloaded operations.
     VALIDATION: "skips_validation", "L3", "A read of a page is valid only if the page's version has not changed.";
     HAND_OVER_VALIDATED: "trusts_old_parents", "T1", "A parent is validated after its child's version was read.";
     RETIRED_NODES_REST: "frees_at_once", "E2", "A node of a memory server's tree is reused only two epochs after it was retired.";
@@ -134,7 +134,7 @@ rules! {
     SLOTS_PINNED: "frees_pinned_slots", "D9", "The log entry of a half-written node is kept until the node is whole.";
     FLUSH_WRITES: "flushes_nothing", "flush", "Changes acknowledged before a flush survive a crash.";
     TICKETS_CLOSED: "asks_again_blindly", "offload.O1", "An offloaded change of unknown outcome is retried only after its ticket was closed.";
-    // Keys that move, and lives.
+    // Moving keys, and lives.
     BOUNDARY_LOOKED_AT: "trusts_the_plan", "H1", "Before it gives keys up, a compute server checks again that a leaf begins at the boundary.";
     GIVEN_UP_CLEAN: "gives_up_dirty_nodes", "H2", "A node is clean before another compute server owns its keys.";
     OLD_COPIES_DROPPED: "keeps_old_copies", "H2", "A copy of a shared node is dropped before the node counts as exclusive.";

@@ -1,11 +1,11 @@
-//! The layers: which module may use which, and habits that hold in every file. The tests read the
-//! sources, so that a dependency against the arrows fails here.
+//! The layers: which module may use which, and conventions that every file must follow. The tests
+//! read the sources, so that a dependency against the arrows fails here.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The library's modules, each with those it may use. `ARCHITECTURE.md` draws the same.
+/// The library's modules, each with those it may use. `ARCHITECTURE.md` draws the same table.
 const MODULES: [(&str, &[&str]); 11] = [
     ("rules", &[]),
     ("page", &[]),
@@ -20,20 +20,21 @@ const MODULES: [(&str, &[&str]); 11] = [
     ("client", &["partition", "index", "page", "wire", "together", "rules"]),
 ];
 
-/// What suites and files of tests may use in addition, because they start whole clusters.
+/// What suites and test files may use in addition, because they start whole clusters.
 const SUITES: [(&str, &[&str]); 2] =
     [("index/conformance.rs", &["server"]), ("remote/identity_tests.rs", &["server"])];
 
 /// The crates, each with the project's crates that it may depend on.
 const CRATES: [(&str, &[&str]); 9] = [
     ("fabric", &[]),
-    // The library only for its tests, which run every design over a device.
+    // Uses the library only in its tests, which run every design over a device.
     ("fabric-verbs", &["farleaf-core", "farleaf-fabric"]),
     ("core", &["farleaf-fabric"]),
     ("bench", &["farleaf-core", "farleaf-fabric"]),
     ("sim", &["farleaf-core", "farleaf-bench", "farleaf-fabric"]),
     ("cluster", &["farleaf-core", "farleaf-fabric", "farleaf-fabric-verbs"]),
-    // The benchmarks and the simulator only for examples; the CLI uses the door only in its tests.
+    // Uses the benchmarks and the simulator only in examples; the CLI uses this crate only in its
+    // tests.
     (
         "farleaf",
         &["farleaf-core", "farleaf-cluster", "farleaf-fabric", "farleaf-bench", "farleaf-sim"],
@@ -144,7 +145,7 @@ fn modules_use_only_what_they_may() {
     assert!(wrong.is_empty(), "against the arrows: {wrong:#?}");
 }
 
-/// The folder of `index` that is not a design but code that several designs share.
+/// The folder of `index` that is not a design, but code shared by several designs.
 const SHARED_BY_DESIGNS: &str = "one_sided";
 
 #[test]
@@ -166,7 +167,7 @@ fn designs_do_not_know_each_other() {
     }
 }
 
-/// Partitioning knows designs by the trait `Partitioned` only, and so do clients.
+/// Partitioning and clients refer to designs only through the trait `Partitioned`.
 #[test]
 fn partitioning_knows_no_design() {
     let designs = fs::read_dir(root().join("crates/core/src/index")).unwrap();
@@ -238,8 +239,8 @@ fn guards(text: &str) -> impl Iterator<Item = String> {
     code(text).filter(|line| line.trim_start().starts_with("impl")).filter_map(name)
 }
 
-/// The guards built in an argument of `then_some`, which evaluates its argument in any case: a
-/// guard that is not wanted is dropped, and releases what another guard holds.
+/// The guards built in an argument of `then_some`, which always evaluates its argument: an unneeded
+/// guard is dropped, and releases what another guard holds.
 fn guards_made_in_vain(text: &str, guards: &BTreeSet<String>) -> Vec<String> {
     let code: String = code(text).collect::<Vec<_>>().join("\n");
     let made = |at: usize| -> Option<String> {
@@ -279,8 +280,8 @@ fn comments_fit_100_columns() {
     }
 }
 
-/// The ids of the invariants that the head of a file declares: `C1. Word 0 of a frame is …`, at the
-/// beginning of a list item or of a sentence.
+/// The ids of the invariants that the head of a file declares, such as `C1. Word 0 of a frame is
+/// …`, at the beginning of a list item or a sentence.
 fn declared_invariants(text: &str) -> BTreeSet<String> {
     let head = text.lines().map_while(|line| line.strip_prefix("//!"));
     let words: Vec<&str> = head.flat_map(|line| line.split_whitespace().chain(["\n"])).collect();
@@ -326,7 +327,7 @@ fn invariants_have_names_of_their_own() {
 }
 
 /// Files of one folder that use each other in a circle, by crate and folder. The head of the
-/// folder's `mod.rs` or `lib.rs` explains each.
+/// folder's `mod.rs` or `lib.rs` explains each circle.
 const CIRCLES: &[(&str, &[&str])] = &[
     ("core/page/", &["layout", "view"]),
     ("core/remote/", &["commit", "identity", "lock", "pages"]),
@@ -353,7 +354,7 @@ fn paths(code: &str) -> Vec<String> {
     found
 }
 
-/// Adds the paths of the tree at the beginning of `tree` to `found`. Returns what follows it.
+/// Adds the paths of the tree at the beginning of `tree` to `found`. Returns the text after it.
 fn expand<'a>(prefix: &str, tree: &'a str, found: &mut Vec<String>) -> &'a str {
     let end = tree.find(|c: char| !c.is_alphanumeric() && !"_:".contains(c)).unwrap_or(tree.len());
     let (path, mut rest) = tree.split_at(end);
@@ -363,11 +364,11 @@ fn expand<'a>(prefix: &str, tree: &'a str, found: &mut Vec<String>) -> &'a str {
         return rest;
     }
     while !rest.is_empty() {
-        // Behind `{` or `,`.
+        // After `{` or `,`.
         rest = rest[1..].trim_start();
         if !rest.starts_with('}') {
             rest = expand(&path, rest, found);
-            // Behind `as name` too.
+            // Also skip `as name`.
             rest = &rest[rest.find([',', '}']).unwrap_or(rest.len())..];
         }
         if let Some(behind) = rest.strip_prefix('}') {
@@ -461,7 +462,7 @@ impl Modules {
     }
 }
 
-/// The sets of modules each of which uses all others of its set, directly or not.
+/// The maximal sets of modules that use each other, directly or indirectly.
 fn circles(uses: &BTreeMap<String, BTreeSet<String>>) -> BTreeSet<BTreeSet<&str>> {
     let reached = |from: &str| {
         let (mut reached, mut open) = (BTreeSet::new(), vec![from.to_owned()]);

@@ -1,5 +1,5 @@
 //! The slotted layout against `BTreeMap`, its invariants (bytes.Y1 …), its reading functions over
-//! arbitrary words, and how many bytes a record takes.
+//! arbitrary words, and the bytes that a record takes.
 
 use farleaf_core::page::{
     Bytes, Entry, FencePosition, Layout, LeafInsert, LeafReplace, Page, Probe, ScanWindow,
@@ -58,7 +58,7 @@ fn children<const W: usize>(page: View<'_, W>) -> Vec<(Vec<u8>, GlobalAddr)> {
     (0..page.count()).map(child).collect()
 }
 
-/// bytes.Y1 to bytes.Y3, read from the words by other code than the layout's.
+/// Checks bytes.Y1 to bytes.Y3 on the words, with code independent of the layout's.
 fn check<const W: usize>(page: View<'_, W>) {
     let word = |index: usize| page.words()[index].load(Ordering::Relaxed);
     let field = |index: usize, shift: u32| (word(index) >> shift) as u16 as usize;
@@ -115,8 +115,8 @@ enum Change {
     Compact,
 }
 
-/// Keys that share much, share nothing, differ in the last byte only, continue each other, and are
-/// as long as keys can be.
+/// Keys that share much, share nothing, differ only in the last byte, are prefixes of each other,
+/// or have maximum length.
 fn keys(most: usize) -> impl Strategy<Value = Vec<u8>> {
     let shared =
         (0_usize..3, prop::collection::vec(0_u8..3, 0..6)).prop_map(move |(kind, tail)| {
@@ -151,7 +151,8 @@ fn changes<const W: usize>() -> impl Strategy<Value = Vec<Change>> {
     prop::collection::vec(change, 0..300)
 }
 
-/// Splits a leaf for a record that it refused, checks the halves, and returns that of the record.
+/// Splits a leaf for a record that it refused, checks the halves, and returns the half of the
+/// record.
 fn split<const W: usize>(
     full: &OwnedPage,
     model: &Records,
@@ -179,7 +180,7 @@ fn split<const W: usize>(
     assert_eq!((left.sibling(), right.address()), (at(2), at(2)));
     let mut expected = model.clone();
     expected.insert(record.0.to_vec(), record.1.to_vec());
-    // Y7, by its definition.
+    // Y7, computed from its definition.
     let below = expected.range::<[u8], _>((Bound::Unbounded, Bound::Excluded(&separator[..])));
     let above = expected.range::<[u8], _>((Bound::Included(&separator[..]), Bound::Unbounded));
     let (last, first) = (below.clone().next_back().unwrap().0, above.clone().next().unwrap().0);
@@ -200,15 +201,15 @@ fn clone(page: &OwnedPage) -> Vec<AtomicU64> {
     page.words().into_iter().map(AtomicU64::new).collect()
 }
 
-/// A change has touched nothing else than it says; and if only the new words of the heap have
-/// reached the pool, the page there is still the old one (bytes.Y9).
+/// Checks that a change has touched only the words that it reports. If only the new words of the
+/// heap have reached the pool, the page there must still have its old content (bytes.Y9).
 fn check_words<const W: usize>(before: &[u64], after: &[u64], words: Words) {
     let differs = |index: &usize| before[*index] != after[*index];
     assert!((0..W).filter(differs).all(|index| words.contains(index)));
     assert!(!words.is_empty());
     let (heap, _) = words.writes();
     let top = (before[3] >> 48) as usize;
-    // A record without other room takes the place of the old one.
+    // If there is no other room, a record replaces the old one in place.
     if let Some(heap) = heap.filter(|heap| heap.start < top) {
         let page = |words: &[u64]| OwnedPage(words.iter().copied().map(AtomicU64::new).collect());
         let (old, between) = (page(before), page(before));
@@ -294,7 +295,7 @@ fn leaf_is_a_map<const W: usize>(changes: Vec<Change>) {
     }
 }
 
-/// An inner page of random children, and the leaves' separators in it.
+/// An inner page with random children, and with the leaves' separators.
 fn inner_is_a_map<const W: usize>(keys: &[Vec<u8>], probes: &[Vec<u8>]) {
     let owned = OwnedPage::new::<W>();
     let page = owned.page::<W>();
@@ -326,7 +327,7 @@ fn inner_is_a_map<const W: usize>(keys: &[Vec<u8>], probes: &[Vec<u8>]) {
         assert_eq!(Bytes::<W>::inner_slot(page, Probe::Last), model.len() - 1);
     };
     compare(&model);
-    // Move boundaries, within the gaps that they have.
+    // Move boundaries within their gaps.
     for probe in probes.iter().filter(|probe| !probe.is_empty()) {
         let slot = Bytes::<W>::inner_slot(page, Probe::At(probe));
         let held = Bytes::<W>::inner_key(page, slot);
@@ -349,7 +350,7 @@ fn inner_is_a_map<const W: usize>(keys: &[Vec<u8>], probes: &[Vec<u8>]) {
     if model.len() < 4 {
         return;
     }
-    // Split it, even the halves out after removals, and merge them again.
+    // Split it, rebalance the halves after removals, and merge them again.
     let plan = Bytes::<W>::split_plan(page, None);
     let other = OwnedPage::new::<W>();
     let right = other.page::<W>();
@@ -394,7 +395,7 @@ fn trimmed<const W: usize>(changes: Vec<Change>, low: &[u8], high: &[u8]) {
     }
     let mut expected = all(page, false);
     expected.retain(|(key, _)| key.as_slice() >= low && key.as_slice() < high);
-    // Entries and fences that came from a split have room together. These fences are arbitrary.
+    // Entries and fences that come from a split fit together, but these fences are arbitrary.
     let fits = || {
         let owned = OwnedPage::leaf::<W>(low, Some(high));
         let insert = |(key, value): &(Vec<u8>, Vec<u8>)| {
@@ -413,7 +414,7 @@ fn trimmed<const W: usize>(changes: Vec<Change>, low: &[u8], high: &[u8]) {
     }
 }
 
-/// Calls everything that may run on a page that changes meanwhile.
+/// Calls everything that may run on a page that changes concurrently.
 fn read_everything<const W: usize>(page: View<'_, W>, key: &[u8], other: &[u8]) {
     let most = W * 8 * 3;
     assert!(page.count() <= Bytes::<W>::capacity() && page.deleted_count() <= page.count());
@@ -506,7 +507,7 @@ proptest! {
     ) {
         let owned = OwnedPage(words.into_iter().map(AtomicU64::new).collect());
         if plausible {
-            // Lengths and offsets near the right ones reach further into the code.
+            // Nearly valid lengths and offsets exercise more of the code.
             for (word, fields) in [2_usize, 3, 4].into_iter().zip(header.chunks(4)) {
                 let bits = fields.iter().fold(0, |bits, field| bits << 16 | field);
                 owned.0[word].store(bits, Ordering::Relaxed);
@@ -567,8 +568,8 @@ fn a_value_of_eight_bytes_is_replaced_by_one_store() {
     assert!(words.is_one_word());
 }
 
-/// Before a node is sealed, what its former entries have left is cleared: a frame has an address of
-/// its own there, the pool that of a page, and a log entry has only what two images do not share.
+/// Sealing a node clears what former entries have left. These words differ between the frame, the
+/// pool and other copies, and a log entry only has words that differ between two images.
 #[test]
 fn what_no_slot_names_is_cleared() {
     let built = |removed: u64| {
@@ -591,10 +592,10 @@ fn what_no_slot_names_is_cleared() {
     check(cleared.page::<128>());
 }
 
-/// Regression test: a simulated death tore the WRITE of a new slot. The pool kept the word that was
-/// there before, a slot of the same key from an earlier layout: the stamp fitted, and the record
-/// that this slot named was another's by then. Or it kept the old top of the heap, and the next
-/// record was put over the new one.
+/// Regression test: a simulated death tore the WRITE of a new slot. The pool kept the slot's old
+/// word, a slot of the same key from an earlier layout. The stamp matched, but the record of this
+/// slot belonged to another key by then. Or the pool kept the old top of the heap, and the next
+/// record overwrote the new one.
 #[test]
 fn each_word_of_a_torn_insertion_shows_in_the_stamp() {
     let key = |number: u8| [b'k', number];
@@ -604,7 +605,7 @@ fn each_word_of_a_torn_insertion_shows_in_the_stamp() {
         let value = [number; 12];
         assert!(Bytes::<64>::leaf_insert(page, &key(number), &value).is_inserted());
     }
-    // The last slot moves down, and where it was is between the slots and the heap.
+    // The last slot moves down, and its old position is now between the slots and the heap.
     assert!(Bytes::<64>::leaf_delete(page, &key(3)));
     assert_eq!(Bytes::<64>::leaf_compact(page), 1);
     page.set_stamp();
@@ -617,21 +618,22 @@ fn each_word_of_a_torn_insertion_shows_in_the_stamp() {
     for torn in differing {
         let word = &page.words()[torn];
         word.store(before[torn], Ordering::Relaxed);
-        // The WRITE of the heap comes first, and is whole by then.
+        // The WRITE of the heap comes first, and is complete at this point.
         assert!(!page.stamp_fits() || torn > slot, "word {torn} of {slot}");
         word.store(after[torn], Ordering::Relaxed);
     }
     assert!(page.stamp_fits());
 }
 
-/// Bytes a record takes in pages of `W` words, all levels, if each page is filled to `fill`.
+/// Bytes per record in pages of `W` words, over all levels, if each page is filled to `fill`.
 fn bytes_per_record<const W: usize>(records: &[(Vec<u8>, Vec<u8>)], fill: f64) -> f64 {
     let most = (Bytes::<W>::full() as f64 * fill) as usize;
     let shortest = |below: &[u8], above: &[u8]| {
         let shared = below.iter().zip(above).take_while(|(a, b)| a == b).count();
         above[..(shared + 1).min(above.len())].to_vec()
     };
-    // A page of the entries from `begin` on, as far as they fit with the fences that they need.
+    // Fills a page with entries, starting at `begin`, as far as they fit together with their
+    // fences.
     let fits = |level: u8, entries: &[(Vec<u8>, Vec<u8>)], low: &[u8], high: Option<&[u8]>| {
         let owned = OwnedPage::new::<W>();
         let page = owned.page::<W>();
@@ -669,7 +671,7 @@ fn bytes_per_record<const W: usize>(records: &[(Vec<u8>, Vec<u8>)], fill: f64) -
     }
 }
 
-/// The table of the design, where its data can be made without downloads. Larger by 5% fails.
+/// The expected sizes, for the data that can be generated offline. More than 5% above them fails.
 #[test]
 fn records_take_the_bytes_they_should() {
     let mut random = 7_u64;
@@ -702,8 +704,8 @@ fn records_take_the_bytes_they_should() {
     }
 }
 
-/// Strings like URLs: the pages of the toolchain's documentation. Where it is not installed, this
-/// says so.
+/// Strings like URLs: the pages of the toolchain's documentation. If it is not installed, the test
+/// prints so.
 #[test]
 fn paths_take_the_bytes_they_should() {
     let sysroot = std::process::Command::new("rustc").args(["--print", "sysroot"]).output();

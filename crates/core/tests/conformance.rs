@@ -17,7 +17,7 @@ use farleaf_fabric::sim::{Faults, SimConfig};
 use farleaf_fabric::tcp::{TcpConfig, TcpServerConfig};
 use farleaf_fabric::{Backing, Either};
 
-/// Any of the providers.
+/// A type that can be any of the providers.
 type AnyProvider = Either<Either<LocalConfig, SimConfig>, Either<ShmConfig, TcpConfig>>;
 
 fn local(config: LocalConfig) -> AnyProvider {
@@ -117,7 +117,7 @@ fn hash() -> CoarseOptions<u64> {
     CoarseOptions { partitioning: Partitioning::Hash }
 }
 
-/// Memory servers with regions that other processes can map; one provider needs that.
+/// Memory servers with regions that other processes can map, which one provider needs.
 fn lent() -> MemoryServerConfig {
     MemoryServerConfig { backing: Backing::Shared { huge_pages: false }, ..Default::default() }
 }
@@ -157,7 +157,7 @@ fn hybrid(provider: &AnyProvider) {
 fn dex(provider: &AnyProvider) {
     let server = MemoryServerConfig { pool_bytes: 16 << 20, ..lent() };
     let thirds = vec![u64::MAX / 3, u64::MAX / 3 * 2];
-    // The fewest frames that a cache can have: nearly every node has to be fetched.
+    // The smallest possible cache: nearly every node has to be fetched.
     let few = CacheOptions { bytes: 0, ..CacheOptions::default() };
     let tiny = DexOptions {
         chunk_nodes_log2: 4,

@@ -82,7 +82,7 @@ fn tiny_leaf(records: &[(u64, u64)]) -> Arc<[AtomicU64; 16]> {
     shared
 }
 
-/// A reader of a leaf that an insertion shifts never validates a wrong result.
+/// A reader of a leaf never validates a wrong result while an insertion shifts the leaf.
 #[test]
 fn a_lookup_beside_an_insertion() {
     let mut model = loom::model::Builder::new();
@@ -208,8 +208,8 @@ fn a_cooling_frame_has_one_taker() {
     });
 }
 
-/// inv. C5, C6: of two threads that want the same node, one has the mark at a time. It publishes
-/// the node or drops the mark, and no entry is left over.
+/// inv. C5, C6: if two threads want the same node, only one has the mark at a time. It publishes
+/// the node or drops the mark, and no extra entry is left.
 #[test]
 fn one_mark_at_a_time() {
     let mut model = loom::model::Builder::new();
@@ -248,8 +248,8 @@ fn one_mark_at_a_time() {
 }
 
 /// inv. C6: a node is merged away, freed and reused, while another thread with the old parent tries
-/// to fetch it. That thread must never get the mark. Found by reading: a mark that was made first,
-/// and dropped when the parent turned out to have changed, met the new life of the node, and
+/// to fetch it. That thread must never get the mark. Found by reading the code: a mark that was set
+/// first, and dropped when the parent turned out to have changed, affected the reused node, and
 /// removed its entry or left two.
 #[test]
 fn a_freed_node_is_marked_by_nobody() {
@@ -278,10 +278,10 @@ fn a_freed_node_is_marked_by_nobody() {
     });
 }
 
-/// inv. C3, C14: a write-back ends while another thread makes the node hot. A thread that finds no
+/// inv. C3, C14: a write-back ends while another thread makes the node hot. A thread that sees no
 /// WRITE in flight any more finds the frame's words in the pool, and the end of the write-back is
-/// not undone. Found by reading: with state and flag in one word that both threads load and store,
-/// one of the two updates is lost.
+/// not undone. Found by reading the code: if state and flag share one word that both threads load
+/// and store, one of the two updates is lost.
 #[test]
 fn the_end_of_a_write_back_is_not_lost() {
     loom::model(|| {
@@ -317,8 +317,8 @@ fn everything() -> OwnedRange<u64> {
     OwnedRange { low: 0, high: None }
 }
 
-/// A root with a hot left leaf, which has key 10. The right leaf, from key 50 on, is only in the
-/// pool.
+/// A root with a hot left leaf, which has key 10. The right leaf, which starts at key 50, is only
+/// in the pool.
 fn two_leaves() -> (Arc<Cache<Tiny>>, FrameId, FrameId) {
     let cache = Arc::new(
         Cache::<Tiny>::new(&CacheOptions { bytes: 0, ..Default::default() }, everything()).unwrap(),

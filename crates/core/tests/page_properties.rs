@@ -34,7 +34,7 @@ enum Change {
     Compact,
 }
 
-/// Few keys, so that operations collide, with the extreme keys among them.
+/// Few keys, so that operations collide; the extreme keys are among them.
 fn key() -> impl Strategy<Value = u64> {
     prop_oneof![8 => (0..100u64).prop_map(|k| k * 1_000), 1 => Just(u64::MAX), 1 => Just(u64::MAX - 1)]
 }
@@ -212,7 +212,7 @@ fn trimmed_leaf<const W: usize>(changes: &[Change], low: u64, high: Option<u64>)
     assert_eq!(page.count(), expected.len(), "what was deleted stays deleted");
 }
 
-/// After `trim`, an inner page leads each key between the bounds to the same child as before.
+/// After `trim`, an inner page still maps each key between the bounds to the same child.
 fn trimmed_inner<const W: usize>(
     keys: &std::collections::BTreeSet<u64>,
     low: u64,
@@ -244,8 +244,8 @@ fn trimmed_inner<const W: usize>(
     assert!(inside.is_sorted_by(|one, other| low < *one && one < other));
 }
 
-/// A leaf with a WRITE that stopped half-way: each word is old or new. If its stamp matches, only
-/// values can be mixed.
+/// A leaf whose WRITE stopped half-way: each word is old or new. If its stamp matches, only values
+/// can be mixed.
 fn torn_leaf<const W: usize>(changes: &[Change], later: &[Change], landed: &[bool]) {
     let (owned, mut model) = grown::<W>(changes);
     let page = owned.page::<W>();
@@ -360,7 +360,7 @@ proptest! {
         prop_assert!(owned.0[unused].iter().all(|word| word.load(Ordering::Relaxed) == 0));
     }
 
-    /// Readers meet pages that change under them: no words at all may harm them.
+    /// Readers see pages that change under them, so no words may harm them.
     #[test]
     fn any_words_can_be_read(words in prop::collection::vec(any::<u64>(), 128), key: u64) {
         let owned = OwnedPage::new::<128>();

@@ -1,14 +1,14 @@
-//! Whole operations of several threads on one DEX cache of few frames. `shuttle` runs them with all
-//! accesses to shared memory in random orders:
+//! Whole operations of several threads on one DEX cache with few frames. `shuttle` runs them with
+//! all accesses to shared memory in random orders:
 //! `RUSTFLAGS="--cfg shuttle" cargo test -p farleaf-core --release --test shuttle`
 //!
-//! Each client has its own keys, so it always knows their values. Of other clients' keys it knows
-//! that their values only grow. When all clients have ended, the test checks the frames and the
-//! contents: through the cache and, after a flush, in the pool.
+//! Each client has its own keys, so it always knows their values. The values of other clients' keys
+//! must only grow. When all clients have ended, the test checks the frames and the contents:
+//! through the cache and, after a flush, in the pool.
 //!
 //! Orders come from a fixed seed. `FARLEAF_SHUTTLE_SEED` and `FARLEAF_SHUTTLE_RUNS` select other
-//! orders, and more. All accesses are sequentially consistent here; `tests/loom.rs` checks weaker
-//! ones.
+//! orders, and more of them. All accesses are sequentially consistent here; `tests/loom.rs` checks
+//! weaker ones.
 #![cfg(shuttle)]
 
 use farleaf_core::cache::{
@@ -37,17 +37,17 @@ use std::rc::Rc;
 
 /// Pages of four entries, so that few keys make a high tree.
 type Tiny = Fixed8<16>;
-/// Pages of eight entries. With fewer, neighbours that do not fit one page have nothing to
-/// rebalance.
+/// Pages of eight entries. With fewer entries, two neighbours that do not fit one page have nothing
+/// to rebalance.
 type Small = Fixed8<24>;
 type Model = BTreeMap<u64, u64>;
 
 trait Pages: Layout<Key = u64, Value = u64> {}
 impl<L: Layout<Key = u64, Value = u64>> Pages for L {}
 
-/// The local provider with delayed WRITEs: a WRITE takes effect once it is awaited and other tasks
-/// had a turn, or before the next operation that its endpoint posts to that server, if that comes
-/// first (F3, F8).
+/// The local provider with delayed WRITEs. A WRITE takes effect once it is awaited and other tasks
+/// have had a turn, or before the next operation that its endpoint posts to that server, whichever
+/// comes first (F3, F8).
 #[derive(Debug)]
 struct Late<F> {
     inner: F,
@@ -78,7 +78,7 @@ impl<F: Fabric> Late<F> {
         Self { inner, posted: Rc::default(), broken }
     }
 
-    /// Lets all WRITEs that were posted to `server` take effect.
+    /// Makes all WRITEs that were posted to `server` take effect.
     fn land(&self, server: ServerId) {
         let next = || {
             let mut posted = self.posted.borrow_mut();
@@ -205,7 +205,7 @@ const NOTHING: Mix = Mix { insert: 0, update: 0, remove: 0, get: 0, peek: 0, flu
 /// The parameters of a run.
 #[derive(Clone, Copy, Debug)]
 struct Scenario {
-    /// Even keys that exist at the beginning.
+    /// Number of records at the beginning; their keys are even.
     records: u64,
     /// The fill of the nodes at the beginning.
     fill: f64,
@@ -234,7 +234,7 @@ impl<L: Pages> World<L> {
             2 => AdmissionName::Cold,
             _ => AdmissionName::Coin(0.3),
         };
-        // The fewest frames that a cache can have.
+        // The smallest possible cache.
         let cache = CacheOptions { bytes: 0, admission, ..CacheOptions::default() };
         let options = DexOptions {
             chunk_nodes_log2: 2,
@@ -337,7 +337,7 @@ struct Client<L: Pages> {
     scenario: Scenario,
     /// The values of its keys.
     model: Model,
-    /// The newest values that it has seen of other clients' keys.
+    /// The newest values of other clients' keys that it has seen.
     seen: Model,
     /// The last value that it has written.
     stamp: u64,
@@ -380,7 +380,7 @@ impl<L: Pages> Client<L> {
                 self.model.entry(key).and_modify(|value| *value = self.stamp);
             }
             Some(2) => {
-                // Mostly the first key, so that leaves become empty beside full ones.
+                // Mostly the first key, so that empty leaves and full ones become neighbours.
                 let first = self.model.first_key_value().filter(|_| self.below(4) > 0);
                 let (key, held) = first.map_or((key, held), |(&key, &value)| (key, Some(value)));
                 assert_eq!(self.index.remove(&key).await, Ok(held.is_some()), "remove {key}");
@@ -446,7 +446,7 @@ fn environment(name: &str, default: u64) -> u64 {
     std::env::var(name).map_or(default, |value| value.parse().expect("a number"))
 }
 
-/// Runs `body` in random orders, and in orders with few changes of priority. Returns the sum of the
+/// Runs `body` in random orders, and in orders with few priority changes. Returns the sum of the
 /// caches' counters.
 fn in_many_orders(body: impl Fn() -> CacheCounters + Send + Sync + 'static) -> CacheCounters {
     const RUNS: u64 = 300;
@@ -520,7 +520,7 @@ fn neighbours_are_evened_out_beside_lookups_and_updates() {
 }
 
 /// Few leaves, all cached. Their entries move while other clients search them (D5: a search of a
-/// leaf that was changed meanwhile is discarded).
+/// leaf that changed meanwhile is discarded).
 #[test]
 fn lookups_beside_shifts() {
     let mix = Mix { insert: 4, remove: 4, get: 8, ..NOTHING };
@@ -543,14 +543,14 @@ const SHARED: Scenario = Scenario {
     ..SPLITS
 };
 
-/// inv. C9: two compute servers split nodes that both have copies of, and hot nodes change parents.
+/// inv. C9: two compute servers split nodes that both have cached, and hot nodes change parents.
 #[test]
 fn shared_nodes_become_old() {
     let done = in_many_orders(|| play::<Tiny>(SHARED));
     assert!(done.shared_splits > 0 && done.refreshes > 0 && done.evictions > 0, "{done:?}");
 }
 
-/// Every exchange that was acknowledged has happened.
+/// Every acknowledged exchange has happened.
 #[test]
 fn one_hot_key() {
     in_many_orders(|| {
@@ -595,7 +595,7 @@ fn canary_frees_frames_early() {
     in_many_orders(|| play::<Tiny>(Scenario { bug: "frees_frames_early", ..UPDATES }));
 }
 
-/// A canary: the checks must notice that descents trust old parents. (A scan loops for ever then.)
+/// A canary: the checks must notice that descents trust old parents. (A scan then loops forever.)
 #[test]
 #[should_panic]
 fn canary_skips_fences() {

@@ -1,6 +1,6 @@
 //! Every index design on a layout that refuses what layouts with entries of different sizes refuse:
-//! new values of present keys, separators, evening out. With `Fixed8` alone, the code that asks
-//! before it restructures (layout.Y8) would never hear a no.
+//! new values of present keys, separators, rebalancing. With `Fixed8` alone, the checks for room
+//! before restructuring (layout.Y8) would never fail.
 
 use farleaf_core::cache::{CacheOptions, OffloadName};
 use farleaf_core::index::coarse::{Coarse, CoarseOptions, Partitioning};
@@ -47,7 +47,7 @@ fn hybrid(provider: &impl Provider) {
 
 fn dex(provider: &impl Provider) {
     let server = || MemoryServerConfig { chunk_bytes: 1 << 16, ..server() };
-    // The fewest frames that a cache can have, then all nodes in frames, then every miss offloaded.
+    // The smallest possible cache; then all nodes in frames; then every miss offloaded.
     let few = CacheOptions { bytes: 0, ..CacheOptions::default() };
     let many = CacheOptions { bytes: 1 << 20, ..CacheOptions::default() };
     let offloading = CacheOptions { offload: OffloadName::Always, ..few };
@@ -111,8 +111,8 @@ fn dex_simulated() {
     simulated().for_each(|provider| dex(&provider));
 }
 
-/// Without this, the tests above could pass because nothing is ever refused. And whatever says no
-/// must say so beforehand, and change nothing.
+/// Without this, the tests above could pass because nothing is ever refused. A refusal must be
+/// predicted by the check beforehand, and change nothing.
 #[test]
 fn it_refuses_often_and_changes_nothing_then() {
     let at = |number| GlobalAddr::new(ServerId::new(0), number * 1024);

@@ -1,5 +1,5 @@
-//! The bytes of every message. A server and a client of different builds can communicate only as
-//! long as these stay.
+//! The bytes of every message. A server and a client of different builds can communicate only if
+//! these do not change.
 
 use farleaf_core::page::{Action, Answer, Fixed8, LeafEdit};
 use farleaf_core::wire::{

@@ -1,9 +1,9 @@
-//! The acceptor of a server: the thread that admits endpoints over TCP, connects their queue pairs,
-//! and destroys these.
+//! The acceptor of a server: the thread that admits endpoints over TCP, and connects and destroys
+//! their queue pairs.
 //!
-//! *Invariants*: acceptor.E2. the queue pair behind a closed gate is gone before any client is told
-//! that the gate was closed (F9, F10). acceptor.E3. input that is not a message of this protocol
-//! closes its connection, and nothing else.
+//! *Invariants*: acceptor.E2. The queue pair behind a closed gate is gone before any client is told
+//! that the gate was closed (F9, F10). acceptor.E3. Input that is not a message of this protocol
+//! closes its connection, and has no other effect.
 //!
 //! *Thread safety*: one thread.
 
@@ -19,7 +19,7 @@ use farleaf_fabric::sync::{Arc, AtomicBool, Ordering};
 use std::io::{self, Write};
 use std::net::TcpListener;
 
-/// What the acceptor shares with the handle of its server.
+/// State that the acceptor shares with the handle of its server.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) listener: Arc<Listener>,
@@ -139,22 +139,22 @@ impl QueuePairAcceptor {
     }
 
     /// Admits a peer that has proven itself, after the queue pair of its last connection is gone.
-    /// Returns whether its connection lives on.
+    /// Returns whether its connection is still open.
     fn let_in(&mut self, place: Place, peer: Identity, fences: u64) -> bool {
         let Some((gate, fences)) = self.acceptor.admit(place, peer, fences) else { return false };
         self.sweep(place);
         self.acceptor.welcome(place, fences, Guest { gate, gather: Gather::default(), pair: None })
     }
 
-    /// Sends one message; returns whether the connection lives on. A socket without room for the
-    /// message belongs to a peer that does not read, so its connection is closed.
+    /// Sends one message. Returns whether the connection is still open. If a socket has no room for
+    /// the message, its peer does not read, so the connection is closed.
     fn say(&mut self, place: Place, message: &[u8]) -> bool {
         let admitted = self.acceptor.admitted(place);
         admitted.is_some_and(|(socket, _)| socket.write_all(message).is_ok())
     }
 
-    /// Connects a new queue pair to that of an admitted endpoint; returns whether its connection
-    /// lives on.
+    /// Connects a new queue pair to that of an admitted endpoint. Returns whether its connection is
+    /// still open.
     fn connect(&mut self, place: Place, peer: End) -> bool {
         let Some((_, guest)) = self.acceptor.admitted(place) else { return false };
         let Ok(psn) = draw_epoch() else { return false };
@@ -174,7 +174,7 @@ impl QueuePairAcceptor {
         }
     }
 
-    /// Fences a compute server; returns whether the requesting connection lives on.
+    /// Fences a compute server. Returns whether the requesting connection is still open.
     fn fence(&mut self, place: Place, id: u64, compute_server: u16) -> bool {
         self.shared.listener.gates.fence(compute_server);
         self.sweep(place);

@@ -1,4 +1,4 @@
-//! The messages on the TCP connection that brings up an RDMA connection, after the handshake: 64
+//! The messages, after the handshake, on the TCP connection that brings up an RDMA connection: 64
 //! bytes each, all numbers little-endian. The TCP connection stays open as long as the RDMA
 //! connection is in use: its end tells each side that the other is gone, and it carries fences.
 //!
@@ -15,7 +15,7 @@
 
 use farleaf_fabric::handshake::{HandshakeMessage, MESSAGE_BYTES};
 
-/// The network under a device.
+/// The kind of network under a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Link {
@@ -29,7 +29,7 @@ pub(crate) struct End {
     pub(crate) link: Link,
     /// Code of the maximum packet size (MTU).
     pub(crate) mtu: u8,
-    /// How many READs and atomics it serves at a time.
+    /// Number of READs and atomics that it serves at a time.
     pub(crate) reads: u8,
     pub(crate) lid: u16,
     pub(crate) pair: u32,
@@ -49,7 +49,7 @@ pub(crate) struct Lent {
 /// A message of this protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Control {
-    /// An endpoint wants to connect.
+    /// An endpoint requests a connection.
     Offer(End),
     /// The server's pair is connected and its memory is accessible.
     Answer(End, Lent),
@@ -132,7 +132,7 @@ impl Control {
             ANSWER => {
                 let rkey = u32::from_le_bytes(message[32..36].try_into().expect("4 bytes"));
                 let lent = Lent { rkey, base: word(40), bytes: word(48) };
-                // Addresses inside it must not wrap.
+                // Addresses inside the memory must not wrap around.
                 lent.base.checked_add(lent.bytes)?;
                 take_end(message).map(|end| Self::Answer(end, lent))
             }

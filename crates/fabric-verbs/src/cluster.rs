@@ -1,5 +1,5 @@
 //! The client side of a whole cluster: addresses, the token, the device, and the known epochs of
-//! the servers. Also the provider, which starts the servers too.
+//! the servers. Also the provider, which also starts the servers.
 //!
 //! *Thread safety*: any number of threads.
 
@@ -21,22 +21,23 @@ use std::net::SocketAddr;
 pub struct VerbsConfig {
     /// Time limit of an operation, in nanoseconds.
     pub timeout_ns: u64,
-    /// Time limit to connect over TCP including the handshake, and again for the answer that
+    /// Time limit for connecting over TCP including the handshake, and again for the answer that
     /// follows, in nanoseconds.
     pub connect_timeout_ns: u64,
     /// Limit on an endpoint's operations in flight.
     pub depth: usize,
-    /// Limit on an endpoint's call messages in flight to a server; at most what the servers grant.
+    /// Limit on an endpoint's call messages in flight to a server. It must not exceed the servers'
+    /// limit.
     pub window: usize,
-    /// Number of times a thread with only waiting tasks polls for completions before it blocks.
+    /// Number of times that a thread whose tasks all wait polls for completions before it blocks.
     pub looks_before_waiting: u32,
-    /// Runs all clients of one call on one thread instead of a thread for each.
+    /// Runs all clients of one call on one thread instead of one thread each.
     pub one_client_thread: bool,
     /// Seed of the random numbers.
     pub seed: u64,
     /// The clients' device.
     pub device: DeviceChoice,
-    /// When clients give up servers that do not answer.
+    /// When clients give up on servers that do not answer.
     pub patience: Patience,
     /// Configuration of the servers that the provider starts.
     pub server: VerbsServerConfig,
@@ -77,9 +78,9 @@ pub struct VerbsCluster {
 }
 
 impl VerbsCluster {
-    /// The client side of servers elsewhere, numbered in the order of their acceptors' `addresses`.
-    /// Connects to none yet: an endpoint connects to a server when it first has something to send
-    /// there.
+    /// Creates the client side of servers elsewhere, numbered in the order of their acceptors'
+    /// `addresses`. Connects to none yet: an endpoint connects to a server when it first has
+    /// something to send there.
     ///
     /// # Errors
     /// [`Missing`], which states in one line what is missing for RDMA.
@@ -99,8 +100,8 @@ impl VerbsCluster {
         Ok(Self { shared: Arc::new(shared), servers: Vec::new() })
     }
 
-    /// A driver that opens and drives endpoints on the calling thread: for long-running programs
-    /// with an [`farleaf_fabric::executor::Executor`] of their own.
+    /// Creates a driver that opens and drives endpoints on the calling thread, for long-running
+    /// programs that have their own [`farleaf_fabric::executor::Executor`].
     ///
     /// # Errors
     /// The operating system's error if there are no more file descriptors.

@@ -21,8 +21,8 @@ pub struct DeviceChoice {
     pub device: Option<String>,
     /// Its port, counted from 1.
     pub port: u8,
-    /// Index of its address in the port's table. If `None`: the first RoCE v2 address that maps an
-    /// IPv4 address, else the first RoCE v2 address; on InfiniBand, 0.
+    /// Index of its address in the port's table. `None` selects the first RoCE v2 address that maps
+    /// an IPv4 address, or, failing that, the first RoCE v2 address; on InfiniBand, 0.
     pub address_index: Option<u32>,
 }
 
@@ -62,9 +62,9 @@ pub enum Missing {
     /// The port is down.
     #[error("no RDMA: port {port} of {device} is not active")]
     Port {
-        /// The device.
+        /// Name of the device.
         device: String,
-        /// Its port.
+        /// Number of its port.
         port: u8,
     },
     /// The port has no usable address.
@@ -72,15 +72,15 @@ pub enum Missing {
         "no RDMA: port {port} of {device} has no RoCE v2 address (give its network interface an IPv4 address)"
     )]
     Address {
-        /// The device.
+        /// Name of the device.
         device: String,
-        /// Its port.
+        /// Number of its port.
         port: u8,
     },
     /// The device has no atomics.
     #[error("no RDMA: {device} has no CAS and no FETCH-ADD")]
     Atomics {
-        /// The device.
+        /// Name of the device.
         device: String,
     },
     /// The memory cannot be registered, often because of the limit on locked memory.
@@ -99,7 +99,7 @@ pub enum Missing {
     /// Another step failed.
     #[error("no RDMA: {what} of {device}: {why}")]
     Broken {
-        /// The device.
+        /// Name of the device.
         device: String,
         /// The step that failed.
         what: &'static str,
@@ -119,7 +119,7 @@ impl From<Missing> for io::Error {
 pub struct Found {
     /// The device's name.
     pub device: String,
-    /// Its port.
+    /// Number of its port.
     pub port: u8,
     /// The port's address.
     pub address: Ipv6Addr,
@@ -149,21 +149,21 @@ pub fn probe(choice: &DeviceChoice, bytes: usize) -> Result<Found, Missing> {
 /// The device's limits that matter here.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
-    /// Requests in one queue.
+    /// Maximum number of requests in one queue.
     pub(crate) requests: usize,
-    /// Completions in one queue.
+    /// Maximum number of completions in one queue.
     pub(crate) completions: usize,
-    /// Entries of a shared receive queue.
+    /// Maximum number of entries of a shared receive queue.
     pub(crate) shared_receives: usize,
-    /// READs and atomics that it serves for a peer at a time.
+    /// Maximum number of READs and atomics that it serves for a peer at a time.
     pub(crate) served_reads: u8,
-    /// READs and atomics that it issues at a time.
+    /// Maximum number of READs and atomics that it issues at a time.
     pub(crate) own_reads: u8,
-    /// Bytes of one request.
+    /// Maximum size of one request, in bytes.
     pub(crate) message_bytes: usize,
 }
 
-/// An open device, with what is needed to connect through it.
+/// An open device, with everything needed for connecting through it.
 #[derive(Debug)]
 pub(crate) struct Adapter {
     pub(crate) domain: Arc<Domain>,
@@ -247,7 +247,7 @@ impl Adapter {
         })
     }
 
-    /// The end of `pair` that the other side must know; its packet numbers start at `psn`.
+    /// The description of `pair` that the other side needs; its packet numbers start at `psn`.
     pub(crate) fn end(&self, pair: &QueuePair, psn: u32) -> End {
         End {
             link: self.link,
@@ -315,7 +315,7 @@ impl Adapter {
             sq_psn: own.psn,
             max_rd_atomic: self.limits.own_reads.min(peer.reads).max(1),
             timeout: patience.acknowledgement_timer.clamp(1, 31),
-            // 7 would mean retrying for ever.
+            // 7 would mean infinite retries.
             retry_cnt: patience.retries.min(6),
             rnr_retry: patience.retries.min(6),
             ..Default::default()
@@ -330,22 +330,23 @@ impl Adapter {
     }
 }
 
-/// When a connection gives up a peer that does not answer.
+/// When a connection gives up on a peer that does not answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Patience {
-    /// A request without an acknowledgement after 4.096 µs × 2^this is sent again; 1 to 31.
+    /// Code of the acknowledgement timeout, 1 to 31: after 4.096 µs × 2^this, a request is sent
+    /// again.
     pub acknowledgement_timer: u8,
     /// Number of such retries before the connection counts as lost; at most 6.
     pub retries: u8,
-    /// Code of how long a sender waits after a receiver-not-ready reply: 12 is 0.64 ms, 20 is 10.24
-    /// ms.
+    /// Code of the time that a sender waits after a receiver-not-ready reply: 12 is 0.64 ms, 20 is
+    /// 10.24 ms.
     pub receiver_not_ready_timer: u8,
 }
 
 impl Default for Patience {
-    /// Gives up a peer that does not answer after 3.8 s, before operations reach their deadlines.
-    /// This is long enough for machines that pause now and then, as virtual ones do. The end of a
-    /// process is noticed at once, by the TCP connection that brought this one up.
+    /// Gives up on a peer that does not answer after 3.8 s, before operations reach their
+    /// deadlines. This is long enough for machines that pause occasionally, as virtual ones do. The
+    /// end of a process is noticed at once, by the TCP connection that brought this one up.
     fn default() -> Self {
         Self { acknowledgement_timer: 17, retries: 6, receiver_not_ready_timer: 20 }
     }
@@ -366,8 +367,8 @@ struct Address {
     is_roce_v2: bool,
 }
 
-/// The port's addresses. Only sysfs tells the type of each in all versions of the kernel and the
-/// library.
+/// The port's addresses. Only sysfs gives the type of each address in all versions of the kernel
+/// and the library.
 fn addresses(context: &Context, port: u8, of_port: &ffi::PortAttr) -> Vec<Address> {
     let count = u32::try_from(of_port.gid_tbl_len).unwrap_or(0).min(256);
     let of_index = |index| {

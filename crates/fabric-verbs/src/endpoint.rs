@@ -21,8 +21,8 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 
-/// A dropped endpoint waits this long for its posted operations, in nanoseconds: longer than a
-/// device retries.
+/// Maximum time that a dropped endpoint waits for its posted operations, in nanoseconds: longer
+/// than a device retries.
 const LINGER_NS: u64 = 5_000_000_000;
 /// Length of one wait.
 const LINGER_TURN: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
@@ -32,16 +32,17 @@ const LINGER_TURN: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
 pub struct Verbs {
     pub(crate) shared: Arc<Shared>,
     pub(crate) known: RefCell<Known>,
-    /// The results of atomics land here: one word for each operation that may be in flight.
+    /// The destinations of the results of atomics: one word for each operation that may be in
+    /// flight.
     words: BufferPool,
 }
 
 /// Progress of an operation.
 #[derive(Debug, Default)]
 pub struct Progress {
-    /// The word in which the device leaves an atomic's result.
+    /// The word where the device puts an atomic's result.
     pub(crate) found: Option<Buffer>,
-    /// Bytes of a call's request already put into messages.
+    /// Number of bytes of a call's request that have been put into messages.
     pub(crate) sent: usize,
     /// The part of its reply that has arrived.
     pub(crate) reply: Message,

@@ -1,5 +1,5 @@
 //! The interface of libibverbs: the layouts of its public structures, as far as they are used here,
-//! and its functions, found at run time.
+//! and its functions, which are looked up at run time.
 //!
 //! Sizes and offsets were taken from a C program that includes `infiniband/verbs.h` of rdma-core 44
 //! on x86-64. They are part of the library's binary interface, unchanged since its version 1.1, and

@@ -1,12 +1,12 @@
 //! A server thread with its queues, which serves the calls of the endpoints assigned to it.
 //! One-sided verbs do not pass through it.
 //!
-//! *Invariants*: lane.N1. a place is lent to the device, in use by a call, or being sent from; it
-//! changes state under the lock. lane.N2. there are places for all messages that the endpoints of
+//! *Invariants*: lane.N1. A place is lent to the device, in use by a call, or being sent from; it
+//! changes state under the lock. lane.N2. There are places for all messages that the endpoints of
 //! the lane may have in flight, and as many again for answers whose completion has not been seen.
-//! lane.N3. a queue pair is destroyed only after it has been moved to the error state and its
+//! lane.N3. A queue pair is destroyed only after it has been moved to the error state and its
 //! completions have been taken; no completion of it is left when its number can be reused. lane.N4.
-//! a call of a pair that is gone is not answered. lane.N5. when an endpoint has been shut out, the
+//! A call of a pair that is gone is not answered. lane.N5. When an endpoint has been shut out, the
 //! lane's thread is not carrying out a call of it (F9, F10).
 //!
 //! *Thread safety*: [`Lane::serve`] runs on one thread; any thread may call the rest.
@@ -30,8 +30,8 @@ use std::time::Duration;
 const COMPLETIONS: usize = 32;
 /// Limit on queued messages; at this many, the lane's thread takes no more completions.
 const READY: usize = 256;
-/// Longest wait for a call of an endpoint that is shut out; its thread has panicked if it takes
-/// longer.
+/// Maximum time to wait for a call of an endpoint that is shut out. If the call takes longer, its
+/// thread has panicked.
 const LONGEST_CALL: Duration = Duration::from_secs(5);
 /// Bit that marks a SEND in a work request's id; without it, the id is that of a receive.
 const SENT: u64 = 1 << 63;
@@ -54,9 +54,9 @@ struct Session {
     compute_server: u16,
     /// Answers without a completion yet.
     sending: usize,
-    /// A request that has not arrived completely.
+    /// A request of which only some pieces have arrived.
     gathering: Option<(u64, Message)>,
-    /// Replies with pieces that the client has not asked for yet, the oldest first.
+    /// Replies with pieces that the client has not requested yet, oldest first.
     kept: VecDeque<(u64, Message)>,
 }
 
@@ -85,12 +85,12 @@ struct State {
     /// Each chunk has the places of one session.
     chunks: Vec<Places>,
     places: Vec<(u32, Place)>,
-    /// How many places the sessions need.
+    /// Number of places that the sessions need.
     needed: usize,
     ready: VecDeque<Ready>,
     batch: Batch,
     serials: u64,
-    /// The serial of the session whose call the lane's thread is carrying out.
+    /// The serial of the session whose call the lane's thread is executing.
     carried_out: Option<u64>,
 }
 
@@ -107,14 +107,14 @@ pub(crate) struct Lane {
     sessions: usize,
     patience: Patience,
     state: Mutex<State>,
-    /// Signalled when a call has been carried out.
+    /// Signalled when a call has been executed.
     ended: Condvar,
     stopped: AtomicBool,
     requests: AtomicU64,
 }
 
 impl Lane {
-    /// A lane for `sessions` endpoints, or fewer if the device has no room for so many.
+    /// Creates a lane for `sessions` endpoints, or for fewer if the device has no room for so many.
     pub(crate) fn new(
         adapter: &Arc<Adapter>,
         sessions: usize,
@@ -182,7 +182,7 @@ impl Lane {
         Ok(own)
     }
 
-    /// Adds places for one more session, unless there are enough.
+    /// Adds places for one more session, unless there are enough already.
     fn lend_more(&self, state: &mut State) -> Result<(), Missing> {
         let count = 2 * self.window;
         if state.places.len() >= state.needed + count {
@@ -290,7 +290,7 @@ impl Lane {
         while self.channel.next_event().is_some() {}
     }
 
-    /// Takes completions until there are none left, or `enough` messages wait.
+    /// Takes completions until none are left, or until `enough` messages wait.
     fn take_completions(&self, state: &mut State, enough: usize) {
         let mut found = [Wc::default(); COMPLETIONS];
         while state.ready.len() < enough {
@@ -325,7 +325,7 @@ impl Lane {
         }
     }
 
-    /// Handles a message: returns a complete request, or answers it here.
+    /// Handles a message. Returns a complete request, or answers the message itself.
     fn digest(&self, state: &mut State, ready: Ready) -> Option<Call> {
         let Ready { place, pair, bytes } = ready;
         let (chunk, within) = (place / (2 * self.window), place % (2 * self.window));
@@ -383,7 +383,7 @@ impl Lane {
         None
     }
 
-    /// Keeps a reply until the client has asked for all its pieces.
+    /// Keeps a reply until the client has requested all of its pieces.
     fn keep(&self, state: &mut State, pair: u32, id: u64, reply: Message) {
         if let Some(session) = state.sessions.get_mut(&pair) {
             if session.kept.len() >= self.window {

@@ -2,13 +2,13 @@
 //! rdma-core's libibverbs. The library is loaded at run time: this crate builds and starts without
 //! it, and [`probe`] reports what is missing.
 //!
-//! The devices alone execute READ, WRITE, CAS and FETCH-ADD, on the server's registered region.
+//! Only the devices execute READ, WRITE, CAS and FETCH-ADD, on the server's registered region.
 //! Calls are messages between both sides' memory, served by threads of [`VerbsServer`]. Connections
 //! are brought up over TCP, with the same handshake as the provider `tcp`.
-//! `docs/internals/verbs.md` has the reasons.
+//! `docs/internals/verbs.md` gives the reasons.
 //!
-//! `endpoint.rs` uses `cluster.rs` and `link.rs`, and they use it: [`Verbs`] names the types of its
-//! cluster and its links, which are generic over their transport.
+//! `endpoint.rs` and the files `cluster.rs` and `link.rs` use each other: [`Verbs`] names the types
+//! of its cluster and its links, which are generic over their transport.
 //!
 //! *Thread safety*: servers and clusters are for any number of threads; an endpoint belongs to one.
 

@@ -1,11 +1,11 @@
-//! The traffic with one server: verbs and calls over a queue pair, fences over the TCP connection
-//! that accompanies it.
+//! The traffic with one server: verbs and calls over a queue pair, and fences over the TCP
+//! connection that accompanies it.
 //!
 //! Posting only queues an operation. The queue goes to the device when all tasks of the endpoint
 //! wait: one list, and so one doorbell, for each server.
 //!
-//! *Invariants*: link.K3. verbs are posted to the device in the order in which they were posted
-//! here (F3). link.K6. an access outside the server's region is not posted; the device there would
+//! *Invariants*: link.K3. Verbs are posted to the device in the order in which they were posted
+//! here (F3). link.K6. An access outside the server's region is not posted; the device there would
 //! refuse it and break the connection.
 //!
 //! *Thread safety*: an endpoint's thread.
@@ -35,8 +35,8 @@ pub struct Queues {
     gather: Gather,
     /// Verbs to be posted, in posting order.
     verbs: VecDeque<u64>,
-    /// Calls with parts of their requests still to be sent, and calls with parts of their replies
-    /// still to be asked for.
+    /// Calls whose requests have not been sent completely, or whose replies have not been requested
+    /// completely.
     calls: VecDeque<u64>,
     asks: VecDeque<u64>,
     /// Fences to be sent.
@@ -143,7 +143,7 @@ impl Carrier<Verbs> for Queues {
         if polled { Ok(advanced) } else { Err(Lost) }
     }
 
-    /// Posts the queued operations, as far as there is room, with one doorbell.
+    /// Posts the queued operations with one doorbell, as long as there is room.
     fn send(
         &mut self,
         socket: &mut TcpStream,

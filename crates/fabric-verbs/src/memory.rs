@@ -2,8 +2,8 @@
 //! other memory that operations lend, such as frame arenas. A region is registered when it is first
 //! lent, once for all endpoints of a cluster.
 //!
-//! *Invariants*: verbs.R1. registered memory stays mapped until the device has released it.
-//! verbs.R2. a registration that can no longer be used, because all other references to the region
+//! *Invariants*: verbs.R1. Registered memory stays mapped until the device has released it.
+//! verbs.R2. A registration that can no longer be used, because all other references to the region
 //! are gone, is dropped when the next region is registered.
 //!
 //! *Thread safety*: [`Memory`] is for any number of threads; [`Known`] belongs to one endpoint.
@@ -17,7 +17,7 @@ use farleaf_fabric::{Buffer, Region};
 #[derive(Debug, Default)]
 pub(crate) struct Memory(Mutex<Vec<Arc<Registration>>>);
 
-/// Whether the region has references besides its registration.
+/// Whether the region has references other than its registration.
 fn is_of_use(registration: &Arc<Registration>) -> bool {
     Arc::strong_count(registration.region()) > 1
 }

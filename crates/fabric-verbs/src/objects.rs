@@ -1,10 +1,10 @@
 //! The objects of libibverbs, each owned by one value: a safe interface for the rest of the crate.
 //!
-//! *Invariants*: J1. an object is destroyed before the objects that it was created from: each holds
-//! a reference to them. J2. a device touches only registered memory, which is always a [`Region`]:
+//! *Invariants*: J1. An object is destroyed before the objects that it was created from: each holds
+//! a reference to them. J2. A device touches only registered memory, which is always a [`Region`]:
 //! its words are atomics, and no code holds a `&[u8]` over them. A [`Registration`] keeps its
 //! region until the device has released it. The device checks keys, so no request, however wrong,
-//! makes it touch anything else. J3. each event of a completion queue is acknowledged when it is
+//! makes it touch anything else. J3. Each event of a completion queue is acknowledged when it is
 //! taken, so destroying a queue never waits.
 //!
 //! *Thread safety*: any number of threads, as libibverbs guarantees.
@@ -221,7 +221,7 @@ impl Registration {
         &self.region
     }
 
-    /// The address of its first byte, as the device knows it.
+    /// The address of its first byte, as used by the device.
     pub(crate) fn address(&self) -> u64 {
         address_of(self.region.words())
     }
@@ -239,7 +239,7 @@ impl Drop for Registration {
     }
 }
 
-/// The address of words, as the device knows it.
+/// The address of words, as used by the device.
 pub(crate) fn address_of(words: &[farleaf_fabric::sync::AtomicU64]) -> u64 {
     words.as_ptr().addr() as u64
 }
@@ -302,7 +302,7 @@ pub(crate) struct Completions {
 }
 
 impl Completions {
-    /// A queue with room for `room` completions; its events carry `token`.
+    /// Creates a queue with room for `room` completions; its events carry `token`.
     pub(crate) fn new(channel: &Arc<Channel>, room: usize, token: u64) -> io::Result<Arc<Self>> {
         let context = &channel.context;
         let room = c_int::try_from(room).map_err(io::Error::other)?;
@@ -426,7 +426,7 @@ impl Batch {
         self.requests.is_empty()
     }
 
-    /// Adds a request. Its completion has `id`; it is only reported if `told`.
+    /// Adds a request. Its completion has `id`, and is only reported if `told`.
     pub(crate) fn push(&mut self, id: u64, operation: Operation, local: Local, told: bool) {
         let (opcode, remote) = match operation {
             Operation::Send => (ffi::WR_SEND, ffi::SendWr::EMPTY.remote),
@@ -461,7 +461,7 @@ fn atomic(addr: u64, rkey: u32, compare_add: u64, swap: u64) -> ffi::Remote {
     ffi::Remote { atomic: ffi::RemoteAtomic { addr, compare_add, swap, rkey } }
 }
 
-/// How many requests a queue pair may have on each side.
+/// Maximum number of requests of a queue pair on each side.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Room {
     pub(crate) sends: usize,
@@ -530,7 +530,7 @@ impl QueuePair {
 
     /// Posts all of `batch` with one doorbell, and empties it.
     ///
-    /// After an error, some of the requests may be in flight: give up the connection.
+    /// After an error, some of the requests may be in flight: abandon the connection.
     pub(crate) fn post(&self, batch: &mut Batch) -> io::Result<()> {
         let count = batch.requests.len();
         let (first, elements) = (batch.requests.as_mut_ptr(), batch.elements.as_mut_ptr());

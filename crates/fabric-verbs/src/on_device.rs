@@ -1,6 +1,6 @@
-//! Tests of requests that no endpoint would post, which only the crate itself can make. On a host
-//! without a device, run them in a virtual machine: `scripts/soft-roce-vm` with the binary of the
-//! unit tests and `--ignored`.
+//! Tests of requests that no endpoint would post, so that only the crate itself can make them. On a
+//! host without a device, run them in a virtual machine: `scripts/soft-roce-vm` with the binary of
+//! the unit tests and `--ignored`.
 
 use crate::bring_up::Lent;
 use crate::device::{Adapter, DeviceChoice, Patience};
@@ -13,7 +13,7 @@ use farleaf_fabric::sync::{Arc, Ordering};
 
 const BYTES: u64 = 8192;
 
-/// A server's memory and lane, and what an endpoint needs to reach them.
+/// A server's memory and lane, and the information that an endpoint needs to reach them.
 struct Both {
     adapter: Arc<Adapter>,
     lane: Lane,
@@ -45,7 +45,7 @@ impl Both {
     fn connect_to(&self) -> (Wire, u32) {
         let mut wire = Wire::new(&self.adapter, &self.channel, 7, 64, 4, 1).unwrap();
         let peer = self.lane.open(wire.own(), 2, 0).unwrap();
-        // A failed pair does not answer, so keep its retries short.
+        // A failed pair does not answer, so use few and short retries.
         let patience = Patience { acknowledgement_timer: 12, ..Patience::default() };
         wire.connect(&self.adapter, peer, self.lent(), patience).unwrap();
         (wire, peer.pair)
@@ -89,9 +89,9 @@ fn wrong_requests_reach_nothing() {
         let (wrong, local) = both.write(at, key);
         wire.push(1, wrong, local);
         wire.ring().unwrap();
-        // 10: the peer's device refuses the access.
+        // Status 10: the peer's device refuses the access.
         assert_eq!(next(&mut wire), Err("status 10".into()), "{at:#x} by {key:#x}");
-        // Later requests are not executed: 5, flushed.
+        // Later requests are not executed (status 5, flushed).
         let (right, local) = both.write(base, rkey);
         wire.push(2, right, local);
         if wire.ring().is_ok() {
@@ -109,8 +109,8 @@ fn wrong_requests_reach_nothing() {
     assert_eq!(words[16].load(Ordering::Relaxed), 0);
 }
 
-/// Unsignaled requests are settled by the completions of later ones, in order; the queue fills and
-/// empties.
+/// The completion of a request also settles earlier unsignaled requests, in order; the queue fills
+/// and empties.
 #[test]
 #[ignore = "needs an RDMA device"]
 fn what_completes_settles_what_was_before() {
@@ -142,7 +142,7 @@ fn what_completes_settles_what_was_before() {
 }
 
 /// A client that violates the protocol loses its connection; other clients keep theirs, and its
-/// places are lent again.
+/// places can be lent again.
 #[test]
 #[ignore = "needs an RDMA device"]
 fn garbage_costs_its_sender_the_connection() {

@@ -20,7 +20,7 @@
 //!
 //! *Thread safety*: plain values.
 
-/// Size of a message, and of the place for one, in bytes.
+/// Size of a message, and of the place that holds it, in bytes.
 pub(crate) const MESSAGE_BYTES: usize = 4096;
 /// Bytes before the piece.
 pub(crate) const HEADER_BYTES: usize = 24;

@@ -1,4 +1,4 @@
-//! Places: registered memory for messages, one message each.
+//! Places: registered memory for messages, one per message.
 //!
 //! *Thread safety*: the words are atomics; the owner of the places decides which thread uses which
 //! place.
@@ -31,7 +31,7 @@ impl Places {
         &self.0.region().words()[place * MESSAGE_WORDS..(place + 1) * MESSAGE_WORDS]
     }
 
-    /// The whole of a place, to receive into.
+    /// The whole of a place, for receiving into.
     pub(crate) fn whole(&self, place: usize) -> Local {
         self.local(place, MESSAGE_BYTES)
     }

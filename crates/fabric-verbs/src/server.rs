@@ -1,11 +1,11 @@
 //! A memory server over RDMA: its registered region, the threads that answer calls, and the
 //! acceptor, a thread that opens and closes connections over TCP.
 //!
-//! *Invariants*: verbs.S1. the number of connections, the number of those that have not proven
-//! themselves, and the memory of each are bounded. verbs.S2. a queue pair serves as long as its
-//! connection to the acceptor and its gate are open. verbs.S3. an endpoint is welcomed again only
+//! *Invariants*: verbs.S1. The number of connections, the number of those that have not proven
+//! themselves, and the memory of each are bounded. verbs.S2. A queue pair serves as long as its
+//! connection to the acceptor and its gate are open. verbs.S3. An endpoint is welcomed again only
 //! after the queue pair of its last connection is gone (F9); a fence is acknowledged only after the
-//! queue pairs of its compute server are gone (F10). verbs.S4. after `stop`, nothing further takes
+//! queue pairs of its compute server are gone (F10). verbs.S4. After `stop`, nothing further takes
 //! effect and no thread is left.
 //!
 //! *Thread safety*: the handle is for any number of threads.
@@ -30,17 +30,17 @@ pub struct VerbsServerConfig {
     pub accepts: &'static [Role],
     /// Threads that answer calls.
     pub threads: usize,
-    /// Limit on connected endpoints; fewer if the device has no room for so many.
+    /// Limit on connected endpoints. It is lower if the device has no room for so many.
     pub connections: usize,
-    /// Limit on connections in their handshake; one more closes the oldest.
+    /// Limit on connections in their handshake. One more evicts the oldest.
     pub half_open: usize,
-    /// Time limit to bring a connection up, in nanoseconds.
+    /// Time limit for bringing a connection up, in nanoseconds.
     pub handshake_timeout_ns: u64,
     /// Limit on an endpoint's call messages in flight; must be the same on both sides.
     pub window: usize,
     /// The RDMA device.
     pub device: DeviceChoice,
-    /// When the server gives up endpoints that do not answer.
+    /// When the server gives up on endpoints that do not answer.
     pub patience: Patience,
 }
 

@@ -1,13 +1,13 @@
-//! A link's end of an RDMA connection: the queue pair with its own completion queue, the requests
-//! in flight on it, and the places for call messages.
+//! The client's end of an RDMA connection: the queue pair with its own completion queue, the
+//! requests in flight on it, and the places for call messages.
 //!
-//! *Invariants*: I1. every request of the send queue is counted from its post to its completion.
+//! *Invariants*: I1. Every request of the send queue is counted from its post to its completion.
 //! Most requests are unsignaled; a completion also completes all requests before it. The last
 //! request of each batch is signaled, and so is at least one in `TOLD` before it, so the queue
-//! never fills with requests that will not be reported. I2. the completion queue has room for every
-//! request of both sides. I3. there is a place for every answer: a message leaves only with a free
+//! never fills with requests that will not be reported. I2. The completion queue has room for every
+//! request of both sides. I3. There is a place for every answer: a message leaves only with a free
 //! number of the window, and the number becomes free when the message is known to be sent and has
-//! been answered. I4. once this value is dropped, the device touches none of the lent memory.
+//! been answered. I4. Once this value is dropped, the device touches none of the lent memory.
 //!
 //! *Thread safety*: an endpoint's thread.
 
@@ -48,7 +48,8 @@ pub(crate) enum Event {
 
 #[derive(Debug)]
 pub(crate) struct Wire {
-    // Declared first, so dropped first: the device must release the other fields' memory (I4).
+    // Declared first, so that it is dropped first: the device must release the memory of the other
+    // fields (I4).
     pair: QueuePair,
     completions: Arc<Completions>,
     pub(crate) places: Places,
@@ -63,8 +64,8 @@ pub(crate) struct Wire {
     /// Requests since the last signaled one.
     untold: usize,
     window: usize,
-    /// For each number of the window: whether its message is known to be sent, and whether it has
-    /// been answered.
+    /// For each number of the window: whether its message is known to have been sent, and whether
+    /// it has been answered.
     numbers: Vec<(bool, bool)>,
     free_numbers: Vec<usize>,
     /// Numbers of unanswered messages, in the order of their answers.
@@ -73,8 +74,8 @@ pub(crate) struct Wire {
 }
 
 impl Wire {
-    /// A queue pair that is not connected yet, with room for `depth` verbs and `window` messages.
-    /// Its events carry `token`.
+    /// Creates a queue pair that is not connected yet, with room for `depth` verbs and `window`
+    /// messages. Its events carry `token`.
     pub(crate) fn new(
         adapter: &Adapter,
         channel: &Arc<Channel>,
@@ -176,7 +177,7 @@ impl Wire {
         self.pair.post(&mut self.batch)
     }
 
-    /// Appends what has completed to `events`, in order.
+    /// Appends all completed operations and messages to `events`, in order.
     ///
     /// # Errors
     /// The connection is broken.

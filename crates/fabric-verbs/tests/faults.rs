@@ -1,5 +1,5 @@
-//! The outcome of operations over RDMA when servers stop, restart or go silent, endpoints are
-//! fenced, and memory comes and goes. On a host without a device, run it in a virtual machine:
+//! The outcomes of operations over RDMA when servers stop, restart or go silent, endpoints are
+//! fenced, and memory comes and goes. On a host without a device, run this in a virtual machine:
 //! `scripts/soft-roce-vm` with this test's binary and `--ignored`.
 
 use farleaf_fabric::conformance::TestService;
@@ -71,8 +71,8 @@ fn the_probe_finds_the_device() {
     assert!(matches!(probe(&nowhere, 4096).unwrap_err(), Missing::Broken { .. }));
 }
 
-/// Decision 031: the memory of a restarted server is gone, so its clients must not use what they
-/// knew.
+/// Decision 031: the memory of a restarted server is lost, so its clients must not rely on what
+/// they read before.
 #[test]
 #[ignore = "needs an RDMA device"]
 fn a_restarted_server_is_another_server() {
@@ -92,7 +92,7 @@ fn a_restarted_server_is_another_server() {
     let _second = start_at(address, TestService::new(REGION_BYTES), &token);
     run(&driver, async {
         let restarted = Err(FabricError::Restarted { server: SERVER });
-        // The link may still be pausing after an attempt that failed while no server was there.
+        // The link may still be pausing after an attempt that failed while no server was running.
         let mut found = word(&fabric, 8).await;
         if found == Err(LOST) {
             found = word(&fabric, 8).await;
@@ -137,8 +137,8 @@ impl RpcService for Slow {
     async fn after_reply<C: Cpu>(&self, _cpu: &C) {}
 }
 
-/// F7: calls time out while the server works on one; one-sided verbs still work, and so do calls
-/// afterwards. Late answers find no waiting call.
+/// F7: calls time out while the server is busy with one; one-sided verbs still work, and so do
+/// calls afterwards. Late answers match no waiting call.
 #[test]
 #[ignore = "needs an RDMA device"]
 fn slow_calls_time_out_and_verbs_go_on() {
@@ -218,7 +218,7 @@ fn a_fenced_endpoint_is_cut_off() {
     });
 }
 
-/// A client without the token gets no queue pair; the server does not wait for a silent client.
+/// A client without the token gets no queue pair, and the server does not wait for a silent client.
 #[test]
 #[ignore = "needs an RDMA device"]
 fn strangers_are_not_let_in() {
@@ -265,7 +265,7 @@ fn a_tcp_server_is_no_verbs_server() {
 }
 
 /// Arenas that operations lend are registered on first use, and released when no operation uses
-/// them any more; queues that are shorter than the posted list fill and empty.
+/// them any more. Queues that are shorter than the posted list fill and empty.
 #[test]
 #[ignore = "needs an RDMA device"]
 fn arenas_come_and_go() {

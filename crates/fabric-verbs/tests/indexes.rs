@@ -11,7 +11,7 @@ use farleaf_core::page::Fixed8;
 use farleaf_core::server::MemoryServerConfig;
 use farleaf_fabric_verbs::VerbsConfig;
 
-/// Tiny pages make tall trees from few keys, so most operations restructure something.
+/// Tiny pages make high trees from few keys, so most operations restructure something.
 type Tiny = Fixed8<16>;
 
 /// Little memory, because all of it is pinned while it is registered.
@@ -55,7 +55,7 @@ fn hybrid_on_verbs() {
 #[ignore = "needs an RDMA device"]
 fn dex_on_verbs() {
     let provider = &VerbsConfig::default();
-    // The fewest frames that a cache can have: nearly every access fetches a node.
+    // The smallest possible cache: nearly every access fetches a node.
     let few = CacheOptions { bytes: 0, ..CacheOptions::default() };
     let options = DexOptions {
         chunk_nodes_log2: 4,
@@ -67,7 +67,7 @@ fn dex_on_verbs() {
 }
 
 /// Operations that miss a node are offloaded to memory servers, where the processor works on words
-/// that devices access too.
+/// that devices also access.
 #[test]
 #[ignore = "needs an RDMA device"]
 fn dex_offloading_on_verbs() {

@@ -3,10 +3,10 @@
 //! first running and then stopped. All variants take turns in one run, so that their ratios hold on
 //! a noisy machine.
 //!
-//! There are three access orders. *Chained*: each offset depends on the data read before, as on the
-//! way down a tree. *Independent*: the processor can look ahead over one copy to the next, if there
-//! is little code between them. *Same*: always the same offset, which is in the cache; this shows
-//! the cost of a READ besides waiting for memory.
+//! There are three access orders. *Chained*: each offset depends on the data read before, as in a
+//! descent through a tree. *Independent*: the processor can start one copy while another is in
+//! progress, if there is little code between them. *Same*: always the same offset, which is in the
+//! cache; this shows the cost of a READ without the wait for memory.
 //!
 //! `cargo bench -p farleaf-fabric --bench shm -- [ROUNDS]`
 //!
@@ -38,8 +38,8 @@ const NAMES: [&str; 5] =
     ["memcpy", "word-atomic copy", "READ", "READ, server stopped", "8 READs at once, each"];
 const ORDERS: [&str; 3] = ["chained", "independent", "same"];
 
-/// The offset of READ number `number`, given that the one before found `last`. That is always 0,
-/// but the processor does not know.
+/// The offset of READ number `number`, given that the previous one found `last`. `last` is always
+/// 0, but the processor cannot predict that.
 fn place(order: usize, number: u64, last: u64) -> u64 {
     match order {
         0 => offset(number + last),
@@ -83,7 +83,7 @@ fn serve(path: &Path, token: &Token) {
     let _ = std::io::stdin().read(&mut [0]);
 }
 
-/// The server's process, which ends with this one's `main` in any case.
+/// The server's process, which ends with `main` of this one in any case.
 struct Server {
     child: Child,
     path: PathBuf,
@@ -258,7 +258,8 @@ fn transfers(cluster: &ShmCluster, rounds: u64) {
                     let words = bytes / 8;
                     let memory = &memory;
                     let ns = cluster.run_one(|fabric| async move {
-                        // The same buffers whatever the depth, so that they are as cold.
+                        // The same buffers at every depth, so that they are equally cold in the
+                        // cache.
                         let buffer = |n| Buffer::over(Arc::clone(memory), n * words, words);
                         let mut buffers: VecDeque<_> = (0..16).map(buffer).collect();
                         let mut posted = Vec::with_capacity(depth);

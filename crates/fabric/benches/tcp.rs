@@ -6,8 +6,9 @@
 //!
 //! `cargo bench -p farleaf-fabric --bench tcp -- transfers [ROUNDS [BINARY]]`: READs and WRITEs of
 //! 64 KiB to 1 MiB, and how the total throughput with 16 in flight compares with the best of 1, 2
-//! and 4; then READs of 1 KB. Every round is a process. With BINARY, this bench built from another
-//! tree, the rounds of the two take turns, and the ratios are medians over pairs of rounds.
+//! and 4; then READs of 1 KB. Every round is a separate process. With BINARY, which is this bench
+//! built from another tree, rounds of the two alternate, and the ratios are medians over pairs of
+//! rounds.
 #![expect(clippy::disallowed_methods, reason = "this measures real time")]
 
 use farleaf_fabric::conformance::TestService;
@@ -73,8 +74,8 @@ fn cases() -> Vec<Case> {
     cases
 }
 
-/// Buffers that all tasks take in turn: the same ones whatever the number in flight, so that they
-/// are as cold in the caches.
+/// Buffers that all tasks take in turn: the same ones for any number in flight, so that they are
+/// equally cold in the caches.
 type Buffers = RefCell<VecDeque<Buffer>>;
 
 /// Transfers one after another until `end`; returns their number.
@@ -115,7 +116,8 @@ fn serve() -> (TcpServer, Token) {
     (server, token)
 }
 
-/// Measures `case` for `time`; returns operations a second, and seconds of processor time for each.
+/// Measures `case` for `time`. Returns operations per second, and seconds of processor time per
+/// operation.
 fn measure(cluster: &TcpCluster, memory: &Arc<Region>, case: Case, time: Duration) -> (f64, f64) {
     let driver = cluster.driver().unwrap();
     let fabric = driver.open(0, 0).unwrap();
@@ -137,13 +139,13 @@ fn measure(cluster: &TcpCluster, memory: &Arc<Region>, case: Case, time: Duratio
     (done / started.elapsed().as_secs_f64(), (cpu_seconds() - cpu_before) / done)
 }
 
-/// One round of all `cases`, in this process: a line for each. If `only` is given, the cases are
-/// those of that number of bytes.
+/// Runs one round of all `cases` in this process, and prints a line for each. If `only` is given,
+/// runs only the cases of that number of bytes.
 fn round(only: Option<usize>) {
     let (server, token) = serve();
     let cluster = TcpCluster::connect(vec![server.local_address()], &token, TcpConfig::default());
     let memory = Arc::new(Region::new(16 << 20).unwrap());
-    // Every page of either side exists before the first measurement.
+    // Touch every page on both sides before the first measurement.
     let warm_up = Case { verb: Verb::Write, bytes: 1 << 20, in_flight: 16 };
     measure(&cluster, &memory, warm_up, TRANSFER_ROUND);
     let fill = Buffer::over(Arc::clone(&memory), 0, memory.words().len());

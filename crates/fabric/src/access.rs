@@ -1,11 +1,11 @@
-//! Checks an address where the memory is; shared by all providers that have access to the region
+//! Checks addresses where the memory is; shared by all providers with access to the region
 //! (contract F5).
 
 use crate::region::Region;
 use crate::sync::AtomicU64;
 use crate::{FabricError, GlobalAddr};
 
-/// Checks whether a verb may access `bytes` bytes at `at` at all, on whatever server.
+/// Checks whether a verb may access `bytes` bytes at `at` on any server.
 ///
 /// # Errors
 /// [`FabricError::Unaligned`] if not.
@@ -17,7 +17,7 @@ pub fn check_alignment(at: GlobalAddr, bytes: usize) -> Result<(), FabricError> 
     Err(FabricError::Unaligned { at, bytes })
 }
 
-/// The words that a verb accesses, on a server that may have no memory.
+/// The words that a verb accesses, on a server that may not expose memory.
 #[inline]
 pub(crate) fn check_lent(
     memory: Option<&Region>,

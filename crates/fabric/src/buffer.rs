@@ -25,8 +25,8 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// `words` words of `memory` from word `first_word` on; dropping the buffer returns them to no
-    /// pool. An arena of frames lends its frames this way.
+    /// A buffer over `words` words of `memory`, starting at word `first_word`. Dropping it returns
+    /// the words to no pool. An arena of frames lends its frames this way.
     ///
     /// # Panics
     /// If the words are not all inside `memory`.
@@ -45,7 +45,7 @@ impl Buffer {
         &self.memory
     }
 
-    /// The words.
+    /// The words of the memory that belong to the buffer.
     #[inline]
     pub fn words(&self) -> &[AtomicU64] {
         &self.memory.words()[self.first_word..self.first_word + self.words]

@@ -53,7 +53,8 @@ pub struct Call<'a> {
     pub peer: Identity,
     /// The bytes of the request.
     pub request: &'a [u8],
-    /// The answer, empty at first; sent when the call returns, unless it will be answered later.
+    /// The answer, empty at first. It is sent when the call returns, unless it will be answered
+    /// later.
     pub reply: &'a mut Message,
     defer: &'a mut dyn FnMut() -> ReplySink,
 }
@@ -69,7 +70,7 @@ impl fmt::Debug for Call<'_> {
 }
 
 impl<'a> Call<'a> {
-    /// A call that a host has received. `defer` makes the sink for a later answer.
+    /// Wraps a call that a host has received. `defer` creates the sink for a later answer.
     #[inline]
     pub fn new(
         peer: Identity,
@@ -95,8 +96,8 @@ pub trait Answers: fmt::Debug + Send + Sync {
 /// Identifies one of a host's calls; the host defines its meaning.
 pub type Ticket = [u64; 2];
 
-/// Takes the answer to one call. If it is dropped without an answer, the caller is told that there
-/// will be none, and does not know whether its request was carried out.
+/// Takes the answer to one call. If it is dropped without an answer, the caller gets an error and
+/// does not know whether its request was carried out.
 #[derive(Debug)]
 #[must_use = "a call waits for its answer"]
 pub struct ReplySink {

@@ -10,8 +10,8 @@ use crate::sync::thread::scope;
 /// A client to run: its number and its compute server.
 type Client = (usize, u16);
 
-/// Runs a client for each of `compute_servers`, each on a thread of its own or all on the calling
-/// thread. `run_thread` gets those of one thread.
+/// Runs a client for each of `compute_servers`: either each on its own thread, or all on the
+/// calling thread. `run_thread` runs the clients of one thread.
 pub fn run_on_threads(
     compute_servers: &[u16],
     on_one_thread: bool,
@@ -30,8 +30,8 @@ pub fn run_on_threads(
     });
 }
 
-/// Runs the clients of one thread over the endpoints that `open` returns for compute server and
-/// number.
+/// Runs the clients of one thread, each over the endpoint that `open` returns for its compute
+/// server and number.
 ///
 /// # Panics
 /// If an operation never ends.

@@ -1,9 +1,9 @@
 //! The clock of a cluster that runs in real time.
 //!
-//! Under shuttle, only waiting takes time: a thread with only waiting tasks keeps yielding, and
-//! time advances a little with each yield. So waiting is only a sequence of scheduling points, and
-//! a schedule can be replayed. A longer wait still lets other threads do more; otherwise, threads
-//! that back off would collide for ever.
+//! Under shuttle, only waiting takes time: a thread whose tasks all wait keeps yielding, and each
+//! yield advances time a little. So waiting is only a sequence of scheduling points, and a schedule
+//! can be replayed. A longer wait still lets other threads do more; otherwise, threads that back
+//! off could collide forever.
 //!
 //! *Thread safety*: any number of threads; clones are the same clock.
 
@@ -37,8 +37,8 @@ impl Clock {
         u64::try_from(now.duration_since(self.started).as_nanos()).unwrap_or(u64::MAX)
     }
 
-    /// Called when all tasks of the thread wait, the first of them until `at_ns`. Real time passes
-    /// by itself.
+    /// Called when all tasks of the thread are waiting, the first of them until `at_ns`. Real time
+    /// passes by itself.
     pub(crate) fn all_wait(&self, _at_ns: Option<u64>) {}
 }
 
@@ -55,7 +55,8 @@ impl Clock {
     }
 
     pub(crate) fn all_wait(&self, at_ns: Option<u64>) {
-        /// A wait of a few microseconds must be long enough for another thread's operation.
+        /// Time per yield. A wait of a few microseconds then gives another thread enough turns to
+        /// complete an operation.
         const TURN_NS: u64 = 100;
         thread::yield_now();
         while at_ns.is_some_and(|at_ns| self.now_ns() < at_ns) {

@@ -13,7 +13,7 @@ pub trait Provider {
     /// The clusters that [`Provider::start`] creates.
     type Cluster<S: RpcService>: Cluster;
 
-    /// Starts a cluster with one memory server per service, numbered in their order.
+    /// Starts a cluster with one memory server per service, numbered in the given order.
     fn start<S: RpcService>(&self, services: Vec<Arc<S>>) -> Self::Cluster<S>;
 }
 
@@ -45,8 +45,8 @@ pub trait Cluster {
     }
 
     /// Runs the clients that `start` creates, one per element of `compute_servers`, each from its
-    /// endpoint and its number. This is what providers implement: it is compiled once for all
-    /// clients.
+    /// endpoint and its number. Providers implement this function, because it is compiled only once
+    /// for all clients.
     fn run_clients<'a>(
         &self,
         compute_servers: &[u16],

@@ -1,11 +1,11 @@
 //! Per-endpoint counters: what each index operation costs on the network.
 //!
-//! They are always on. An operation is counted when it is posted, whatever its outcome: a retry
-//! costs again. Counters cover the payload, not the transport's headers; an RPC counts its request
+//! They are always on. An operation is counted when it is posted, whatever its outcome; a retry
+//! counts again. Counters cover the payload, not the transport's headers; an RPC counts its request
 //! and its reply.
 //!
-//! *Thread safety*: a set of counters belongs to one endpoint and one thread, and has cache lines
-//! of its own; other threads read a [`CounterSnapshot`].
+//! *Thread safety*: a set of counters belongs to one endpoint and one thread, and has its own cache
+//! lines; other threads read a [`CounterSnapshot`].
 
 use std::cell::Cell;
 use std::ops::{AddAssign, Sub};
@@ -17,7 +17,7 @@ macro_rules! counters {
         #[repr(align(128))]
         pub struct Counters { $($name: Cell<u64>),* }
 
-        /// Counter values at one moment, or a difference or a sum of such values.
+        /// Counter values at one moment, or a sum or difference of such values.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         pub struct CounterSnapshot { $($(#[$doc])* pub $name: u64),* }
 
@@ -48,7 +48,7 @@ counters! {
     writes,
     /// One-sided CAS and FETCH-ADD.
     atomics,
-    /// RPCs.
+    /// Remote procedure calls.
     rpcs,
     /// Payload of READs, in bytes.
     bytes_read,

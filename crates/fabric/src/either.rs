@@ -1,9 +1,9 @@
-//! Two providers as one: a program that chooses its provider at run time compiles the code above
-//! the fabric once for both, at the price of one branch for each verb.
+//! Combines two providers into one: a program that chooses its provider at run time compiles the
+//! code above the fabric only once, at the price of one branch per verb.
 //!
-//! *Invariants*: those of the provider chosen; nothing is added.
+//! *Invariants*: those of the chosen provider.
 //!
-//! *Thread safety*: that of the providers.
+//! *Thread safety*: the same as for the providers.
 
 use crate::sync::Arc;
 use crate::{
@@ -12,7 +12,7 @@ use crate::{
 };
 pub use futures_util::future::Either;
 
-/// Evaluates an expression with whichever side there is.
+/// Evaluates an expression with the side that is present.
 macro_rules! with {
     ($either:expr, $side:pat => $body:expr) => {
         match $either {
@@ -22,7 +22,7 @@ macro_rules! with {
     };
 }
 
-/// Evaluates an expression with whichever side there is; the result is of that side.
+/// Evaluates an expression with the side that is present, and wraps the result in the same side.
 macro_rules! side {
     ($either:expr, $side:pat => $body:expr) => {
         match $either {

@@ -62,7 +62,7 @@ pub enum FabricError {
     /// The endpoint has reached its limit of operations in flight.
     #[error("the endpoint already has {depth} operations in flight")]
     QueueFull {
-        /// The limit.
+        /// Maximum number of operations in flight.
         depth: usize,
     },
     /// The endpoint has no free scratch buffer of that size.
@@ -71,17 +71,17 @@ pub enum FabricError {
         /// The requested size.
         bytes: usize,
     },
-    /// The server has been restarted, and the content of its memory is lost. What this endpoint
-    /// knew about it is invalid, so it no longer uses that server.
+    /// The server has been restarted, and the content of its memory is lost. This endpoint's
+    /// knowledge of it is invalid, so it no longer uses that server.
     #[error("server {server} was restarted, and what it held is gone")]
     Restarted {
-        /// The server.
+        /// The server that was addressed.
         server: ServerId,
     },
     /// The server refuses this endpoint, or is not the expected server.
     #[error("server {server} cannot be used: {why}")]
     NotLetIn {
-        /// The server.
+        /// The server that refused the handshake.
         server: ServerId,
         /// The reason.
         why: HandshakeError,
@@ -89,7 +89,7 @@ pub enum FabricError {
     /// The server could not be reached, and nothing of the operation was sent.
     #[error("server {server} cannot be reached; nothing was sent to it")]
     NotSent {
-        /// The server.
+        /// The server that was addressed.
         server: ServerId,
     },
     /// It is unknown whether the operation has happened or still will.

@@ -3,11 +3,11 @@
 //! A completion wakes the one task that waits for it, and only that task is polled. When no task is
 //! ready, the executor asks its [`Driver`] for progress. A real provider checks its timers or
 //! blocks until another thread wakes a task; the simulator advances virtual time to its next event.
-//! A driver with sockets blocks on these itself ([`Driver::wait`]). A caller with an event loop of
-//! its own does not run the executor but turns it ([`Executor::turn`]).
+//! A driver with sockets blocks on these itself ([`Driver::wait`]). A caller that has its own event
+//! loop calls [`Executor::turn`] instead of running the executor.
 //!
-//! *Invariants*: X1. a task is polled only after it was spawned or woken. X2. tasks are polled in
-//! the order in which their thread woke them, and those that other threads woke soon after. X3. a
+//! *Invariants*: X1. A task is polled only after it was spawned or woken. X2. Tasks that their own
+//! thread woke are polled in that order; tasks that other threads woke follow soon after. X3. A
 //! task of a killed group is dropped and never polled again.
 //!
 //! *Thread safety*: tasks stay on the executor's thread (they are `!Send`); wakers may go to any
@@ -67,11 +67,11 @@ pub enum Progress {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Turn {
     /// Every task waits. Turn again after at most `ns` nanoseconds, or when the driver's descriptor
-    /// becomes readable: its own sockets and its [`Driver::unparker`] make it so.
+    /// becomes readable because of its own sockets or its [`Driver::unparker`].
     Idle {
         /// The longest wait before the next turn, in nanoseconds.
         ns: u64,
-        /// Whether the driver made progress. If it did, its sockets may have more.
+        /// Whether the driver made progress. If so, its sockets may have more.
         has_advanced: bool,
     },
     /// Tasks are ready, but the turn has used up its polls.
@@ -86,14 +86,15 @@ pub trait Driver {
     /// Called when no task is ready.
     fn progress(&self) -> Progress;
 
-    /// Whether [`Driver::progress`] must be called even though tasks are ready, because another
-    /// party waits for what they have done so far. Asked between two polls by [`Executor::run`].
+    /// Whether [`Driver::progress`] must be called even though tasks are ready, because other
+    /// threads or peers wait for the effects of earlier polls. Checked between two polls by
+    /// [`Executor::run`].
     fn is_due(&self) -> bool {
         false
     }
 
     /// A waker that ends a [`Driver::wait`] from any thread, or the next one if none is in
-    /// progress. A driver without it leaves the waiting to the executor.
+    /// progress. If a driver has none, the executor itself does the waiting.
     fn unparker(&self) -> Option<Waker> {
         None
     }
@@ -103,8 +104,8 @@ pub trait Driver {
 }
 
 thread_local! {
-    /// The executor that runs on this thread, and its tasks that this thread has woken: almost
-    /// every wake, without a lock. Empty while none runs.
+    /// The executor that runs on this thread, and its tasks that this thread has woken. Almost all
+    /// wakes end up here and need no lock. Empty while no executor runs.
     static HERE: RefCell<Here> = const { RefCell::new(Here { queue: None, tasks: VecDeque::new() }) };
 }
 
@@ -143,8 +144,8 @@ impl Drop for Running {
     }
 }
 
-/// The ready tasks that other threads have woken, in that order, and all while no thread runs the
-/// executor.
+/// The ready tasks that other threads have woken, in that order. While no thread runs the executor,
+/// all ready tasks are here.
 struct ReadyQueue {
     state: StdMutex<ReadyTasks>,
     /// Whether `state` has tasks.
@@ -191,7 +192,7 @@ impl Wake for TaskHandle {
 }
 
 impl ReadyQueue {
-    /// Adds a ready task if its executor runs on this thread.
+    /// Adds a ready task if its executor is running on this thread.
     fn push_here(self: &Arc<Self>, task: &Arc<TaskHandle>) -> bool {
         let pushed = HERE.try_with(|here| {
             let mut here = here.borrow_mut();
@@ -226,7 +227,7 @@ impl ReadyQueue {
     }
 }
 
-/// Whether this thread has woken no task of the executor that runs on it.
+/// Whether the executor that runs on this thread has no task that this thread has woken.
 fn none_here() -> bool {
     HERE.with_borrow(|here| here.tasks.is_empty())
 }
@@ -284,7 +285,7 @@ impl<'a> Executor<'a> {
         self.spawn_boxed(group, Box::pin(future));
     }
 
-    /// As [`Executor::spawn`], for a future that is boxed already.
+    /// Like [`Executor::spawn`], for a future that is already boxed.
     pub fn spawn_boxed(&mut self, group: u32, future: Pin<Box<dyn Future<Output = ()> + 'a>>) {
         let index = self.vacant.pop().unwrap_or_else(|| {
             self.tasks.push(None);
@@ -298,8 +299,8 @@ impl<'a> Executor<'a> {
             queue: Arc::clone(&self.queue),
         });
         let waker = Waker::from(Arc::clone(&handle));
-        // Do not use the waker: between turns it would also unpark the driver, but the caller turns
-        // next.
+        // Do not use the waker: between turns, it would also unpark the driver, but the caller will
+        // turn the executor anyway.
         handle.queued.store(true, Ordering::Release);
         if !self.queue.push_here(&handle) {
             drop(self.queue.push(Arc::clone(&handle)));
@@ -314,9 +315,9 @@ impl<'a> Executor<'a> {
     }
 
     /// Runs ready tasks until all wait, and never blocks: for callers that wait elsewhere, such as
-    /// in another executor's event loop. It sends what the tasks post; to take in what has arrived,
-    /// call [`Driver::wait`] with 0 before. Ends after `most_polls` polls of tasks. After
-    /// [`Turn::Idle`] a wake by another thread unparks the driver.
+    /// in another executor's event loop. It sends what the tasks post; to receive what has arrived,
+    /// call [`Driver::wait`] with 0 first. Ends after `most_polls` polls of tasks. After
+    /// [`Turn::Idle`], a wake by another thread unparks the driver.
     pub fn turn(&mut self, driver: &impl Driver, most_polls: usize) -> Turn {
         let mut state = lock_std(&self.queue.state);
         state.sleeping = false;
@@ -358,8 +359,8 @@ impl<'a> Executor<'a> {
         self.run_groups(|of_task| of_task == group, driver)
     }
 
-    /// Runs until no task is left of the groups selected by `groups`; returns `false` if the rest
-    /// can make no further progress. Tasks of other groups run meanwhile, and stay as they are.
+    /// Runs until no task of the groups selected by `groups` is left; returns `false` if the rest
+    /// can make no further progress. Tasks of other groups run too, but need not end.
     pub fn run_groups(&mut self, groups: impl Fn(u32) -> bool, driver: &impl Driver) -> bool {
         self.run_while(driver, &|executor| {
             executor.tasks.iter().flatten().any(|task| groups(task.group))
@@ -377,7 +378,7 @@ impl<'a> Executor<'a> {
         let mut ended = true;
         loop {
             ended |= self.serve(driver);
-            // The scan over the tasks is only worth it after one has ended.
+            // Scanning the tasks is only worthwhile after one has ended.
             if ended && !go_on(self) {
                 return true;
             }

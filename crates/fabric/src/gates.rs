@@ -1,12 +1,12 @@
 //! Gates: the admitted connections of a server, by endpoint, and its fences. Shared by all
 //! providers that accept clients from other processes.
 //!
-//! *Invariants*: gates.G1. a request is carried out only while its connection's gate is held and
-//! open. gates.G2. an endpoint has at most one open gate: admitting its next connection first
+//! *Invariants*: gates.G1. A request is carried out only while its connection's gate is held and
+//! open. gates.G2. An endpoint has at most one open gate: admitting its next connection first
 //! closes the gate of the last one. So once an endpoint has been welcomed again, everything that it
-//! sent before has been applied or never will be (F9). gates.G3. a fence closes all gates of its
+//! sent before has been applied or never will be (F9). gates.G3. A fence closes all gates of its
 //! compute server, and an endpoint behind one of these gates is refused when it returns (F10).
-//! gates.G4. a gate is taken with no other gate held.
+//! gates.G4. A gate is taken with no other gate held.
 //!
 //! *Thread safety*: any number of threads.
 
@@ -23,14 +23,15 @@ pub struct Gate {
 }
 
 impl Gate {
-    /// Holds the gate while requests are carried out; `None` if it is closed.
+    /// Enters the gate, which keeps it from closing while requests are carried out; `None` if it is
+    /// closed.
     #[inline]
     pub fn enter(&self) -> Option<MutexGuard<'_, bool>> {
         let open = lock(&self.open);
         open.then_some(open)
     }
 
-    /// Waits for the requests being carried out, and admits no more.
+    /// Waits for the requests in progress, and admits no more.
     fn close(&self) {
         *lock(&self.open) = false;
     }
@@ -39,7 +40,7 @@ impl Gate {
 #[derive(Debug, Default)]
 struct State {
     gates: Vec<Arc<Gate>>,
-    /// Number of times each compute server has been fenced; absent if never.
+    /// Number of times each compute server has been fenced; no entry if never.
     fences: BTreeMap<u16, u64>,
 }
 

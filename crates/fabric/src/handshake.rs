@@ -24,21 +24,21 @@
 //! side that proves.
 //!
 //! *Epochs* distinguish a restarted server from the previous one. The epoch of an endpoint of a
-//! compute server names that endpoint, so a server can tell a second connection from a second
-//! endpoint. *Fences*: the number of times the server has fenced that compute server. A welcome
-//! carries this count, and the hello of each later connection of that endpoint repeats it
+//! compute server identifies that endpoint, so a server can distinguish a second connection from a
+//! second endpoint. *Fences*: the number of times the server has fenced that compute server. A
+//! welcome has this count, and the hello of each later connection of that endpoint repeats it
 //! ([`NO_FENCES`] in the first). An endpoint with a lower count has been fenced in the meantime and
 //! is refused (F10); the server needs no list of endpoints.
 //!
-//! *Invariants*: handshake.H1. the initiator proves first, and the reply to a wrong proof is a
+//! *Invariants*: handshake.H1. The initiator proves first, and the reply to a wrong proof is a
 //! refusal that reveals nothing else: a peer without the token never sees a keyed hash made by the
-//! responder. handshake.H2. the two sides' proofs cover different message kinds, so neither can be
-//! reflected. handshake.H3. proofs are compared in constant time. handshake.H4. whatever arrives,
-//! at most one message is kept, and an error ends the handshake. handshake.H5. the handshake ends
+//! responder. handshake.H2. The two sides' proofs cover different message kinds, so neither can be
+//! reflected. handshake.H3. Proofs are compared in constant time. handshake.H4. Whatever arrives,
+//! at most one message is kept, and an error ends the handshake. handshake.H5. The handshake ends
 //! by its deadline.
 //!
 //! The handshake authenticates the peer when the connection opens. It neither encrypts nor
-//! authenticates what follows: a network on which an attacker can change packets needs a tunnel
+//! authenticates later traffic: a network on which an attacker can change packets needs a tunnel
 //! below.
 //!
 //! *Thread safety*: plain values.
@@ -49,7 +49,7 @@ use std::fmt;
 use std::io;
 use thiserror::Error;
 
-/// Version of the protocol: of the handshake and of everything that follows it.
+/// Version of the protocol, which covers the handshake and everything that follows it.
 pub const PROTOCOL_VERSION: u16 = 3;
 
 /// Length of every message, in bytes.
@@ -132,7 +132,7 @@ impl Token {
     /// handshake, so draw the token at random.
     pub const MIN_BYTES: usize = 16;
 
-    /// Makes a token of `bytes`.
+    /// Creates a token from `bytes`.
     ///
     /// # Errors
     /// [`TokenTooShort`] if there are fewer than [`Token::MIN_BYTES`].
@@ -175,7 +175,7 @@ impl fmt::Debug for Token {
     }
 }
 
-/// What a peer is.
+/// The kinds of peers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 #[non_exhaustive]
@@ -225,7 +225,7 @@ pub struct Identity {
 #[repr(u16)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// The peer speaks another version.
+    /// The peer uses another version of the protocol.
     Version = 1,
     /// The peer has another token.
     Token = 2,
@@ -274,7 +274,7 @@ pub enum HandshakeError {
     /// The peer sent something that is not a message of this protocol, or not the expected one.
     #[error("the peer does not speak this protocol")]
     Garbage,
-    /// The peer speaks another version.
+    /// The peer uses another version of the protocol.
     #[error("the peer speaks version {theirs} of the protocol, this is version {PROTOCOL_VERSION}")]
     Version {
         /// The peer's version.
@@ -286,7 +286,7 @@ pub enum HandshakeError {
     /// This side does not accept peers of that role.
     #[error("connections from a {0} are not accepted here")]
     Role(Role),
-    /// Another peer answered than the initiator expected.
+    /// The peer that answered is not the one that the initiator expected.
     #[error("{role} {number} answered instead of the expected peer; check the address", role = .0.role, number = .0.number)]
     OtherPeer(Identity),
     /// The peer refused.

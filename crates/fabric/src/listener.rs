@@ -1,16 +1,16 @@
-//! What every listener does before it serves: accept connections, run the handshake, bound both,
-//! and track the admitted peers.
+//! The part that all listeners share: accept connections, run the handshake, bound both, and track
+//! the admitted peers.
 //!
-//! The threads of a server share a [`Listener`]; each thread has an [`Acceptor`] of its own, with
-//! an epoll instance and its share of the connections. A thread accepts by itself if its acceptor
-//! has the listening socket: either one thread has it and hands the connections out, or each has
-//! it.
+//! The threads of a server share a [`Listener`]. Each thread has its own [`Acceptor`], with an
+//! epoll instance and its share of the connections. A thread accepts connections if its acceptor
+//! has the listening socket: either one thread has it and distributes the connections, or every
+//! thread has it.
 //!
-//! *Invariants*: listener.A1. the number of connections, the number of those not settled yet, and
-//! the memory of each are bounded: until a peer has proven itself, it costs one message.
-//! listener.A2. input that is not a message of the handshake closes its connection, and nothing
-//! else. listener.A3. a place names one connection: a late event for a connection that has ended
-//! finds none.
+//! *Invariants*: listener.A1. The number of connections, the number of unsettled ones, and the
+//! memory of each are bounded: until a peer has proven itself, it costs one message. listener.A2.
+//! Input that is not a message of the handshake closes its connection, and has no other effect.
+//! listener.A3. A place names one connection: a late event for a connection that has ended finds
+//! none.
 //!
 //! *Thread safety*: a [`Listener`] is for any number of threads, an [`Acceptor`] belongs to one.
 
@@ -39,7 +39,7 @@ const EVENTS: usize = 256;
 /// Pause in accepting after an error that reports a lack of resources.
 const ACCEPT_PAUSE_NS: u64 = 20_000_000;
 
-/// The time to a deadline that has passed.
+/// The value of [`Acceptor::timeout`] for a deadline that has passed.
 pub const PAST: u64 = 1;
 
 /// Names a connection of an acceptor: its slot, and the generation of the slot's content.
@@ -50,7 +50,7 @@ pub fn token_of((slot, generation): Place) -> u64 {
     u64::from(generation) << 32 | u64::from(slot)
 }
 
-/// The place of an event's connection, if the event is about a connection.
+/// The place of the connection that an event belongs to, if it belongs to one.
 pub fn place_of(token: u64) -> Place {
     (token as u32, (token >> 32) as u32)
 }
@@ -62,7 +62,7 @@ pub struct Bounds {
     pub accepts: &'static [Role],
     /// Maximum number of connections.
     pub connections: usize,
-    /// Maximum number of unsettled connections of a thread; one more closes the oldest.
+    /// Maximum number of unsettled connections of a thread. One more evicts the oldest.
     pub half_open: usize,
     /// Time a connection has to settle, in nanoseconds.
     pub handshake_timeout_ns: u64,
@@ -121,7 +121,7 @@ impl Listener {
 
 /// A connection with an admitted peer.
 pub trait Admitted: Debug {
-    /// Its right to have requests carried out.
+    /// Its right to have requests executed.
     fn gate(&self) -> &Arc<Gate>;
 
     /// Whether the connection has no deadline left to meet.
@@ -174,12 +174,13 @@ pub struct Acceptor<C> {
     listener: Arc<Listener>,
     slots: Vec<Slot<C>>,
     vacant: Vec<u32>,
-    /// Connections that began their handshake, the oldest first; some have settled since.
+    /// Connections that have begun their handshake, oldest first; some have settled since.
     half_open: VecDeque<Place>,
 }
 
 impl<C: Admitted> Acceptor<C> {
-    /// An acceptor without connections. It accepts at `socket`, if given, and `wake` wakes it.
+    /// Creates an acceptor without connections. It accepts at `socket`, if given, and `wake` wakes
+    /// it.
     ///
     /// # Errors
     /// The operating system's error.
@@ -204,7 +205,7 @@ impl<C: Admitted> Acceptor<C> {
         })
     }
 
-    /// Readable when there is an event; becomes unreadable by [`Acceptor::wait`].
+    /// Readable when there is an event. [`Acceptor::wait`] makes it unreadable again.
     pub fn descriptor(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
     }
@@ -274,9 +275,9 @@ impl<C: Admitted> Acceptor<C> {
     }
 
     /// Accepts connections and counts them. `keep` returns those that stay with this thread, and
-    /// hands over the others for adoption by another.
+    /// passes the others to other threads, which adopt them.
     pub fn accept(&mut self, mut keep: impl FnMut(TcpStream) -> Option<TcpStream>) {
-        // Bounded, so that the connected clients get their turn.
+        // Bounded, so that connected clients also get their turn.
         for _ in 0..EVENTS {
             let Some(socket) = &self.socket else { return };
             let socket = match socket.accept() {
@@ -373,7 +374,7 @@ impl<C: Admitted> Acceptor<C> {
         slots.filter(|(_, it)| it.peer.is_some()).map(|(slot, it)| (slot, it.generation)).collect()
     }
 
-    /// The connections with closed gates.
+    /// The connections whose gates are closed.
     pub fn shut_out(&self) -> Vec<Place> {
         let is_shut_out = |place: &Place| match self.peer(*place).map(|peer| &peer.state) {
             Some(State::Admitted(admitted)) => admitted.gate().enter().is_none(),
@@ -397,7 +398,7 @@ impl<C: Admitted> Acceptor<C> {
                 Heard::End => break,
             };
             match responder.receive(&message, now_ns) {
-                // The send buffer is empty, so there is room for a message; if not, close the
+                // The send buffer is empty, so it has room for a message. If not, close the
                 // connection.
                 Ok(ResponderStep::Send(answer)) => {
                     if peer.socket.write_all(&answer).is_err() {
@@ -408,7 +409,7 @@ impl<C: Admitted> Acceptor<C> {
                     return Greeting::Proven(peer, fences);
                 }
                 Err(error) => {
-                    // Count first: a client that reads the refusal must find it counted.
+                    // Count first: when a client reads the refusal, it must already be counted.
                     self.listener.count_refused();
                     if let (Some(refusal), Some(peer)) = (error.refusal(), self.peer_mut(place)) {
                         let _ = peer.socket.write(&refusal.message());
@@ -422,8 +423,8 @@ impl<C: Admitted> Acceptor<C> {
     }
 
     /// Admits a peer that has proven itself. Returns its gate and the fence count for its welcome.
-    /// Everything that an earlier connection of this peer sent has then been applied or never will
-    /// be. If the peer is refused, its connection has ended.
+    /// By then, everything that an earlier connection of this peer sent has been applied or never
+    /// will be. If the peer is refused, its connection has ended.
     pub fn admit(&mut self, place: Place, peer: Identity, fences: u64) -> Option<(Arc<Gate>, u64)> {
         match self.listener.gates.admit(peer, fences) {
             Ok(admitted) => Some(admitted),
@@ -438,13 +439,13 @@ impl<C: Admitted> Acceptor<C> {
         }
     }
 
-    /// Sends the welcome to an admitted peer. Returns whether the connection lives on.
+    /// Sends the welcome to an admitted peer. Returns whether the connection is still open.
     pub fn welcome(&mut self, place: Place, fences: u64, admitted: C) -> bool {
         let welcome = match self.peer(place).map(|peer| &peer.state) {
             Some(State::Handshake { responder, .. }) => responder.welcome(fences),
             _ => return false,
         };
-        // Count before the client learns of it.
+        // Count before the client sees the welcome.
         self.listener.welcomed.fetch_add(1, Ordering::Relaxed);
         let Some(peer) = self.peer_mut(place) else { return false };
         let welcomed = peer.socket.write_all(&welcome).is_ok();

@@ -2,7 +2,7 @@
 
 use smallvec::SmallVec;
 
-/// An RPC message; point operations fit in it without an allocation.
+/// An RPC message. Single-key operations fit in it without an allocation.
 pub type Message = SmallVec<[u8; 64]>;
 
 /// Maximum length of a request or a reply; longer content must be split into several.

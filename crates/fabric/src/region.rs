@@ -4,15 +4,15 @@
 //! first.
 //!
 //! *Thread safety*: every access is an atomic access to one aligned 8-byte word, `Relaxed` unless
-//! stated otherwise; no code forms a `&[u8]` over a region. A READ or a WRITE promises no more than
-//! that: a longer copy may mix old and new words.
+//! stated otherwise; no code forms a `&[u8]` over a region. A READ or a WRITE guarantees no more
+//! than that: a longer copy may mix old and new words.
 //!
 //! A region that other processes map ([`Backing::Shared`]) is a memfd with a sealed size, so an
 //! access inside a mapping finds memory whatever another process does to the file. A process that
-//! has mapped it can change every word at any time, and can give pages back to the operating system
-//! (they then read as zeros). It cannot make our accesses fault, with one exception: pages of a
-//! huge-page region that it gives back while the system has no other huge page left. So a memfd is
-//! only handed to peers that hold the token.
+//! has mapped it can change every word at any time, and can return pages to the operating system
+//! (they then read as zeros). It cannot make our accesses fault, with one exception: if it returns
+//! pages of a huge-page region while the system has no other huge page left. So a memfd is only
+//! handed to peers that hold the token.
 
 use crate::sync::AtomicU64;
 use thiserror::Error;
@@ -35,10 +35,10 @@ pub enum Backing {
     /// Private to this process.
     #[default]
     Private,
-    /// A file in memory, which can be handed to other processes of this host for mapping.
+    /// A file in memory, which other processes of this host can map.
     Shared {
-        /// Whether to try huge pages first; the system has them only if its administrator reserved
-        /// them. Otherwise, huge pages are only requested as a hint.
+        /// Whether to try huge pages first, which exist only if the system's administrator has
+        /// reserved them. Otherwise, huge pages are only requested as a hint.
         huge_pages: bool,
     },
 }
@@ -80,7 +80,8 @@ pub struct Region {
 }
 
 impl Region {
-    /// A private region of `bytes` bytes, a multiple of 4096. Memory is allocated on first touch.
+    /// Creates a private region of `bytes` bytes, a multiple of 4096. Memory is allocated on first
+    /// touch.
     ///
     /// # Errors
     /// [`RegionError`] if the size is not usable or the operating system refuses.
@@ -88,8 +89,8 @@ impl Region {
         Self::with_backing(bytes, Backing::Private)
     }
 
-    /// A region of `bytes` bytes, a multiple of 4096. Memory is allocated on first touch, except
-    /// reserved huge pages, which are allocated at once.
+    /// Creates a region of `bytes` bytes, a multiple of 4096. Memory is allocated on first touch,
+    /// except reserved huge pages, which are allocated at once.
     ///
     /// # Errors
     /// [`RegionError`] if the size is not usable or the operating system refuses.
@@ -122,7 +123,7 @@ impl Region {
     fn on_the_heap(bytes: usize, _backing: Backing) -> Self {
         #[cfg(loom)]
         let zero = || AtomicU64::new(0);
-        // Creating a region dominates the setup of a run, so its words are copied from a constant.
+        // Copy the words from a constant, because creating a region dominates the setup of a run.
         #[cfg(shuttle)]
         let zero = || const { AtomicU64::new(0) };
         Self { storage: (0..bytes / 8).map(|_| zero()).collect() }
@@ -142,7 +143,8 @@ impl Region {
         return self.mapping.words();
     }
 
-    /// The `count` words from byte `offset` on, or `None` if they are unaligned or not all inside.
+    /// The `count` words starting at byte `offset`, or `None` if they are unaligned or not all
+    /// inside.
     #[inline]
     pub fn slice(&self, offset: u64, count: usize) -> Option<&[AtomicU64]> {
         if !offset.is_multiple_of(8) {
@@ -161,7 +163,7 @@ pub fn prefetch<T: ?Sized>(what: &T) {
     for offset in (0..size_of_val(what)).step_by(64) {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
         let line = std::ptr::from_ref(what).cast::<i8>().wrapping_add(offset);
-        // SAFETY: a prefetch reads nothing; the pointer is into a live value all the same.
+        // SAFETY: a prefetch reads nothing, and the pointer is to a live value anyway.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(line) }
     }
     #[cfg(not(all(target_arch = "x86_64", not(any(loom, shuttle)))))]

@@ -1,4 +1,4 @@
-//! The parts of an endpoint in real time that do not depend on its transport: counters, scratch
+//! The parts of a real-time endpoint that do not depend on its transport: counters, scratch
 //! buffers, randomness, timers, and the number of operations in flight.
 //!
 //! *Thread safety*: one thread.
@@ -16,7 +16,7 @@ use std::task::Poll;
 /// Settings of a cluster's endpoints.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
-    /// Their role.
+    /// The role of the endpoints.
     pub role: Role,
     /// Number of memory servers.
     pub memory_servers: u16,
@@ -28,7 +28,7 @@ pub struct Settings {
     pub seed: u64,
 }
 
-/// The part of an endpoint that is the same over every transport.
+/// The part of an endpoint that all transports share.
 #[derive(Debug)]
 pub struct Resources {
     /// The endpoint's counters.
@@ -48,10 +48,10 @@ pub struct Resources {
 }
 
 impl Resources {
-    /// The resources of a new endpoint; `number` selects its random stream.
+    /// Creates the resources of a new endpoint; `number` selects its random stream.
     ///
     /// # Errors
-    /// [`RegionError`] if there is no memory for scratch buffers.
+    /// [`RegionError`] if there is not enough memory for scratch buffers.
     pub fn new(
         settings: Settings,
         compute_server: u16,

@@ -7,12 +7,12 @@ use std::future::Future;
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 
-/// A kind of compute work, charged by the code that does it. On real providers, the work simply
-/// takes its time; the simulator lets [`CostModel::ns`] pass in virtual time.
+/// A kind of compute work, charged by the code that does it. On real providers the work takes its
+/// actual time; in the simulator, [`CostModel::ns`] passes in virtual time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Work {
-    /// A client prepares a request or handles a completion, including its share of the operation.
+    /// A client prepares a request or handles a completion, including its part of the operation.
     Client,
     /// A server thread takes a request from its queue, decodes it, and posts the reply.
     Dispatch,
@@ -26,12 +26,13 @@ pub enum Work {
     CopyRecords(u32),
     /// A wait for another thread's latch.
     Spin,
-    /// A critical section, with the wait for other threads of the same server that are in it.
+    /// A critical section, including the wait for other threads of the same server inside it.
     Enter(Section),
 }
 
-/// A critical section of a compute server: one of its threads at a time is in it. Only sections
-/// that the code shares among all threads have a name; other latches wait by [`Work::Spin`].
+/// A critical section of a compute server, which one of its threads at a time can enter. Only
+/// sections that the code shares among all threads have a name; other latches wait by
+/// [`Work::Spin`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Section {
@@ -69,11 +70,11 @@ pub struct CostModel {
     pub copy_record_ps: u64,
     /// [`Work::Spin`].
     pub spin_ns: u64,
-    /// [`Section::CoolingQueue`], if the previous thread in it was on the same socket.
+    /// [`Section::CoolingQueue`], if the previous thread inside was on the same socket.
     pub cooling_queue_ns: u64,
-    /// By how much longer a thread stays in a section if the previous one was on another socket; 1
-    /// for a server with one socket. With more, a server has two, and every other endpoint is on
-    /// the second one.
+    /// The factor by which a thread stays longer in a section if the previous one was on another
+    /// socket; 1 for a server with one socket. With a larger factor, a server has two sockets, and
+    /// every other endpoint is on the second one.
     pub numa_factor: u64,
 }
 
@@ -94,7 +95,7 @@ impl Default for CostModel {
 }
 
 impl CostModel {
-    /// The cost of `work`, in nanoseconds; of a section without waits and without `numa_factor`.
+    /// The cost of `work`, in nanoseconds. For a section, without waits and without `numa_factor`.
     pub fn ns(&self, work: Work) -> u64 {
         match work {
             Work::Client => self.client_ns,
@@ -109,8 +110,8 @@ impl CostModel {
     }
 }
 
-/// A rule that a simulated cluster can be told to break. The code above the fabric defines what the
-/// numbers mean.
+/// A rule that a simulated cluster can be told to break. The code above the fabric assigns the
+/// numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Rule(u16);
 
@@ -126,7 +127,7 @@ impl Rule {
 /// Server code never waits for the network or the clock: it charges its work, and waits only for
 /// latches of its own server.
 pub trait Cpu {
-    /// Accounts for work. In the simulator, other threads of the server run meanwhile; elsewhere
+    /// Accounts for work. In the simulator, other threads of the server run meanwhile; elsewhere,
     /// this is free and never suspends.
     fn charge(&self, work: Work) -> impl Future<Output = ()>;
 
@@ -152,7 +153,7 @@ pub struct InlineCpu {
 }
 
 impl InlineCpu {
-    /// The calling thread, with a number that distinguishes it from concurrent ones.
+    /// The calling thread, with a number that distinguishes it from concurrent threads.
     pub const fn new(stripe: usize) -> Self {
         Self { stripe }
     }
@@ -190,7 +191,7 @@ pub trait RpcService: Send + Sync + 'static {
     fn region(&self) -> &Arc<Region>;
 
     /// Answers one request from compute server `client`. `reply` is empty at first. The request may
-    /// be any bytes: the reply to an invalid request reports the error.
+    /// be any bytes: the reply to an invalid request is an error.
     fn handle<C: Cpu>(
         &self,
         cpu: &C,

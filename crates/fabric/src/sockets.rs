@@ -1,4 +1,4 @@
-//! TCP sockets set up for providers: data is sent at once, and a vanished peer is detected.
+//! TCP sockets for providers: data is sent at once, and a vanished peer is detected.
 //!
 //! *Thread safety*: free functions.
 
@@ -9,8 +9,8 @@ use std::net::{SocketAddr, TcpStream};
 use std::os::fd::AsFd;
 use std::time::Duration;
 
-/// How long a silent connection, idle or not, is kept before its peer is considered gone.
-/// Operations have deadlines of their own; this limit removes connections that will never carry
+/// How long a silent connection is kept, idle or not, before its peer is considered gone.
+/// Operations have their own deadlines; this limit removes connections that will never carry
 /// anything again.
 const SILENCE: Duration = Duration::from_secs(20);
 

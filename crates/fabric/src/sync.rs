@@ -1,7 +1,7 @@
 //! The only access to `std::sync`: with `--cfg loom` or `--cfg shuttle`, a model scheduler's types
 //! replace it.
 //!
-//! Everything that threads share is built from the exports of this module, so the same code runs
+//! All state shared between threads is built from the exports of this module, so the same code runs
 //! under real threads and under a model scheduler. Loom tries every order of small models. Shuttle
 //! tries random orders of whole operations over the local provider, all of them sequentially
 //! consistent.
@@ -27,7 +27,7 @@ pub use std::sync::{
 /// Holds trait objects, which the model schedulers' own `Arc` cannot.
 pub use std::sync::Arc as ObjectArc;
 
-/// Threads and yielding; under shuttle, a thread that waits for another must yield.
+/// Threads and yielding. Under shuttle, a thread that waits for another one must yield.
 pub mod thread {
     #[cfg(shuttle)]
     pub use shuttle::thread::{ScopedJoinHandle, scope, yield_now};
@@ -49,9 +49,9 @@ pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// Loads a word that the caller is about to change by a read-modify-write.
 ///
-/// Under loom this is a read-modify-write itself. Loom keeps only the last access to a word: after
-/// a plain load it would forget the other threads' loads before, and never try the change before
-/// one of those.
+/// Under loom, the load itself is a read-modify-write. Loom keeps only the last access to a word:
+/// after a plain load, it would forget earlier loads by other threads, and never try the change
+/// before one of those.
 #[inline(always)]
 pub fn load_to_change(word: &AtomicU64, order: Ordering) -> u64 {
     #[cfg(loom)]

@@ -1,4 +1,4 @@
-//! The trait that all code above the network is generic over.
+//! The trait for all remote operations, over which all code above the network is generic.
 
 use crate::{Buffer, Counters, FabricError, GlobalAddr, Message, Rule, ServerId, Work};
 use std::future::Future;
@@ -20,7 +20,7 @@ use std::future::Future;
 /// - F2. CAS and FETCH-ADD are atomic against each other.
 /// - F3. Operations posted by one endpoint to one server take effect in posting order for
 ///   WRITE→WRITE, WRITE→CAS, WRITE→FETCH-ADD and WRITE→READ. For any other pair, await the first.
-/// - F4. Nothing is promised across servers or across endpoints, except that a completed WRITE is
+/// - F4. Nothing is guaranteed across servers or across endpoints, except that a completed WRITE is
 ///   visible to every operation that any endpoint posts later.
 /// - F5. Addresses are checked where the memory is: an address outside a region, or an unaligned
 ///   one, is an error to the caller and causes no access.
@@ -29,17 +29,17 @@ use std::future::Future;
 ///   have happened, and may still happen later. Every other error means that it did not happen.
 /// - F8. Dropping a future does not cancel its operation, and the buffer stays with the operation
 ///   until that ends.
-/// - F9. After [`Fabric::reset`], each verb that this endpoint posted to that server before has
+/// - F9. After [`Fabric::reset`], each verb that this endpoint posted to that server earlier has
 ///   taken effect (in part, if it is a WRITE) or never will. Calls are not covered.
 /// - F10. After [`Fabric::fence`], nothing that the fenced compute server's endpoints of that
-///   moment ever posted to that memory server can still take effect.
+///   moment have posted to that memory server can still take effect.
 ///
 /// *Thread safety*: a handle and its clones are one endpoint, used by one thread.
 pub trait Fabric: Clone + 'static {
     /// A posted operation; resolves when it completes.
     type Op<T: 'static>: Future<Output = Result<T, FabricError>> + 'static;
 
-    /// READs from `at` as many bytes as `into` holds.
+    /// READs as many bytes as `into` holds, starting at `at`.
     fn read(&self, at: GlobalAddr, into: Buffer) -> Self::Op<Buffer>;
 
     /// WRITEs the whole of `from` to `at`, and returns the buffer.
@@ -48,18 +48,18 @@ pub trait Fabric: Clone + 'static {
     /// Sets the word at `at` to `new` if it is `expected`; resolves to the value found.
     fn compare_swap(&self, at: GlobalAddr, expected: u64, new: u64) -> Self::Op<u64>;
 
-    /// Adds `delta` to the word at `at`, wrapping; resolves to the value before.
+    /// Adds `delta` to the word at `at`, wrapping; resolves to the old value.
     fn fetch_add(&self, at: GlobalAddr, delta: u64) -> Self::Op<u64>;
 
     /// Sends `request` to `server`'s [`crate::RpcService`]; resolves to its reply.
     fn call(&self, server: ServerId, request: Message) -> Self::Op<Message>;
 
     /// Reconnects this endpoint to `server` (F9). Afterwards, a client that does not know the
-    /// outcome of a verb can read and find out. Operations in flight end, as indeterminate unless
+    /// outcome of a verb can find out by reading. Operations in flight end, as indeterminate unless
     /// their completions have arrived.
     ///
     /// # Errors
-    /// [`FabricError::Indeterminate`] if the server cannot be reached; nothing is settled then.
+    /// [`FabricError::Indeterminate`] if the server cannot be reached; then nothing is settled.
     fn reset(&self, server: ServerId) -> impl Future<Output = Result<(), FabricError>>;
 
     /// Permanently fences the current endpoints of `compute_server` at memory server `server`
@@ -81,8 +81,7 @@ pub trait Fabric: Clone + 'static {
     /// [`FabricError::NoBuffer`] if the size is not a positive multiple of 8, or no buffer is free.
     fn buffer(&self, bytes: usize) -> Result<Buffer, FabricError>;
 
-    /// Accounts for compute time on this endpoint's thread. Only in the simulator does it pass
-    /// time.
+    /// Accounts for compute time on this endpoint's thread. This takes time only in the simulator.
     fn charge(&self, work: Work) -> impl Future<Output = ()>;
 
     /// Waits while other tasks of the thread run; with 0, it only yields to them.
@@ -91,7 +90,8 @@ pub trait Fabric: Clone + 'static {
     /// Nanoseconds since the cluster started; never decreases.
     fn now_ns(&self) -> u64;
 
-    /// 64 random bits, from the cluster's seed: endpoints of different processes may draw the same.
+    /// 64 random bits that follow from the cluster's seed: endpoints of different processes may
+    /// draw the same ones.
     fn random(&self) -> u64;
 
     /// A number that no other call returns in any process, for globally unique names.
@@ -119,7 +119,7 @@ pub trait Fabric: Clone + 'static {
     fn depth(&self) -> usize;
 
     /// Whether this endpoint's code breaks a rule on purpose. Only the simulator ever returns
-    /// `true`, to show that its checkers notice.
+    /// `true`, to show that its checkers detect the fault.
     #[inline(always)]
     fn breaks(&self, rule: Rule) -> bool {
         let _ = rule;

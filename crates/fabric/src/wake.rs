@@ -1,4 +1,4 @@
-//! An eventfd, which ends another thread's wait in epoll.
+//! An eventfd that ends another thread's wait in epoll.
 //!
 //! *Thread safety*: any number of threads.
 
@@ -19,7 +19,7 @@ impl WakeFd {
         Ok(Self(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
     }
 
-    /// Ends the wait in progress, or else the next one.
+    /// Ends the current wait, or the next one if there is none.
     pub fn wake(&self) {
         // Writing only fails if the counter is full, and then the descriptor is readable anyway.
         let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());

@@ -56,7 +56,7 @@ fn shm_with_several_server_threads() {
     conformance::run(&ShmConfig { server, ..ShmConfig::default() });
 }
 
-/// A check that does not end in this time fails.
+/// A check fails if it does not end within this time.
 const GIVE_UP_AFTER_NS: u64 = 1_000_000_000;
 
 #[test]

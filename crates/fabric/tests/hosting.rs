@@ -1,4 +1,4 @@
-//! Threads that serve clients over tcp and are clients of other servers themselves
+//! Threads that serve clients over tcp and are themselves clients of other servers
 //! ([`farleaf_fabric::tcp::Hosting`]).
 #![expect(clippy::disallowed_methods, reason = "tests wait for what real sockets do")]
 
@@ -25,7 +25,7 @@ const MEMORY: ServerId = ServerId::new(0);
 const HOST: ServerId = ServerId::new(0);
 const THREADS: usize = 2;
 
-/// What a thread has received and not answered.
+/// The requests that a thread has received and not answered yet.
 #[derive(Default)]
 struct Waiting {
     asked: VecDeque<(u64, ReplySink)>,
@@ -66,7 +66,7 @@ impl Questions {
     }
 }
 
-/// Lets the hosting threads end, also if a check fails.
+/// Ends the hosting threads on drop, even if a check fails.
 struct Ends<'a>(&'a Questions, &'a TcpServer);
 
 impl Drop for Ends<'_> {
@@ -118,7 +118,7 @@ fn host<C: EndpointCluster>(cluster: &C, io: &mut ServerThread<Questions>, quest
         }
         assert!(executor.run(&driver), "a hosting thread never gets stuck");
     }
-    // The thread serves on without an endpoint: the connections are the server's.
+    // The thread keeps serving without an endpoint, because the connections belong to the server.
     while !io.is_stopped() {
         io.turn();
     }
@@ -177,7 +177,7 @@ where
         heard.sort();
         let each = [vec![0], vec![0], vec![1], vec![1]];
         assert_eq!(heard, each, "a connection's requests are carried out by its own thread");
-        // Idle threads notice that the clients have gone.
+        // Idle threads notice that the clients are gone.
         while server.counters().connections > 0 {
             std::thread::sleep(Duration::from_millis(1));
         }

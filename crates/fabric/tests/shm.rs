@@ -2,7 +2,7 @@
 //! are stopped, killed, fenced or refused. The other processes are this test's own binary, run
 //! again as the test [`another_process`].
 //!
-//! No test asserts a duration. Waits are for events that must happen, and have long limits.
+//! No test asserts a duration. Tests wait for events that must happen, with long limits.
 
 use farleaf_fabric::conformance::{TestService, word_of};
 use farleaf_fabric::executor::Executor;
@@ -125,7 +125,7 @@ impl Drop for Other {
     }
 }
 
-/// Not a test of its own: the code of the other processes.
+/// Not a test of its own, but the code of the other processes.
 #[test]
 fn another_process() {
     let Ok(role) = std::env::var("FARLEAF_ROLE") else { return };
@@ -202,7 +202,7 @@ fn a_stopped_server_goes_on_serving_verbs() {
         assert_eq!(call.await.unwrap_err(), unknown(Uncertainty::TimedOut));
         fabric.reset(SERVER).await.unwrap();
         server.go_on();
-        // The request was indeterminate; it takes effect late.
+        // The request was indeterminate and takes effect late.
         while word(&fabric, 8).await != 6 {
             fabric.sleep(1_000_000).await;
         }
@@ -249,8 +249,8 @@ fn calls_to_a_stopped_server_are_bounded() {
     let server = &server;
     cluster.run_one(|fabric| async move {
         server.stop();
-        // More calls than fit in the ring and in the backlog: the rest is refused, and not carried
-        // out.
+        // More calls than fit in the ring and in the backlog: the excess is refused, and not
+        // carried out.
         let padded = |bytes: usize| TestService::echo(&vec![1; bytes]);
         let (mut refused, mut late) = (0, 0);
         for round in 0..8 {
@@ -391,7 +391,7 @@ fn a_fence_in_one_process_concerns_the_endpoints_of_that_compute_server_alone() 
             ready(1).await;
             fabric.fence(SERVER, 5).await.unwrap();
             fabric.compare_swap(at(64), 1, 2).await.unwrap();
-            // The fenced endpoint can see this word, because it is not fenced at the other server.
+            // The fenced endpoint can read this word, because it is not fenced at the other server.
             fabric.fetch_add(GlobalAddr::new(ServerId::new(1), 64), 1).await.unwrap();
             fabric.call(SERVER, TestService::echo(b"?")).await.unwrap();
         } else {

@@ -1,4 +1,4 @@
-//! Features of the simulator only: replay, faults, and limits of network and cores.
+//! Features that only the simulator has: replay, faults, and limits of network and cores.
 
 use farleaf_fabric::conformance::TestService;
 use farleaf_fabric::sim::{Faults, NetworkModel, SimCluster, SimConfig, SimFabric};
@@ -118,7 +118,7 @@ fn lost_messages_end_as_indeterminate() {
             }
         }
     }
-    // A lost request has no effect, but one with a lost reply has: the sum is in between.
+    // A lost request has no effect, but a request with a lost reply does: the sum is in between.
     let sum = word(&cluster, 0);
     assert!(answered > 50 && unknown > 20);
     assert!(answered < sum && sum < answered + unknown, "{answered} < {sum}, {unknown} unknown");
@@ -363,8 +363,8 @@ fn a_thread_that_runs_ahead_posts_in_its_own_time() {
     let (exact, exact_events) = run(0);
     let (ahead, ahead_events) = run(4 * visit_ns);
     assert_eq!(ahead, exact);
-    // Of 44 charges before a READ, those of the first two rounds need no event, and of the 40 every
-    // fifth; nor do three after it.
+    // Of the 44 charges before a READ, those of the first two rounds need no event, and of the
+    // other 40 only every fifth does; the three after it need none.
     assert_eq!(exact_events - ahead_events, 1 + 3 + 32 + 3);
 }
 
@@ -375,7 +375,7 @@ fn with_network(change: impl FnOnce(&mut NetworkModel)) -> SimConfig {
     config
 }
 
-/// The virtual time that all clients of one compute server need together.
+/// The virtual time that all clients of one compute server together need.
 fn time_of<Fut: Future<Output = ()>>(
     config: SimConfig,
     clients: usize,
@@ -405,8 +405,7 @@ fn atomics_take_turns_on_a_unit_and_on_a_word() {
     assert_near(time_of(by_unit, 8, add(false)) as f64, 800.0 * 1_000.0);
 }
 
-/// A compute server's clients enter one section ten times each, on a server whose threads need
-/// 100 ns in it.
+/// The clients of one compute server enter a section ten times each. A thread spends 100 ns in it.
 fn time_in_section(numa_factor: u64, quantum_ns: u64, clients: usize, between_ns: u64) -> u64 {
     let cost = CostModel { cooling_queue_ns: 100, numa_factor, ..CostModel::default() };
     let config = SimConfig { cost, quantum_ns, ..SimConfig::default() };
@@ -424,9 +423,9 @@ fn time_in_section(numa_factor: u64, quantum_ns: u64, clients: usize, between_ns
 fn the_threads_of_a_server_take_turns_in_a_section() {
     assert_eq!(time_in_section(1, 0, 1, 0), 10 * 100);
     assert_eq!(time_in_section(1, 0, 4, 0), 40 * 100);
-    // While three others are in it, a thread that sleeps is not late for its next turn.
+    // A thread that sleeps while three others are inside is not late for its next turn.
     assert_eq!(time_in_section(1, 0, 4, 300), 40 * 100 + 300);
-    // Of two threads that alternate, each finds the section on the other socket but for the first.
+    // If two threads alternate, each entry but the first finds the section on the other socket.
     assert_eq!(time_in_section(3, 0, 2, 0), 100 + 19 * 300);
     assert_eq!(time_in_section(3, 0, 1, 0), 10 * 100);
     assert_eq!(time_in_section(3, 1_000, 2, 0), 100 + 19 * 300);
@@ -435,14 +434,14 @@ fn the_threads_of_a_server_take_turns_in_a_section() {
     assert_eq!(cost.ns(Work::Enter(Section::CoolingQueue)), 0);
 }
 
-/// Sections of different compute servers are different, and a thread arrives with its own time.
+/// Sections of different compute servers are independent, and a thread arrives at its own time.
 #[test]
 fn a_section_belongs_to_one_server_and_to_virtual_time() {
     let cost = CostModel { cooling_queue_ns: 100, ..CostModel::default() };
     let quantum_ns = 1_000;
     let cluster = start(SimConfig { cost, quantum_ns, ..SimConfig::default() }, 1);
     let left = cluster.run(&[0, 0, 1], |fabric, client| async move {
-        // The first client runs ahead of virtual time, and must not keep the second one waiting.
+        // The first client runs ahead of virtual time, and must not delay the second one.
         let visits = if client == 0 { 5 } else { 0 };
         for _ in 0..visits {
             fabric.charge(Work::VisitNode).await;
@@ -484,7 +483,7 @@ fn a_second_port_doubles_what_a_nic_sends() {
             fabric.read(GlobalAddr::new(SERVER, 0), buffer).await.unwrap();
         }
     };
-    // 4,156 bytes take a port for 333 ns.
+    // 4,156 bytes occupy a port for 333 ns.
     let of = |ports| time_of(with_network(|network| network.ports = ports), 32, read) as f64;
     assert_near(of(1), 3_200.0 * 333.0);
     assert_near(of(2), 3_200.0 * 333.0 / 2.0);
@@ -500,7 +499,7 @@ fn a_co_located_server_is_reached_without_the_network() {
             fabric.read(place, fabric.buffer(8).unwrap()).await.unwrap();
             let took_ns = fabric.now_ns() - before_ns;
             let local = usize::from(server) == client;
-            // Post and doorbell, twice the time of a short message, and the access.
+            // Post and doorbell, twice the time of a short message, and the memory access.
             assert_eq!(took_ns, if local { 300 } else { 2_000 });
             let call = fabric.call(place.server(), TestService::work(1));
             let before_ns = fabric.now_ns();
@@ -509,14 +508,14 @@ fn a_co_located_server_is_reached_without_the_network() {
         }
     });
     let statistics = cluster.statistics();
-    // Only what the other machine sent and received took a port, on both sides.
+    // Only messages to and from the other machine occupied a port, on both sides.
     let of_servers = statistics.memory_servers.iter().map(|server| server.nic);
     for nic in of_servers.chain(statistics.compute_server_nics.iter().copied()) {
         assert_eq!((nic.messages_sent, nic.messages_received), (2, 2), "{statistics:?}");
     }
 }
 
-/// A service without memory, as a compute server's is.
+/// A service without memory, like a compute server's.
 struct Echo;
 
 impl Calls for Echo {
@@ -529,7 +528,7 @@ impl Calls for Echo {
     }
 }
 
-/// The servers of a run have one sequence of numbers, and those of compute servers are no memory
+/// The servers of a run share one sequence of numbers, but compute servers' numbers are not memory
 /// servers' numbers.
 #[test]
 fn no_compute_server_is_co_located_with_itself() {
@@ -559,7 +558,7 @@ fn requests_on_several_cores_interleave() {
     assert!(cluster.now_ns() > 70_000);
 }
 
-/// F9 where it matters: the message of an operation that was given up is still in flight.
+/// F9 in the case that matters: the message of an abandoned operation is still in flight.
 #[test]
 fn a_reset_drops_what_is_late() {
     let faults = Faults {
@@ -588,7 +587,7 @@ fn a_reset_drops_what_is_late() {
     }
 }
 
-/// F10: the messages in flight of a dead compute server take effect before the fence or never.
+/// F10: a dead compute server's messages in flight take effect before the fence or never.
 #[test]
 fn a_fence_stops_the_messages_of_the_dead() {
     let mut landed = 0;

@@ -1,4 +1,4 @@
-//! The outcome of operations over the provider `tcp` when connections break, servers stop or
+//! The outcomes of operations of the provider `tcp` when connections break, servers stop or
 //! restart, and messages are delayed. A proxy between client and server delays messages and cuts
 //! connections.
 #![expect(clippy::disallowed_methods, reason = "tests wait for what real sockets do")]
@@ -136,7 +136,7 @@ fn nothing_comes_without_the_write_before_it() {
             proxy.cut();
             assert_eq!(read.await.unwrap_err(), LOST);
             proxy.release();
-            // An unlock that belongs to the WRITE, posted before any task has seen the WRITE's
+            // An unlock that depends on the WRITE, posted before any task has seen the WRITE's
             // outcome.
             assert_eq!(fabric.compare_swap(at(64), 0, 1).await, Err(LOST));
             assert_eq!(&fabric.call(SERVER, TestService::echo(b"")).await.unwrap()[..], b"");
@@ -152,7 +152,7 @@ fn nothing_comes_without_the_write_before_it() {
     });
 }
 
-/// F9: once the new connection is open, what still arrives over the old one is discarded.
+/// F9: once the new connection is open, anything that still arrives over the old one is discarded.
 #[test]
 fn after_a_reset_nothing_late_takes_effect() {
     for io_threads in [1, 3] {
@@ -186,7 +186,7 @@ fn after_a_reset_nothing_late_takes_effect() {
     }
 }
 
-/// F10: a fenced endpoint is shut out for ever, with what it has sent and with what it will send;
+/// F10: a fenced endpoint is shut out forever, including everything that it has sent and will send;
 /// an endpoint opened later is not.
 #[test]
 fn a_fence_shuts_out_what_is_late_and_who_comes_back() {
@@ -238,7 +238,7 @@ fn a_fence_shuts_out_what_is_late_and_who_comes_back() {
     }
 }
 
-/// A restarted memory server has lost its memory, so no client may continue with what it knew.
+/// A restarted memory server has lost its memory, so no client may rely on what it read before.
 #[test]
 fn a_server_that_was_restarted_is_another() {
     let token = Token::draw().unwrap();
@@ -328,7 +328,7 @@ fn who_does_not_answer_runs_into_the_deadline() {
                     assert_eq!(call.await.unwrap_err(), TIMED_OUT);
                 }
                 assert_eq!(fabric.counters().snapshot().indeterminate, 8 * round);
-                // The answers arrive after all, and match no waiting call.
+                // The answers arrive after all, but no call is waiting for them.
                 for (_, reply) in service.take(8) {
                     reply.send(Message::from_slice(b"late"));
                 }
@@ -415,8 +415,8 @@ fn answers_may_come_later_from_any_thread_in_any_order() {
     assert_eq!(server.counters().requests, CALLS as u64);
 }
 
-/// Verbs that are larger than the buffers of a connection travel in pieces, in order, and are
-/// refused as a whole.
+/// Verbs that are larger than a connection's buffers travel in pieces, in order, and are refused as
+/// a whole.
 #[test]
 fn large_verbs_go_in_pieces() {
     const BYTES: usize = (3 << 20) + 8;

@@ -1,5 +1,5 @@
-//! How a server of the provider `tcp` handles hostile peers: it closes their connection, and
-//! nothing else.
+//! How a server of the provider `tcp` handles hostile peers: it closes their connections, with no
+//! other effect.
 #![expect(clippy::disallowed_methods, reason = "tests wait for what real sockets do")]
 
 use farleaf_fabric::conformance::{TestService, mutate, random_bytes};
@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 const SERVER: ServerId = ServerId::new(0);
 const REGION_BYTES: usize = 16_384;
-/// A check that does not end in this time fails.
+/// A check fails if it does not end within this time.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 fn start(token: &Token, config: TcpServerConfig) -> TcpServer {
@@ -107,8 +107,8 @@ fn another_token_gets_a_refusal_and_nothing_else() {
     assert_eq!(server.counters().refused, 3);
     assert_eq!(server.counters().requests, 0, "the server read no request");
 
-    // Byte by byte: a challenge, which reveals nothing about the token, then the refusal, then the
-    // end.
+    // Byte by byte, the client gets a challenge, which reveals nothing about the token, then the
+    // refusal, then the end.
     let mut socket = connect(server.local_address());
     let mut initiator = initiator(&wrong, 1);
     socket.write_all(initiator.hello()).unwrap();
@@ -146,7 +146,7 @@ fn other_roles_and_other_servers_are_found_out() {
     };
     let why = not_let_in(TcpConfig { role: Role::Client, ..TcpConfig::default() });
     assert_eq!(why, HandshakeError::Refused(Refusal::Role));
-    // With the addresses in the wrong order, the server there is not number 0.
+    // If the addresses are in the wrong order, the server there is not number 0.
     let why = not_let_in(TcpConfig::default());
     assert!(matches!(why, HandshakeError::OtherPeer(Identity { number: 7, .. })), "{why}");
 }
@@ -210,11 +210,11 @@ fn handshakes_that_do_not_end_are_few_and_do_not_last() {
     let mut sockets: Vec<_> = (0..20).map(|_| connect(server.local_address())).collect();
     for (number, socket) in (10..).zip(&mut sockets) {
         let hello = *initiator(&token, number).hello();
-        // Some peers have sent nothing, some a part of the hello, some all but the proof.
+        // Some peers have sent nothing, some part of the hello, some everything but the proof.
         let _ = socket.write_all(&hello[..[0, 30, MESSAGE_BYTES][usize::from(number) % 3]]);
     }
     serves(&server, &token);
-    // Newer connections evicted the oldest, and the deadline closed the rest.
+    // Newer connections evicted the oldest ones, and the deadline closed the rest.
     for mut socket in sockets {
         let challenge = rest(&mut socket);
         assert!(challenge.is_empty() || challenge.len() == MESSAGE_BYTES);
@@ -265,7 +265,7 @@ fn there_are_no_more_connections_than_there_may_be() {
     });
 }
 
-/// A peer that sends requests and does not read costs a bounded amount of memory, and does not
+/// A peer that sends requests but does not read costs a bounded amount of memory, and does not
 /// affect others.
 #[test]
 fn who_does_not_read_is_not_read_from() {
@@ -296,7 +296,7 @@ fn who_does_not_read_is_not_read_from() {
     }
 }
 
-/// `FARLEAF_HOSTILE_STRINGS` sets the number of byte strings; the seed is fixed, so a run can be
+/// `FARLEAF_HOSTILE_STRINGS` sets the number of byte strings. The seed is fixed, so a run can be
 /// repeated.
 #[test]
 fn random_and_mutated_bytes_disturb_nobody() {

@@ -1,6 +1,6 @@
-//! The window of the provider `tcp`: how much payload is under way over a connection, in which
-//! order operations that wait for it take effect, and how they end. A proxy holds back the answers
-//! of the server, so that the window fills up and stays full.
+//! The window of the provider `tcp`: how much payload is in flight over a connection, in which
+//! order waiting operations take effect, and how they end. A proxy holds back the answers of the
+//! server, so that the window fills up and stays full.
 #![expect(clippy::disallowed_methods, reason = "tests wait for what real sockets do")]
 
 mod proxy;
@@ -80,8 +80,8 @@ async fn word(fabric: &TcpFabric, offset: usize) -> Result<u64, FabricError> {
     Ok(fabric.read(at(offset), fabric.buffer(8)?).await?.get(0))
 }
 
-/// Waits until the server has got `requests` more than `before`, and asserts that it gets no more
-/// than that for a while.
+/// Waits until the server has received `requests` more requests than `before`, and asserts that it
+/// receives no more for a while.
 async fn gets(fabric: &TcpFabric, server: &TcpServer, before: u64, requests: u64) {
     let started = Instant::now();
     let count = || server.counters().requests - before;
@@ -95,8 +95,8 @@ async fn gets(fabric: &TcpFabric, server: &TcpServer, before: u64, requests: u64
     }
 }
 
-/// No more is under way than the window allows. READs that wait let others pass, WRITEs do not
-/// (F3), and the two directions do not wait for each other.
+/// Never more is in flight than the window allows. Waiting READs let others pass, waiting WRITEs do
+/// not (F3), and the two directions do not wait for each other.
 #[test]
 fn what_exceeds_the_window_waits() {
     let (server, token) = start(Role::ComputeServer);
@@ -146,8 +146,8 @@ fn what_exceeds_the_window_waits() {
     assert_eq!(server.counters().welcomed, 1);
 }
 
-/// A READ that waits is not overtaken by later ones that there would be room for, except by those
-/// too small to take any: otherwise a stream of them could keep it waiting for ever.
+/// Later READs do not overtake a waiting one even if they would fit, except those too small to
+/// count. Otherwise a stream of them could keep it waiting forever.
 #[test]
 fn later_reads_do_not_take_the_room() {
     let (server, token) = start(Role::ComputeServer);
@@ -171,7 +171,7 @@ fn later_reads_do_not_take_the_room() {
     });
 }
 
-/// An operation that is larger than the window goes: piece by piece, each of them alone.
+/// An operation that is larger than the window is sent piece by piece, each of them alone.
 #[test]
 fn what_is_larger_than_the_window_goes_alone() {
     for window_bytes in [0, 8192, PIECE - 8] {
@@ -199,7 +199,7 @@ fn what_is_larger_than_the_window_goes_alone() {
     }
 }
 
-/// F3, with windows of every size: a READ finds all WRITEs that were posted before it, and a CAS
+/// F3, with windows of every size: a READ sees all WRITEs that were posted before it, and a CAS
 /// acts on them, whatever waits for the window.
 #[test]
 fn the_order_is_kept_while_operations_wait() {
@@ -209,7 +209,7 @@ fn the_order_is_kept_while_operations_wait() {
         let cluster = with_window(*window_bytes).start(vec![TestService::new(REGION_BYTES)]);
         cluster.run_one(|fabric| async move {
             let mut rng = SmallRng::seed_from_u64(seed as u64);
-            // The WRITE that each word has last got, numbered in posting order.
+            // The last WRITE of each word, numbered in posting order.
             let mut last = vec![0_u64; WORDS];
             let mut number = 0;
             for round in 0..40_u64 {
@@ -256,7 +256,7 @@ fn the_order_is_kept_while_operations_wait() {
 }
 
 /// F9: a reset ends operations that wait for the window, and none of them happens later. Clients
-/// learn which were not sent.
+/// learn which operations were not sent.
 #[test]
 fn a_reset_ends_what_waits() {
     for role in [Role::ComputeServer, Role::Client] {
@@ -301,9 +301,9 @@ fn a_reset_ends_what_waits() {
     }
 }
 
-/// F7: READs that wait for the window end at their deadlines, and the connection lives on: nothing
-/// depends on them, and the answers to READs that have ended make room again. A WRITE that waits
-/// ends its connection: what was posted after it must not happen without it (F3).
+/// F7: READs that wait for the window end at their deadlines, and the connection stays open:
+/// nothing depends on them, and the answers to ended READs make room again. A waiting WRITE ends
+/// its connection, because later operations must not happen without it (F3).
 #[test]
 fn a_deadline_ends_what_waits() {
     let (server, token) = start(Role::ComputeServer);
@@ -334,7 +334,7 @@ fn a_deadline_ends_what_waits() {
             let writes: Vec<_> =
                 (0..4).map(|index| write(&fabric, index * PIECE, PIECE, 1000)).collect();
             let swap = fabric.compare_swap(at(8 * PIECE), 0, 1);
-            // The deadline of the first that waits ends the connection, and with it the others,
+            // The deadline of the first waiting WRITE ends the connection, and with it the others,
             // whose deadlines are a moment later.
             for (index, write) in writes.into_iter().enumerate() {
                 let error = write.await.unwrap_err();
@@ -350,7 +350,8 @@ fn a_deadline_ends_what_waits() {
     });
 }
 
-/// A connection that is lost ends what waits for the window, and the next one has all of its room.
+/// The loss of a connection ends operations that wait for the window; the next connection's window
+/// is empty.
 #[test]
 fn a_lost_connection_ends_what_waits() {
     let (server, token) = start(Role::ComputeServer);
@@ -375,7 +376,7 @@ fn a_lost_connection_ends_what_waits() {
     });
 }
 
-/// F10: nothing that waits for the window takes effect after a fence.
+/// F10: no operation that waits for the window takes effect after a fence.
 #[test]
 fn a_fence_shuts_out_what_waits() {
     let (server, token) = start(Role::ComputeServer);
@@ -402,9 +403,10 @@ fn a_fence_shuts_out_what_waits() {
     run(&other, async { assert_eq!(word(&survivor, 2 * PIECE).await, Ok(0)) });
 }
 
-/// F8: what waits for the window when its endpoint is dropped takes effect, also what a socket
-/// accepts only later. While the proxy passes on what it held, the first WRITEs are answered: were
-/// the socket closed by then, these answers would reset it, with the rest still to be sent.
+/// F8: operations that wait for the window when their endpoint is dropped take effect, even those
+/// that a socket accepts only later. When the proxy forwards what it held, the first WRITEs are
+/// answered. If the socket were closed by then, these answers would reset it and discard the unsent
+/// rest.
 #[test]
 fn a_dropped_endpoint_sends_what_waits() {
     const MANY: usize = 60;

@@ -11,7 +11,8 @@ use axum::http::StatusCode;
 use axum::routing::get;
 use farleaf::{Embedded, EmbeddedOptions, Error, Index};
 
-/// A client may repeat a request that certainly changed nothing; of others it must find out.
+/// A client may repeat a request that certainly changed nothing; otherwise it must check the
+/// outcome.
 fn failed(error: Error) -> (StatusCode, String) {
     let status = match &error {
         Error::Indeterminate(_) => StatusCode::GATEWAY_TIMEOUT,

@@ -8,7 +8,7 @@
 use farleaf::{ConnectOptions, Error, Index};
 use std::time::Duration;
 
-/// Programs keep the handle; it finds servers that were restarted elsewhere by itself.
+/// Programs keep the handle, which automatically finds servers that were restarted elsewhere.
 struct Accounts {
     index: Index,
 }

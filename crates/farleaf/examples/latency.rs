@@ -1,5 +1,5 @@
-//! What the door costs: gets one after another through a kept handle, beside the same gets by a
-//! client that owns its thread. Needs a cluster:
+//! The cost of this crate: gets one after another through a long-lived handle, beside the same gets
+//! by a client that owns its thread. Needs a cluster:
 //!
 //! ```console
 //! $ farleaf cluster --dir /tmp/farleaf --memory-servers 1 --compute-servers 1
@@ -23,7 +23,7 @@ fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
-/// One way to do the gets: a round of them returns its time in nanoseconds.
+/// One way to do the gets. Each call runs a round and returns its time in nanoseconds.
 type Way<'a> = (&'a str, Box<dyn Fn() -> u64 + 'a>);
 
 async fn gets(index: &Index, clock: &Clock) -> u64 {
@@ -88,7 +88,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         ("a kept handle, a plain thread", Box::new(|| blocking(&index))),
         ("embedded, a plain thread", Box::new(|| blocking(&embedded))),
     ];
-    // Interleaved, and compared round by round: so a busy machine slows all of them alike.
+    // Interleaved, and compared round by round, so that a busy machine slows down all of them
+    // alike.
     let rounds: Vec<Vec<f64>> =
         (0..ROUNDS).map(|_| ways.iter().map(|(_, way)| way() as f64).collect()).collect();
     for (number, (name, _)) in ways.iter().enumerate() {

@@ -1,7 +1,8 @@
 //! A workload of your own against one of the index designs, measured like `farleaf bench`:
 //! `cargo run --release -p farleaf --example own_workload`
 //!
-//! It uses the parts below the door: `farleaf-core` has the designs and `farleaf-bench` the driver.
+//! It uses the crates below `farleaf`: `farleaf-core` has the designs and `farleaf-bench` the
+//! driver.
 
 use farleaf_bench::driver::{Amount, Reshaping, Run, Testbed};
 use farleaf_bench::keys::KeySpace;
@@ -14,7 +15,7 @@ use farleaf_fabric::local::LocalConfig;
 use std::sync::Arc;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    // Memory servers in this process; `TcpConfig::default()` would put sockets in between.
+    // Memory servers in this process. `TcpConfig::default()` would connect to them by sockets.
     let provider = LocalConfig::default();
     let config = MemoryServerConfig { pool_bytes: 64 << 20, ..MemoryServerConfig::default() };
     let servers = (0..2).map(|number| MemoryServer::new(ServerId::new(number), &config));
@@ -26,7 +27,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut testbed = Testbed::<Dex, _>::start(&provider, servers, &options)?;
     testbed.load(&keys, 0.7, &|_| {})?;
 
-    // A cart: mostly lookups of popular keys, some changes, and a scan now and then.
+    // A shopping cart: mostly lookups of popular keys, some changes, and an occasional scan.
     let mix = Mix::new("cart")
         .with(OperationKind::Get, 80)
         .with(OperationKind::Upsert, 15)

@@ -1,7 +1,7 @@
-//! A timer as a descriptor: with it, one descriptor covers sockets, wakes and deadlines.
+//! A timer with a descriptor, so that a single descriptor covers sockets, wakes and deadlines.
 //!
 //! *Invariant*: while the timer's descriptor is readable, `armed_ns` is in the past; so the next
-//! [`Alarm::clear`] reads it, and it does not end waits for ever.
+//! [`Alarm::clear`] reads it, and it does not keep ending waits.
 //!
 //! *Thread safety*: one thread at a time.
 
@@ -24,7 +24,7 @@ pub(crate) struct Alarm {
 }
 
 impl Alarm {
-    /// An alarm that makes `epoll` readable when it goes off.
+    /// Creates an alarm that makes `epoll` readable when it goes off.
     pub(crate) fn new(epoll: BorrowedFd<'_>) -> io::Result<Self> {
         let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
         let timer = timerfd_create(TimerfdClockId::Monotonic, flags)?;

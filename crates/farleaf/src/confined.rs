@@ -4,16 +4,16 @@
 //! would change its count at the same time. Here no clone can stay behind:
 //! - An engine is built by a closure that is `Send`, so it captures no `Rc`: every `Rc` in an
 //!   engine was created by that closure or later by the engine itself.
-//! - Only [`Confined::with`] accesses the engine, through `&mut`, so one thread does at a time, and
-//!   the lock of [`crate::cores::Core`] orders them. Its closure and its result are `Send`, so no
-//!   `Rc` enters or leaves.
-//! - Whatever else an engine gives to other threads is `Send` by its type: wakers, and the `Arc`s
-//!   of a connection.
+//! - Only [`Confined::with`] accesses the engine, through `&mut`, so only one thread at a time
+//!   does, and the lock of [`crate::cores::Core`] orders these accesses. Its closure and its result
+//!   are `Send`, so no `Rc` enters or leaves.
+//! - Anything else that an engine gives to other threads is `Send` by its type: wakers, and the
+//!   `Arc`s of a connection.
 //! - The one hole in these types would be a thread-local variable in which an engine kept an `Rc`.
-//!   The crates below have two without any, which end with what set them; a test reads their
-//!   sources.
-//! - Nothing in an engine belongs to one thread for another reason. It holds no guard of a lock
-//!   between two polls: `clippy::await_holding_lock` is denied in the whole workspace.
+//!   The crates below have two thread-locals, which hold no `Rc` and are reset by the code that
+//!   sets them; a test reads their sources.
+//! - Nothing in an engine is tied to one thread for another reason. It holds no lock guard between
+//!   two polls: `clippy::await_holding_lock` is denied in the whole workspace.
 
 #![expect(unsafe_code, reason = "the argument is above")]
 

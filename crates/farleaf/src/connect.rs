@@ -18,10 +18,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A connection has room for more requests than operations, because operations on several keys send
-/// several.
+/// A connection has room for more requests than operations, because an operation on several keys
+/// sends several requests.
 const REQUESTS_PER_OPERATION: usize = 2;
-/// Each one takes scratch memory of its connection.
+/// Each operation takes scratch memory of its connection.
 const MOST_OPERATIONS: usize = 16_384;
 
 #[derive(Clone, Debug)]
@@ -42,8 +42,8 @@ pub struct ConnectOptions {
 }
 
 impl ConnectOptions {
-    /// The cluster at `place`: the folder of `farleaf cluster --dir FOLDER`, or the address of a
-    /// catalog, `HOST:PORT` or `etcd:HOST:PORT,HOST:PORT`, which needs a token as well.
+    /// Sets the place of the cluster: the folder of `farleaf cluster --dir FOLDER`, or the address
+    /// of a catalog, `HOST:PORT` or `etcd:HOST:PORT,HOST:PORT`, which also needs a token.
     pub fn new(place: impl AsRef<Path>) -> Self {
         Self {
             place: place.as_ref().to_owned(),
@@ -55,8 +55,8 @@ impl ConnectOptions {
         }
     }
 
-    /// Reads the cluster's token from this file, which only its owner can read. A folder has its
-    /// own.
+    /// Reads the cluster's token from this file, which only its owner can read. Not needed with a
+    /// folder, which contains the token.
     #[must_use]
     pub fn token_file(mut self, path: impl AsRef<Path>) -> Self {
         self.token = Some(Secret::File(path.as_ref().to_owned()));
@@ -84,7 +84,7 @@ impl ConnectOptions {
         self
     }
 
-    /// Sets how many operations each connection has in flight at most; 256 by default. Further ones
+    /// Sets the maximum number of operations in flight per connection; 256 by default. Further ones
     /// wait in order, and their deadlines begin when they are sent.
     #[must_use]
     pub fn depth(mut self, operations: usize) -> Self {
@@ -92,8 +92,8 @@ impl ConnectOptions {
         self
     }
 
-    /// Sets how many connections to each compute server the handle opens at most; 2 by default.
-    /// That many threads can send and receive at the same time.
+    /// Sets the maximum number of connections that the handle opens to each compute server; 2 by
+    /// default. This many threads can send and receive at the same time.
     #[must_use]
     pub fn connections(mut self, connections: usize) -> Self {
         self.connections = connections;
@@ -141,9 +141,9 @@ impl<P: AsRef<Path>> From<P> for ConnectOptions {
 /// Connects to a running cluster of `u64` keys: `connect("/tmp/farleaf")`, or with
 /// [`ConnectOptions`]. [`connect_bytes()`] is for byte strings.
 ///
-/// It reads the catalog, which blocks the thread for a few milliseconds, and longer if the catalog
-/// does not answer. The handle connects to a compute server when it first sends it something, and
-/// finds servers that have moved by itself.
+/// Reads the catalog, which blocks the thread for a few milliseconds, or longer if the catalog does
+/// not answer. The handle connects to a compute server when it first has something to send there,
+/// and automatically finds servers that have moved.
 ///
 /// # Errors
 /// [`Error::Connect`] if there is no such cluster, it does not answer, it has never served, or its
@@ -153,8 +153,8 @@ pub fn connect(options: impl Into<ConnectOptions>) -> Result<Index, Error> {
     index_of::<Fixed8, u64>(located(&options)?, &options)
 }
 
-/// As [`connect()`], to a cluster of byte strings: `farleaf cluster --keys bytes`, with pages of
-/// any size.
+/// Like [`connect()`], but for a cluster of byte strings: `farleaf cluster --keys bytes`, with
+/// pages of any size.
 ///
 /// # Errors
 /// As for [`connect()`]; [`Error::Connect`] if the cluster has `u64` keys.
@@ -162,7 +162,7 @@ pub fn connect_bytes(options: impl Into<ConnectOptions>) -> Result<Index<[u8]>, 
     let options = options.into();
     let located = located(&options)?;
     match located.layout() {
-        // The first one says that these are others.
+        // The first error already tells that the keys have another kind.
         LayoutName::Numbers | LayoutName::Bytes1K => {
             index_of::<Bytes<128>, [u8]>(located, &options)
         }
@@ -199,8 +199,8 @@ where
     Ok(Index::new(Cores::new(cores)))
 }
 
-/// Asks the catalog. Inside a tokio runtime it uses a separate thread: the etcd client blocks on a
-/// runtime of its own, which tokio forbids on a thread that already runs one.
+/// Queries the catalog. Inside a tokio runtime, it uses a separate thread: the etcd client blocks
+/// on its own runtime, which tokio forbids on a thread that already runs one.
 fn apart<T: Send>(ask: impl FnOnce() -> Result<T, ProgramError> + Send) -> Result<T, Error> {
     if tokio::runtime::Handle::try_current().is_err() {
         return Ok(ask()?);

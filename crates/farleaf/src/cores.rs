@@ -1,14 +1,14 @@
 //! The cores of an index: engines behind locks, and how callers share them.
 //!
-//! A caller begins an operation on a core that no other thread uses at the moment, if there is one,
-//! and turns that core once, which sends the request. A waiter turns the core again
-//! when its descriptor is readable: a task of a tokio runtime ([`crate::runtime`]), or one of
-//! the waiting threads ([`crate::threads`]).
+//! A caller begins an operation on a core that no other thread is using, if there is one, and turns
+//! that core once, which sends the request. A waiter turns the core again when its descriptor is
+//! readable: a task of a tokio runtime ([`crate::runtime`]), or one of the waiting threads
+//! ([`crate::threads`]).
 //!
 //! *Invariants*
 //! - door.A1. No lock is held while a thread or a task waits.
-//! - door.A2. While an operation is in flight and its caller waits, something waits for the core's
-//!   descriptor that does not depend on any other caller.
+//! - door.A2. While an operation is in flight and its caller waits, the core's descriptor has a
+//!   waiter that does not depend on any other caller.
 //! - door.A3. A core that panics is dropped; its operations in flight end as indeterminate, and
 //!   later ones as unavailable.
 //!
@@ -30,17 +30,17 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::task::Waker;
 
-/// Locks `mutex`, even if a thread panicked while holding it: what the mutexes of this crate guard
-/// is consistent at every step. An engine that panics is dropped (door.A3).
+/// Locks `mutex`, even if a thread panicked while holding it: the data behind the mutexes of this
+/// crate is consistent at every step. An engine that panics is dropped (door.A3).
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// One engine, and what waits for it.
+/// One engine, and its waiters.
 #[derive(Debug)]
 pub(crate) struct Core<K: ?Sized + Data> {
     engine: Mutex<Option<Confined<K>>>,
-    /// Operations in flight after the last turn.
+    /// Number of operations in flight after the last turn.
     live: AtomicUsize,
     /// Readable when a turn is due.
     pub(crate) descriptor: OwnedFd,
@@ -50,7 +50,7 @@ pub(crate) struct Core<K: ?Sized + Data> {
 }
 
 impl<K: ?Sized + Data> Core<K> {
-    /// A core whose engine `build` creates.
+    /// Creates a core with the engine that `build` returns.
     pub(crate) fn new(
         build: impl FnOnce() -> Result<Box<dyn Engine<K>>, Error> + Send,
     ) -> Result<Self, Error> {
@@ -70,7 +70,7 @@ impl<K: ?Sized + Data> Core<K> {
         })
     }
 
-    /// Runs `act` on the engine; `None` if the engine has failed, now or before.
+    /// Runs `act` on the engine; `None` if the engine fails or has failed before.
     fn with(
         &self,
         mut engine: MutexGuard<'_, Option<Confined<K>>>,
@@ -92,7 +92,7 @@ impl<K: ?Sized + Data> Core<K> {
                 let failed = engine.take();
                 drop(engine);
                 self.live.store(0, Ordering::Release);
-                // Its destructors find what the panic left.
+                // Its destructors run in the state that the panic left.
                 let _ = catch_unwind(AssertUnwindSafe(|| drop(failed)));
                 None
             }
@@ -112,7 +112,7 @@ pub(crate) struct Begun<K: ?Sized + Data> {
     slot: Arc<Slot<K>>,
 }
 
-/// What all clones of a handle share.
+/// The state that all clones of a handle share.
 #[derive(Debug)]
 pub(crate) struct Cores<K: ?Sized + Data> {
     cores: Box<[Core<K>]>,
@@ -127,7 +127,7 @@ impl<K: ?Sized + Data> Cores<K> {
         &self.cores[number]
     }
 
-    /// A core that is free, or else the first one that this thread tries.
+    /// A core that is free, or otherwise the first one that this thread tries.
     fn pick(&self) -> (usize, MutexGuard<'_, Option<Confined<K>>>) {
         let mut hasher = DefaultHasher::new();
         std::thread::current().id().hash(&mut hasher);
@@ -158,9 +158,8 @@ impl<K: ?Sized + Data> Cores<K> {
         Begun { core: number, slot }
     }
 
-    /// Turns a core, and returns what the turn left. If it still has operations in
-    /// flight, the other cores are turned as well: an operation may wait for one that was abandoned
-    /// there.
+    /// Turns a core, and returns the result. If the core still has operations in flight, also turns
+    /// the other cores: an operation may be waiting for one that was abandoned there.
     pub(crate) fn turn(&self, number: usize) -> Turned {
         let core = &self.cores[number];
         let turned = core.turn_with(lock(&core.engine));
@@ -208,7 +207,7 @@ mod tests {
     use rustix::event::epoll;
     use std::os::fd::{AsFd, BorrowedFd};
 
-    /// An engine that panics over every operation but lookups of 1, which it never answers.
+    /// An engine that panics on every operation except lookups of 1, which it never answers.
     struct Fragile {
         epoll: OwnedFd,
         held: Vec<Reply<u64>>,

@@ -1,4 +1,4 @@
-//! What keys and values can be.
+//! The types of keys and values.
 //!
 //! *Thread safety*: plain functions.
 
@@ -11,9 +11,9 @@ mod sealed {
     impl Sealed for [u8] {}
 }
 
-/// What the keys and values of an [`crate::Index`] are: `u64`, or byte strings, `[u8]`.
+/// The keys and values of an [`crate::Index`]: `u64`, or byte strings, `[u8]`.
 ///
-/// Byte strings are ordered byte by byte, a prefix before what goes on behind it, and may be empty.
+/// Byte strings are ordered byte by byte, with a prefix before any longer string, and may be empty.
 /// Operations return them as `Vec<u8>`.
 pub trait Data:
     sealed::Sealed
@@ -27,7 +27,7 @@ pub trait Data:
 impl Data for u64 {}
 impl Data for [u8] {}
 
-/// What an operation takes as a key or a value: a `u64`, or anything with bytes in it, such as
+/// A key or value argument of an operation: a `u64`, or anything that contains bytes, such as
 /// `&[u8]`, `Vec<u8>`, `&str` and `b"bytes"`.
 pub trait Given<K: ?Sized + Data> {
     /// The key or value.

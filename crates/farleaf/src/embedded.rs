@@ -31,8 +31,8 @@ pub struct EmbeddedOptions {
 }
 
 impl Default for EmbeddedOptions {
-    /// 1 GiB for nodes on one memory server, a cache of 64 MiB, an engine for each hardware thread,
-    /// and pages of 1 KiB.
+    /// 1 GiB for nodes on one memory server, a cache of 64 MiB, one engine per hardware thread, and
+    /// pages of 1 KiB.
     fn default() -> Self {
         let engines = std::thread::available_parallelism().map_or(1, NonZero::get);
         Self {
@@ -55,16 +55,16 @@ impl EmbeddedOptions {
         self
     }
 
-    /// Sets the number of memory servers. One is enough, unless you want to see how an index
-    /// behaves on several.
+    /// Sets the number of memory servers. One is enough, except for testing the behavior of an
+    /// index on several.
     #[must_use]
     pub fn memory_servers(mut self, servers: u16) -> Self {
         self.memory_servers = servers;
         self
     }
 
-    /// Sets the size of the cache, in bytes. It comes on top of the memory for nodes, and is taken
-    /// at once.
+    /// Sets the size of the cache, in bytes. The cache is additional to the memory for nodes, and
+    /// is allocated at once.
     #[must_use]
     pub fn cache_bytes(mut self, bytes: u64) -> Self {
         self.cache_bytes = bytes;
@@ -88,15 +88,15 @@ impl EmbeddedOptions {
 }
 
 /// An index whose memory servers are in this process. It needs no other process and no network, and
-/// nothing outlives the handle.
+/// its data is lost when the handle is dropped.
 #[derive(Debug)]
 pub enum Embedded {}
 
-/// The usual size of pages, and the only one of numbers.
+/// The default page size, and the only one for numbers.
 const PAGE_BYTES: usize = 1024;
 /// Pools are whole multiples of this.
 const POOL_ALIGN: u64 = 4096;
-/// More compute threads than any machine has.
+/// More threads than any machine has.
 const MOST_ENGINES: usize = 4096;
 
 fn invalid(why: &str) -> Error {
@@ -107,7 +107,7 @@ impl Embedded {
     /// Creates an empty index of `u64` keys and values.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if an option is out of range or there is no memory for it, and
+    /// [`Error::Invalid`] if an option is out of range or if there is not enough memory for it, and
     /// [`Error::System`] if the system has no more file descriptors.
     pub fn open(options: EmbeddedOptions) -> Result<Index, Error> {
         if options.page_bytes != PAGE_BYTES {

@@ -26,15 +26,15 @@ use std::task::{Wake, Waker};
 /// each other.
 const MOST_POLLS: usize = 256;
 /// If the sockets have not been polled for this long, in nanoseconds, they are polled before an
-/// operation begins, so that a connection closed by its server is reopened first.
+/// operation begins, so that a connection that its server has closed is reopened first.
 const STALE_NS: u64 = 1_000_000;
 
-/// What a turn left.
+/// The state after a turn.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Turned {
     /// Whether all tasks wait.
     pub(crate) is_idle: bool,
-    /// Whether nothing has arrived.
+    /// Whether the turn received nothing.
     pub(crate) is_quiet: bool,
     /// Number of tasks that have not ended.
     pub(crate) live: usize,
@@ -42,10 +42,10 @@ pub(crate) struct Turned {
 
 /// An engine of any kind.
 pub(crate) trait Engine<K: ?Sized + Data> {
-    /// Begins an operation, and turns.
+    /// Begins an operation, then turns the engine.
     fn start(&mut self, request: Request<K>, reply: Reply<K>) -> Turned;
 
-    /// Takes in what has arrived, and runs tasks as far as they go.
+    /// Receives everything that has arrived, and runs tasks until they wait.
     fn turn(&mut self) -> Turned;
 
     /// The descriptor that is readable when a turn is due.
@@ -55,7 +55,7 @@ pub(crate) trait Engine<K: ?Sized + Data> {
     fn unparker(&self) -> Waker;
 }
 
-/// A driver whose waits are a descriptor.
+/// A driver that waits for a single descriptor.
 pub(crate) trait Parking: Driver {
     /// An epoll descriptor that is readable when the driver has something to do.
     fn descriptor(&self) -> BorrowedFd<'_>;
@@ -83,7 +83,7 @@ impl Wake for Unparker {
 }
 
 /// The driver of an engine without sockets: its operations complete when they are posted, and its
-/// tasks wait for timers only.
+/// tasks wait only for timers.
 #[derive(Debug)]
 pub(crate) struct InProcess<S: Calls> {
     driver: LocalDriver<S>,
@@ -113,7 +113,7 @@ impl<S: Calls> Driver for InProcess<S> {
     fn progress(&self) -> Progress {
         let Unparker { descriptor, is_set } = &*self.unparker;
         if is_set.load(Ordering::Acquire) {
-            // In this order: a wake in between is not lost, because the executor looks for woken
+            // In this order, a wake in between is not lost, because the executor checks for woken
             // tasks once more before it waits.
             descriptor.clear();
             is_set.store(false, Ordering::Release);
@@ -135,14 +135,14 @@ impl<S: Calls> Parking for InProcess<S> {
 /// An engine over one driver.
 #[derive(Debug)]
 pub(crate) struct Machine<K: ?Sized + Data, I, D> {
-    // Dropped first: the tasks use the index, and the index its driver.
+    // Dropped first, because the tasks use the index, and the index uses its driver.
     executor: Executor<'static>,
     index: Rc<I>,
     driver: D,
     alarm: Alarm,
     looked_ns: u64,
-    /// Maximum number of operations that run at a time; the others wait in order. Without a limit,
-    /// more operations than the endpoint's depth would all retry until their deadlines.
+    /// Maximum number of operations that run concurrently; the others wait in order. Without a
+    /// limit, more operations than the endpoint's depth would all retry until their deadlines.
     most_live: usize,
     waiting: VecDeque<(Request<K>, Reply<K>)>,
 }
@@ -179,7 +179,7 @@ impl<K: ?Sized + Data, I: Served<K>, D: Parking> Machine<K, I, D> {
         Turned { is_idle: turn != Turn::Busy, is_quiet, live }
     }
 
-    /// Spawns operations that wait, as far as there is room; returns whether it has.
+    /// Spawns waiting operations while there is room. Returns whether any were spawned.
     fn spawn_waiting(&mut self) -> bool {
         let mut has_spawned = false;
         while self.executor.live() < self.most_live

@@ -7,22 +7,22 @@ use std::error::Error as StdError;
 use std::fmt;
 use std::sync::Arc;
 
-/// Why an operation has no answer.
+/// Why an operation failed.
 ///
 /// With every variant but [`Error::Indeterminate`], the operation has changed nothing and will
 /// change nothing.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// It is unknown whether the operation happened, in part if it concerns several records. It may
-    /// still happen.
+    /// It is unknown whether the operation has happened, or, if it concerns several records, which
+    /// part of it. It may still happen.
     #[error(transparent)]
     Indeterminate(Cause),
-    /// The servers could not be reached, or do not serve now. Nothing has changed; the operation
+    /// The servers could not be reached, or are not serving now. Nothing has changed; the operation
     /// can be repeated.
     #[error(transparent)]
     Unavailable(Cause),
-    /// The operation lost against concurrent operations until its retries were used up. Nothing has
+    /// The operation lost against concurrent operations until it ran out of retries. Nothing has
     /// changed; the operation can be repeated.
     #[error(transparent)]
     Contended(Cause),
@@ -55,7 +55,7 @@ impl Error {
     }
 }
 
-/// What lies behind an [`Error`], for people: its text, and its sources.
+/// The underlying cause of an [`Error`]: a text for people, and its sources.
 #[derive(Clone)]
 pub struct Cause(Arc<dyn StdError + Send + Sync>);
 

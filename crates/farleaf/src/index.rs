@@ -1,4 +1,4 @@
-//! The handle.
+//! The handle of an index.
 
 use crate::cores::Cores;
 use crate::data::{Data, Given};
@@ -14,8 +14,8 @@ use std::sync::Arc;
 /// An ordered index, in this process ([`crate::Embedded`]) or in a cluster ([`crate::connect()`]).
 /// Its keys and values are `u64`, or byte strings: `Index<[u8]>`.
 ///
-/// Clones are the same handle. Any number of threads and tasks may use it at the same time. When
-/// the last clone is dropped, an embedded index is gone, and a connection is closed.
+/// Clones are the same handle. Any number of threads and tasks may use it at the same time.
+/// Dropping the last clone discards an embedded index, or closes a connection.
 pub struct Index<K: ?Sized + Data = u64> {
     cores: Arc<Cores<K>>,
 }
@@ -33,7 +33,7 @@ impl<K: ?Sized + Data> fmt::Debug for Index<K> {
     }
 }
 
-/// The function that takes one kind of response apart.
+/// The function that extracts the content of one kind of response.
 macro_rules! take {
     ($kind:ident) => {
         |response| match response {
@@ -96,16 +96,16 @@ impl<K: ?Sized + Data> Index<K> {
 
     /// Sets many keys, not atomically. If it fails, some of them may be set:
     /// [`crate::Error::Indeterminate`]. A connection repeats a request whose answer is lost, and
-    /// the first copy may take effect after the second: no other client should change these keys
+    /// the first copy may take effect after the second, so no other client should change these keys
     /// meanwhile.
     pub fn upsert_all(&self, records: impl Into<Vec<(K::Owned, K::Owned)>>) -> Operation<(), K> {
         self.run(Request::UpsertAll(records.into()), drop)
     }
 
     /// Fills an empty index from strictly ascending records, much faster than single insertions.
-    /// Returns their number. No other client may use the index meanwhile. Readers see nothing of
-    /// the load until it is complete; if it fails, the index stays empty. The iterator must not use
-    /// this handle.
+    /// Returns their number. No other client may use the index meanwhile. The load becomes visible
+    /// only when it is complete; if it fails, the index stays empty. The iterator must not use this
+    /// handle.
     pub fn bulk_load<I>(&self, records: I) -> Operation<u64, K>
     where
         I: IntoIterator<Item = (K::Owned, K::Owned)>,
@@ -120,8 +120,8 @@ impl<K: ?Sized + Data> Index<K> {
         self.run(Request::Flush, drop)
     }
 
-    /// The records within `range`, in key order. An [`Iterator`] that blocks, or with
-    /// [`Scan::stream`] an async stream; both fetch a few hundred records at a time.
+    /// The records within `range`, in key order, as an [`Iterator`] that blocks, or, with
+    /// [`Scan::stream`], as an async stream. Both fetch a few hundred records at a time.
     pub fn scan(&self, range: impl RangeBounds<K::Owned>) -> Scan<K> {
         Scan::new(self.clone(), range)
     }

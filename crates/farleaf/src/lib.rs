@@ -60,26 +60,26 @@
 //! in an embedded index, and 60 KiB in a cluster. A key or a value that is too long ends an
 //! operation in [`Error::Invalid`], which names the limit.
 //!
-//! # What operations promise
+//! # Guarantees
 //! Operations on one key are linearizable, across all clients. A [`Scan`] is not a snapshot: it
-//! sees every key that is present throughout, once and in order. An operation that fails has
+//! returns every key that is present throughout, once and in order. An operation that fails has
 //! certainly changed nothing, unless its error is [`Error::Indeterminate`]: then it may have
 //! happened, or may still happen.
 //!
 //! # Threads and runtimes
 //! No thread stands between a caller and the network: the thread or task that polls an operation
-//! sends its request itself. In tokio, one task of the caller's own runtime then takes in the
+//! sends its request itself. In tokio, one task of the caller's own runtime then receives the
 //! replies, so other tasks and timers keep running, and an operation that the program no longer
-//! polls holds up no other. Plain threads take turns at waiting for the sockets. Other executors
-//! work as well; for them the handle starts one thread that waits for the sockets while operations
-//! are in flight.
+//! polls delays no other. Plain threads take turns waiting for the sockets. Other executors work as
+//! well: for them, the handle starts one thread that waits for the sockets while operations are in
+//! flight.
 //!
 //! A dropped operation that has been polled once continues; only its result is dropped. So
 //! abandoning a change, for example by a timeout, leaves it unknown whether and when it happens. If
 //! the runtime has ended meanwhile, it may happen only when the handle is next used.
 //!
-//! Inside, two groups of files use each other in a circle: an index makes scans, which ask the
-//! index for their next page; and what waits for an engine (tasks, threads and slots) belongs to
+//! Inside, two groups of files use each other in a circle: an index creates scans, which ask the
+//! index for their next page; and the waiters for an engine (tasks, threads and slots) belong to
 //! the core that has the engine.
 
 #![deny(missing_docs)]

@@ -66,7 +66,7 @@ impl<T, K: ?Sized + Data> Operation<T, K> {
     /// code it stops the other tasks of the thread: `.await` the operation there.
     ///
     /// # Errors
-    /// [`Error`]; see there for what has happened.
+    /// [`Error`], which tells what has happened.
     pub fn wait(mut self) -> Result<T, Error> {
         self.begun();
         let State::Begun(begun) = &self.state else { unreachable!("it has begun") };
@@ -80,7 +80,7 @@ impl<T, K: ?Sized + Data> Future for Operation<T, K> {
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let operation = &mut *self;
         let begun = operation.begun();
-        // An operation on an embedded index is usually ready at once. Count it against the task's
+        // An operation on an embedded index is usually ready at once. Charge it to the task's
         // budget, so that a loop of operations lets the runtime's timers and other tasks run.
         let Poll::Ready(budget) = poll_proceed(context) else { return Poll::Pending };
         let Some(outcome) = begun.take_or_wake(context.waker()) else {

@@ -1,4 +1,4 @@
-//! Operations as plain values, which cross from a caller to an engine and back.
+//! Operations as plain values, which are passed between a caller and an engine.
 
 use crate::data::Data;
 use crate::error::{Cause, Error};
@@ -40,7 +40,7 @@ impl<K: ?Sized + Data> fmt::Debug for Request<K> {
     }
 }
 
-/// The result of an operation that did not fail.
+/// The result of a successful operation.
 #[derive(Debug)]
 pub(crate) enum Response<K: ?Sized + Data> {
     Value(Option<K::Owned>),
@@ -127,7 +127,7 @@ pub(crate) async fn serve<K: ?Sized + Data>(
             Served::upsert_all(index, records).await.map_err(|error| match error {
                 // All records are checked before the first is set.
                 IndexError::KeyTooLong { .. } | IndexError::ValueTooLong { .. } => error.into(),
-                // Whatever else stopped it, some of the records may be set.
+                // After any other error, some of the records may be set.
                 _ => Error::Indeterminate(Cause::text(format!("some records may be set: {error}"))),
             })?;
             Response::Done

@@ -1,11 +1,11 @@
-//! Tasks of tokio runtimes that wait for a core: one for each runtime that has waited for it.
+//! Tasks of tokio runtimes that wait for a core: one for each runtime in which a caller has waited.
 //!
 //! The descriptor has its own task, because a future that waited for it directly would block all
-//! others when its owner stops polling it. The task belongs to the caller's runtime, so it costs no
+//! others when its owner stops polling it. The task belongs to the caller's runtime, so it needs no
 //! thread, and the runtime's timers and other tasks keep running.
 //!
-//! *Invariant*: runtime.A1. each future makes sure that its own runtime has the task: a runtime
-//! that is not running at the moment turns no core for others.
+//! *Invariant*: runtime.A1. Each future ensures that its own runtime has the task, because a
+//! runtime that is not running turns no core for others.
 //!
 //! *Thread safety*: any number of threads.
 
@@ -35,7 +35,7 @@ impl Runtimes {
     }
 }
 
-/// Makes sure that a task of `runtime`, in which the caller runs, waits for the core.
+/// Ensures that a task of `runtime`, in which the caller runs, waits for the core.
 ///
 /// # Panics
 /// If the runtime cannot wait for descriptors: it was built without `enable_io`.
@@ -50,7 +50,7 @@ pub(crate) fn ensure_task<K: ?Sized + Data>(
     if tasks.iter().any(|(of, task)| *of == id && !task.is_finished()) {
         return Ok(());
     }
-    // Runtimes that have ended leave theirs behind.
+    // Remove the tasks of runtimes that have ended.
     tasks.retain(|(_, task)| !task.is_finished());
     let watched = core.descriptor.try_clone().and_then(watch);
     let watched =
@@ -80,12 +80,12 @@ async fn drive<K: ?Sized + Data>(
         let turned = cores.turn(number);
         drop(cores);
         if turned.is_idle && turned.is_quiet {
-            // Tokio keeps what has come since the turn.
+            // If something has arrived since the turn, tokio keeps the readiness.
             ready.clear_ready();
             continue;
         }
-        // There may be more. Look again, but after the tasks that this turn has woken: polling then
-        // does not delay them, because their next requests are already in flight.
+        // There may be more. Check again, but after the tasks that this turn has woken: polling
+        // then does not delay them, because their next requests are already in flight.
         drop(ready);
         let mut has_yielded = false;
         poll_fn(|context| {

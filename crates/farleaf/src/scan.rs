@@ -1,7 +1,7 @@
 //! Scans, page by page.
 //!
-//! *Invariant*: scan.A1. at most [`PAGE_RECORDS`] records are held; the next page begins behind the
-//! last key of the one before, so changes in between neither repeat nor hide other keys.
+//! *Invariant*: scan.A1. At most [`PAGE_RECORDS`] records are held. The next page begins after the
+//! last key of the previous one, so changes in between neither repeat nor hide other keys.
 
 use crate::data::Data;
 use crate::error::Error;
@@ -19,15 +19,15 @@ use std::vec::IntoIter;
 /// Maximum number of records that are fetched at a time.
 const PAGE_RECORDS: usize = 256;
 
-/// A scan of an [`Index`]: an iterator that blocks, or by [`Scan::stream`] an async stream.
+/// A scan of an [`Index`]: an iterator that blocks or, with [`Scan::stream`], an async stream.
 ///
-/// It is not a snapshot: it sees every key that is present throughout, once and in order, and no
-/// key that never was. After an error it ends.
+/// It is not a snapshot: it returns every key that is present throughout, once and in order, and no
+/// key that never existed. It ends after an error.
 #[derive(Debug)]
 #[must_use = "a scan does nothing until it is iterated"]
 pub struct Scan<K: ?Sized + Data = u64> {
     index: Index<K>,
-    /// The part not fetched yet; its limit is the number of records still allowed.
+    /// The part that has not been fetched yet; its limit is the number of records still allowed.
     rest: Selection<K::Owned>,
     page: IntoIter<Record<K>>,
 }

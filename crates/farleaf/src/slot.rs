@@ -1,6 +1,6 @@
-//! Where an operation's outcome waits for its caller.
+//! Where an operation's outcome is stored for its caller.
 //!
-//! *Invariant*: a slot gets exactly one outcome: [`Reply`] puts one even if its task is dropped.
+//! *Invariant*: a slot gets exactly one outcome: [`Reply`] stores one even if its task is dropped.
 //!
 //! *Thread safety*: any number of threads.
 

@@ -1,9 +1,9 @@
-//! Plain threads that wait for operations: one of them, the leader, waits for the core's descriptor
+//! Plain threads that wait for operations. One of them, the leader, waits for the core's descriptor
 //! and turns the core; the others are parked. When the leader has its result, it wakes one of them,
-//! which leads from then on.
+//! which becomes the new leader.
 //!
-//! *Invariants*: threads.A1. while threads wait and none leads, one of them has been unparked.
-//! threads.A2. the leader finds its own result even if another thread's turn produces it: `call`
+//! *Invariants*: threads.A1. While threads wait and none leads, one of them has been unparked.
+//! threads.A2. The leader finds its own result even if another thread's turn produces it: `call`
 //! ends its wait, and only the leader clears it.
 //!
 //! *Thread safety*: any number of threads.
@@ -31,7 +31,7 @@ struct Queue {
 pub(crate) struct Threads {
     queue: Mutex<Queue>,
     call: Arc<Call>,
-    /// Whether the thread of [`ensure_thread`] runs.
+    /// Whether the thread of [`ensure_thread`] is running.
     is_helped: AtomicBool,
 }
 
@@ -80,7 +80,7 @@ impl Threads {
         true
     }
 
-    /// The thread no longer waits.
+    /// Records that the thread no longer waits.
     fn leave(&self, me: ThreadId, has_led: bool) {
         let mut queue = lock(&self.queue);
         queue.is_led &= !has_led;
@@ -93,7 +93,7 @@ impl Threads {
     }
 }
 
-/// Ends a wait even if it panics.
+/// Ends the wait on drop, even during a panic.
 struct Waiting<'a> {
     threads: &'a Threads,
     me: Thread,
@@ -131,7 +131,8 @@ fn lead<K: ?Sized + Data>(cores: &Cores<K>, begun: &Begun<K>) -> Outcome<K> {
     let core = cores.core(begun.core);
     let call = &core.threads.call;
     let called = Waker::from(Arc::clone(call));
-    // The turn that began the operation has left nothing to do, or made the descriptor readable.
+    // The turn that began the operation either has left nothing to do or has made the descriptor
+    // readable.
     let mut is_idle = true;
     loop {
         // Announce the wait before checking, so that a result that arrives now ends the wait.
@@ -166,7 +167,7 @@ fn wait_for<const N: usize>(
 const WAIT: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 const IDLE_WAITS: u32 = 10;
 
-/// Starts a thread that turns the core while operations are in flight, if there is none: for
+/// Starts a thread, if there is none yet, that turns the core while operations are in flight: for
 /// executors whose event loop cannot wait for a descriptor.
 pub(crate) fn ensure_thread<K: ?Sized + Data>(
     cores: &Arc<Cores<K>>,
@@ -197,7 +198,7 @@ fn help<K: ?Sized + Data>(cores: &Weak<Cores<K>>, number: usize) {
         idle_waits = if cores.is_busy(number) { 0 } else { idle_waits + 1 };
         if idle_waits > IDLE_WAITS {
             cores.core(number).threads.is_helped.store(false, Ordering::Release);
-            // An operation may have begun in between, and relied on this thread.
+            // An operation may have begun in the meantime, and relied on this thread.
             if !cores.is_busy(number)
                 || cores.core(number).threads.is_helped.swap(true, Ordering::AcqRel)
             {

@@ -13,7 +13,7 @@ fn open(page_bytes: usize) -> Index<[u8]> {
     Embedded::open_bytes(options.page_bytes(page_bytes)).unwrap()
 }
 
-/// Keys of any bytes and of lengths up to `most`, which often begin alike.
+/// Keys of any bytes, with lengths up to `most`, that often share a prefix.
 fn key(dice: &mut SmallRng, most: usize) -> Vec<u8> {
     let mut key =
         [&b""[..], b"user/", b"user/long/prefix/", b"\xff"][dice.random_range(0..4)].to_vec();

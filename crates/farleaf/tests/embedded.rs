@@ -20,7 +20,7 @@ fn open() -> Index {
     Embedded::open(small()).unwrap()
 }
 
-/// A small space of keys with the extreme ones.
+/// A small key space that includes the extreme keys.
 fn key(dice: &mut SmallRng) -> u64 {
     match dice.random_range(0..300_u64) {
         0 => 0,
@@ -111,13 +111,13 @@ async fn random_operations_agree_with_a_model_in_a_runtime_of_several_threads() 
     }
 }
 
-/// Outside tokio an operation is a future like any other.
+/// Outside tokio, an operation is a future like any other.
 #[test]
 fn random_operations_agree_with_a_model_in_another_executor() {
     block_on(agree_with_a_model(open(), 4));
 }
 
-/// The smallest executor there is.
+/// A minimal executor.
 fn block_on<T>(future: impl Future<Output = T>) -> T {
     struct Unpark(std::thread::Thread);
     impl std::task::Wake for Unpark {
@@ -236,7 +236,7 @@ async fn timers_of_the_caller_keep_firing() {
         }
     });
     for key in 0..20_000 {
-        // Each is ready at once.
+        // Each operation is ready at once.
         index.upsert(key, key).await.unwrap();
     }
     clock.abort();
@@ -267,7 +267,7 @@ fn a_long_scan_sees_everything_page_by_page() {
     for record in index.scan(..) {
         let (key, value) = record.unwrap();
         assert_eq!((key, value), (expected * 3, expected));
-        // Keys that are removed behind the scan change nothing.
+        // Removing keys that the scan has passed changes nothing.
         if expected % 1_000 == 0 {
             index.remove(key).wait().unwrap();
         }

@@ -1,6 +1,6 @@
 //! Clients and the observer: how they use the index, and how their operations are recorded.
 //!
-//! *The observer* is one more client, on a compute server of its own that never dies. It loads the
+//! *The observer* is an additional client, on its own compute server that never dies. It loads the
 //! initial contents, lets the clients start, and waits until all have ended or died. Then it reads
 //! the final contents, before and after a collection. Its reads are operations like any other, so
 //! the checkers judge the final contents as they judge every answer.
@@ -30,8 +30,8 @@ const LOOK_AGAIN_NS: u64 = 10_000;
 /// Attempts of the observer, or of a client that opens the index, after an uncertain outcome.
 const ATTEMPTS: u32 = 16;
 
-/// How long a handle tries to settle its doubts before it is dropped, in nanoseconds: longer than
-/// any outage that ends, and shorter than what counts as an endless loop.
+/// How long a handle tries to settle its doubts before it is dropped, in nanoseconds. This is
+/// longer than any temporary outage, and shorter than the limit for an endless loop.
 const SETTLE_NS: u64 = 500_000_000;
 
 /// Pause before another attempt to open the index or to settle outcomes in doubt, in nanoseconds.
@@ -51,7 +51,7 @@ pub(crate) struct Board {
     /// Cache counters of the handles that have been closed.
     cache: Mutex<CacheCounters>,
     balanced: AtomicUsize,
-    /// A fixed moment for the first death of the compute servers, instead of one from the seed.
+    /// A fixed moment for the compute servers' first death, instead of one drawn from the seed.
     death: Option<DeathAt>,
     /// Rounds in which compute servers died, in scenarios with crashes.
     deaths: AtomicUsize,
@@ -114,7 +114,7 @@ impl Board {
         self.deaths.fetch_add(usize::from(has_died), Ordering::AcqRel);
     }
 
-    /// Lets clients begin: the initial contents are loaded.
+    /// Records that the initial contents are loaded, so that clients can begin.
     pub(crate) fn let_clients_begin(&self) {
         self.loaded.store(true, Ordering::Release);
     }
@@ -133,7 +133,7 @@ impl Board {
         }
     }
 
-    /// Whether the observer has ended, after which no task uses the index.
+    /// Whether the observer has ended. After that, no task uses the index.
     pub(crate) fn is_over(&self) -> bool {
         self.over.load(Ordering::Acquire)
     }
@@ -208,7 +208,7 @@ impl Board {
         }
     }
 
-    /// Records an action that returns no answer and that `work` performs.
+    /// Executes an action with `work`, which returns no answer, and records it.
     pub(crate) async fn record<E: Into<IndexError>>(
         &self,
         fabric: &impl Fabric,
@@ -311,8 +311,8 @@ where
     })
 }
 
-/// Runs one client: as many streams of operations as it keeps in flight, over one handle at a time.
-/// The history numbers the streams of all clients, starting at `first`.
+/// Runs one client, which has as many streams of operations as it keeps in flight, over one handle
+/// at a time. The history numbers the streams of all clients; this client's begin at `first`.
 pub(crate) async fn client<L, De, F>(
     fabric: F,
     compute: &De::Compute,
@@ -378,8 +378,8 @@ async fn drive<I>(
     }
 }
 
-/// Performs up to `operations` operations of each stream: one of each at a time, and those on a
-/// single key as one group.
+/// Performs up to `operations` operations of each stream. In each round, every stream contributes
+/// one operation, and those on single keys form one group.
 async fn drive_in_groups<I>(
     fabric: &impl Fabric,
     index: &I,

@@ -54,7 +54,7 @@ pub enum CommandError {
 /// When compute servers die, in crash scenarios.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Deaths {
-    /// When the seed determines.
+    /// As the seed determines.
     #[default]
     AsSeeded,
     /// Once, at this moment.
@@ -72,10 +72,10 @@ pub enum Deaths {
 /// number of operations, `ok`. After a violation it writes the report and the command that replays
 /// it, and continues with the next scenario.
 ///
-/// Returns whether all runs went well.
+/// Returns whether all runs passed.
 ///
 /// # Errors
-/// [`CommandError`]. Nothing has run then, except after [`CommandError::Output`].
+/// [`CommandError`]. In that case nothing has run, except after [`CommandError::Output`].
 pub fn run_command(
     scenario: &str,
     seed: u64,
@@ -117,7 +117,7 @@ fn seeds(seed: u64, count: u64) -> Result<impl Iterator<Item = u64> + Clone, Com
     Ok((seed..=last).take_while(move |_| count > 0))
 }
 
-/// Runs a seed with each possible death; returns whether all runs went well.
+/// Runs a seed with each possible death. Returns whether all runs passed.
 fn sweep(scenario: &Scenario, seed: u64, out: &mut impl Write) -> io::Result<bool> {
     for death in (0..).flat_map(DeathAt::each) {
         let report = run_with_death(scenario, seed, death);
@@ -132,7 +132,7 @@ fn sweep(scenario: &Scenario, seed: u64, out: &mut impl Write) -> io::Result<boo
     Ok(true)
 }
 
-/// Writes the outcome of a run; returns whether it went well.
+/// Writes the outcome of a run. Returns whether it passed.
 fn say(report: &RunReport, death: Option<DeathAt>, out: &mut impl Write) -> io::Result<bool> {
     let RunReport { scenario, seed, .. } = report;
     let died = death.map(|death| format!(" --death {death}")).unwrap_or_default();
@@ -165,11 +165,11 @@ fn say_outcome(
     Ok(false)
 }
 
-/// Runs `count` random scenarios, with seeds starting at `seed`. After a violation it writes the
-/// report, the command that replays it, and the scenario, reduced if a simpler one that still fails
-/// is found quickly. Then it continues.
+/// Runs `count` random scenarios, with seeds starting at `seed`. After a violation, writes the
+/// report, the command that replays it, and the scenario, reduced to a simpler one if one that
+/// still fails is found quickly. Then continues.
 ///
-/// Returns whether all runs went well.
+/// Returns whether all runs passed.
 ///
 /// # Errors
 /// [`CommandError`].
@@ -202,10 +202,10 @@ pub fn run_random(
     Ok(all_well)
 }
 
-/// Hunts each planted bug of the table, or only those in `bugs`: runs the scenarios that should
-/// show it in turn, at most `count` runs, and writes how many runs it took.
+/// Hunts each planted bug of the table, or only those in `bugs`. Runs the scenarios that should
+/// show a bug in turn, at most `count` runs, and writes how many runs it took.
 ///
-/// Returns whether all were caught, except those that the table says no run can show.
+/// Returns whether all bugs were caught, except those that no run can show according to the table.
 ///
 /// # Errors
 /// [`CommandError`].
@@ -246,8 +246,8 @@ pub fn run_mutants(
     Ok(expected)
 }
 
-/// Runs every scenario with a planted bug until the bug is caught; returns whether all are, within
-/// `count` seeds.
+/// Runs every scenario with a planted bug until the bug is caught. Returns whether all bugs are
+/// caught within `count` seeds.
 fn catch_canaries(seed: u64, count: u64, out: &mut impl Write) -> Result<bool, CommandError> {
     let seeds = seeds(seed, count)?;
     let mut all_caught = true;

@@ -3,11 +3,11 @@
 //!
 //! A run consists of rounds. In every round but the last, clients work until the crash. An auditor
 //! then begins the next life of the dead compute servers and reads every key in every way: by a
-//! get, by a scan of that key alone in both directions, and by scans of all keys in both
-//! directions, each way with an empty cache. All of them must agree (D7), and the contents must be
-//! among those that the crash may leave ([`check_kept`]). The next round begins with these
-//! contents. In the last round no server dies: everything is written back, and the pool must then
-//! hold exactly the index's records.
+//! get, by a scan of only that key in both directions, and by scans of all keys in both directions,
+//! each time with an empty cache. All of them must agree (D7), and the contents must be among those
+//! that the crash may leave ([`check_kept`]). The next round begins with these contents. In the
+//! last round no server dies: everything is written back, and the pool must then hold exactly the
+//! index's records.
 //!
 //! *Thread safety*: a run is one thread.
 
@@ -44,10 +44,10 @@ const LONGEST_DEATH_NS: u64 = 40_000;
 
 type Sim<L> = SimCluster<MemoryServer<L>>;
 
-/// Begins a compute server's next life, over another compute server's endpoint.
+/// Begins a compute server's next life, over an endpoint of another compute server.
 ///
-/// The compute servers of these scenarios share a process: each endpoint may write nodes of all of
-/// them, so the next life mends nodes of all keys.
+/// The compute servers of these scenarios share a process, so each endpoint may write nodes of all
+/// of them, and the next life mends nodes of all keys.
 async fn begin_life<L: Layout>(fabric: &impl Fabric, server: u16) -> Result<(), IndexError> {
     fence_former_life(fabric, server).await?;
     let all_keys = OwnedRange { low: L::min_key(), high: None };
@@ -91,7 +91,7 @@ where
             write: rng.random_range(0..=spec.max_writes),
             last_words: LastWords::Some,
         });
-        // In the last round the WRITEs are counted too, but the death never comes.
+        // In the last round, WRITEs are also counted, but the death never comes.
         let write = if is_last { u64::MAX } else { death.write };
         cluster.kill_compute_servers_at_write(doomed.clone(), write, death.last_words);
         let round_board = Board::for_round(scenario, std::mem::take(&mut found.contents));
@@ -150,7 +150,7 @@ fn restarted<L: Named>(
         .map_err(|error| format!("cannot set up the compute side: {error}"))
 }
 
-/// A client that asks only for keys of its compute server and does everything through that server's
+/// A client that only uses keys of its own compute server and does everything through that server's
 /// endpoint.
 async fn own_client<L: Named>(
     fabric: impl Fabric,
@@ -188,7 +188,7 @@ async fn own_client<L: Named>(
     join_all(streams).await;
 }
 
-/// A range as one of names. Its ends need not have names.
+/// Translates a range of keys to a range of names. Its ends need not have names.
 fn named_range<L: Named>(range: &OwnedRange<OwnedKey<L>>) -> OwnedRange<u64> {
     let low = first_from::<L>(L::key(&range.low)).unwrap_or(u64::MAX);
     OwnedRange { low, high: range.high.as_ref().and_then(|high| first_from::<L>(L::key(high))) }
@@ -259,7 +259,7 @@ impl<L: Named> Run<'_, L> {
         u32::from(clients) * u32::from(cluster.in_flight_per_client) + 1
     }
 
-    /// Whether clients ask only for keys of their own compute servers.
+    /// Whether clients only use keys of their own compute servers.
     fn has_own_keys(&self) -> bool {
         self.scenario.crash.as_ref().is_some_and(|crash| !crash.servers.is_empty())
     }
@@ -299,7 +299,7 @@ impl<L: Named> Run<'_, L> {
         let clients = endpoints.len();
         endpoints.extend([self.observer(), self.observer(), 0]);
         endpoints.extend(0..cluster.compute_servers);
-        // Different seeds and streams, so that no two rounds write the same values.
+        // Different seeds and streams in each round, so that no two rounds write the same values.
         let first_client = usize::from(round) * self.streams() as usize;
         let seed = self.seed ^ u64::from(round) << 48;
         let own_keys = self.has_own_keys();
@@ -440,7 +440,7 @@ impl<L: Named> Run<'_, L> {
     }
 
     /// Whether a WRITE that stopped half-way can have damaged the page. It can damage only leaves,
-    /// as inner nodes are logged (D9).
+    /// because inner nodes are logged (D9).
     fn may_be_damaged(&self, at: GlobalAddr) -> bool {
         self.scenario.allowed_errors.contains(&ErrorKind::Damaged) && self.inspector.is_leaf(at)
     }

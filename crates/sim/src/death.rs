@@ -1,4 +1,4 @@
-//! The moment at which compute servers die, chosen by hand.
+//! The moment at which compute servers die, if it is given explicitly.
 
 use farleaf_fabric::sim::LastWords;
 use std::fmt;

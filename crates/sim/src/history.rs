@@ -1,9 +1,10 @@
-//! The operations that clients of a run invoked and their outcomes: the checkers' only evidence.
+//! The invocations and outcomes of all client operations in a run: the only evidence of the
+//! checkers.
 //!
 //! *Invariants*
-//! - history.H1. Every invocation and every return has an order number of its own, larger than
-//!   those of all earlier events of the run. An operation that returned before another was invoked
-//!   has the smaller return number, even within one nanosecond of virtual time.
+//! - history.H1. Every invocation and every return has its own order number, larger than those of
+//!   all earlier events of the run. An operation that returned before another was invoked has the
+//!   smaller return number, even within one nanosecond of virtual time.
 //! - history.H2. Operations are ordered by their invocations.
 //! - history.H3. The hash is a function of the operations alone, the same on every machine.
 //!
@@ -42,7 +43,7 @@ pub enum Action {
     Scan(Scan<u64>),
     /// Collects garbage; changes no contents.
     Collect,
-    /// Writes back everything acknowledged before, so that it survives a crash.
+    /// Writes back everything acknowledged earlier, so that it survives a crash.
     Flush,
 }
 
@@ -63,7 +64,7 @@ impl Action {
         })
     }
 
-    /// What an operation on one key has answered.
+    /// Translates the answer of an operation on one key into an outcome.
     pub(crate) fn outcome(&self, answer: Answer<u64>) -> Outcome {
         match self {
             Self::Get(_) => Outcome::Value(answer.found),
@@ -120,7 +121,7 @@ impl Outcome {
 /// A moment of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Moment {
-    /// Its place among all moments of the run.
+    /// Its position among all moments of the run.
     pub order: u64,
     /// Virtual time, in nanoseconds.
     pub at_ns: u64,
@@ -131,7 +132,7 @@ pub struct Moment {
 pub struct Operation {
     /// The client, counted from 0. A client has at most one operation in flight.
     pub client: u32,
-    /// What the client asked for.
+    /// The requested action.
     pub action: Action,
     /// When it was invoked.
     pub invoked: Moment,
@@ -142,8 +143,8 @@ pub struct Operation {
 }
 
 impl Operation {
-    /// The order numbers between which the operation took effect, if it did. An uncertain operation
-    /// may take effect at any time after its invocation.
+    /// The order numbers between which the operation took effect, if it did so. An uncertain
+    /// operation may take effect at any time after its invocation.
     pub fn span(&self) -> (u64, u64) {
         let end = match self.returned {
             Some(returned) if !self.outcome.is_uncertain() => returned.order,
@@ -163,7 +164,7 @@ pub struct History {
 }
 
 impl History {
-    /// A digest of all events: two runs that did the same have equal hashes.
+    /// A digest of all events. Runs with the same events have equal hashes.
     pub fn hash(&self) -> u64 {
         let mut hash = Fnv::new();
         hash.word(self.initial.len() as u64);
@@ -204,13 +205,13 @@ impl Recording {
     }
 }
 
-/// An operation that has been invoked and not returned.
+/// An operation that has been invoked but has not returned yet.
 #[derive(Debug)]
 #[must_use = "an operation that is not finished counts as one without a return"]
 pub struct Ticket(usize);
 
 impl Recorder {
-    /// A recorder for a run on an index with these contents.
+    /// Creates a recorder for a run on an index with these contents.
     pub fn new(initial: BTreeMap<u64, u64>) -> Self {
         let history = History { initial, operations: Vec::new() };
         Self { state: Mutex::new(Recording { next_order: 0, history }) }
@@ -373,8 +374,8 @@ impl fmt::Display for Action {
     }
 }
 
-/// Formats a key's state for reports. Values are hexadecimal, as workloads put the writer into the
-/// upper half.
+/// Formats a key's state for reports. Values are hexadecimal, because workloads put the writer into
+/// the upper half.
 pub(crate) struct Holds(pub(crate) Option<u64>);
 
 impl fmt::Display for Holds {

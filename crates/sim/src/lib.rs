@@ -1,9 +1,9 @@
 //! Simulates a whole cluster on one thread, in virtual time, and checks the outcome.
 //!
-//! A [`Scenario`] is data: cluster, design, faults and workload. [`run_seed`] runs it once,
-//! [`run_design`] on a design of another crate.
-//! [`history`] records every client's operations and their answers, and [`checker`] decides whether
-//! a correct index could have given these answers. [`run_command`] is the command `farleaf sim`.
+//! A [`Scenario`] is data: cluster, design, faults and workload. [`run_seed`] runs it once, and
+//! [`run_design`] runs it on a design of another crate. [`history`] records every client's
+//! operations and their answers, and [`checker`] decides whether a correct index could have given
+//! these answers. [`run_command`] is the command `farleaf sim`.
 //!
 //! *Thread safety*: a run is one thread; runs share nothing.
 

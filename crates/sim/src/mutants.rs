@@ -1,8 +1,9 @@
-//! Mutation testing: which scenarios should show which planted bug, and the hunt for it.
+//! Mutation testing: which scenarios should show which planted bug, and the search for it.
 //!
-//! [`farleaf_core::rules`] has the rules that code can be told to break. This table says where each
-//! broken rule should show: in registered scenarios, or in random ones of a kind. A test fails for
-//! a rule that is not here exactly once. `docs/internals/mutants.md` has the commands.
+//! [`farleaf_core::rules`] lists the rules that code can be told to break. This table names the
+//! scenarios that should reveal each broken rule: registered ones, or random ones of a kind. A test
+//! fails for any rule that does not occur here exactly once. `docs/internals/mutants.md` has the
+//! commands.
 //!
 //! *Thread safety*: constants and plain functions.
 
@@ -61,7 +62,8 @@ impl Mutant {
         Ok(None)
     }
 
-    /// Whether the run passes without the planted bug, so that the violation is the bug's.
+    /// Whether the run passes without the planted bug, which shows that the bug caused the
+    /// violation.
     fn holds_without(scenario: &Scenario, seed: u64) -> bool {
         let sound = Scenario { canary: None, ..scenario.clone() };
         !matches!(run_seed(&sound, seed).outcome, RunOutcome::Violation(_))

@@ -1,14 +1,12 @@
-//! Scenarios with `[processes]`: compute servers that are processes of their own, as they are
-//! deployed.
+//! Scenarios with `[processes]`: compute servers are separate processes, as in a deployment.
 //!
-//! Clients reach compute servers by messages over the simulated network, with
-//! [`farleaf_core::client::ClientIndex`]; each compute server has a cache of its own, one
-//! [`Worker`], and a map record that it shares with the others. A mover asks for moves of keys.
-//! Processes die at random moments, or in the middle of moves, and begin another life a while
-//! later.
+//! Clients send messages to compute servers over the simulated network, with
+//! [`farleaf_core::client::ClientIndex`]. Each compute server has its own cache, one [`Worker`],
+//! and a map record that it shares with the others. A mover requests moves of keys. Processes die
+//! at random moments, or in the middle of moves, and begin another life some time later.
 //!
-//! A compute server that dies loses what it has not written back. So where processes die, each
-//! answers only after it has written back everything: then nothing that a client has seen may be
+//! A compute server that dies loses changes that it has not written back. So if processes die, each
+//! answers only after it has written everything back: then nothing that a client has seen may be
 //! lost, and the checkers judge the history like any other.
 //!
 //! *Thread safety*: a run is one thread.
@@ -45,8 +43,8 @@ use std::pin::pin;
 use std::rc::Rc;
 use std::task::{Poll, Waker};
 
-/// Tasks of a compute server that answer requests. With few of them requests wait, and are served
-/// in groups.
+/// Minimum number of tasks that answer requests on a compute server. With few of them, requests
+/// wait and are served in groups.
 const FEWEST_TASKS: u64 = 2;
 const MOST_TASKS: u64 = 8;
 /// Poll interval of a process for its death, in nanoseconds.
@@ -57,12 +55,12 @@ const LONGEST_UNTIL_DEATH_NS: u64 = 400_000;
 const LONGEST_PAUSE_NS: u64 = 400_000;
 /// Longest time that the record takes for a read or half a put, in nanoseconds.
 const RECORD_NS: u64 = 60_000;
-/// A put of unknown outcome takes effect at most this late, in nanoseconds.
+/// Maximum delay before a put of unknown outcome takes effect, in nanoseconds.
 const LATE_PUT_NS: u64 = 5_000_000;
 /// Pause before another attempt to begin a life, in nanoseconds.
 const RETRY_NS: u64 = 1_000_000;
 
-/// What answers at an address of the simulated network.
+/// The service at an address of the simulated network.
 enum Node<L: Layout> {
     Memory(Arc<MemoryServer<L>>),
     Compute(Arc<Front<L>>),
@@ -90,9 +88,9 @@ impl<L: Layout> Calls for Node<L> {
     }
 }
 
-/// A compute server's process, as the network reaches it.
+/// A compute server's process from the network's point of view.
 struct Front<L: Layout> {
-    /// Where requests wait in the process's present life, while it serves.
+    /// The queues of the process's current life, while it serves.
     queues: Mutex<Option<Arc<Queues<L, ReplySink>>>>,
     dies_at_ns: Mutex<Option<u64>>,
 }
@@ -122,7 +120,7 @@ impl<L: Layout> Front<L> {
         queues
     }
 
-    /// Refuses requests from now on. Those that wait get no answer.
+    /// Refuses requests from now on. Waiting requests get no answer.
     fn close(&self) {
         if let Some(queues) = lock(&self.queues).take() {
             drop(queues.close());
@@ -146,8 +144,8 @@ impl<L: Layout> Front<L> {
     }
 }
 
-/// The clients of a process in one life. If processes die, answers leave once everything is written
-/// back.
+/// The clients of a process in one life. If processes die, answers are sent only after everything
+/// is written back.
 struct Answering<L: Layout> {
     writes_back: bool,
     unsent: RefCell<Vec<(ReplySink, ClientResponse<L>)>>,
@@ -190,7 +188,7 @@ impl<L: Layout> Answering<L> {
             let written = worker.answer(ClientRequest::Flush).await;
             let is_written = matches!(written, ClientResponse::Done);
             for (reply, told) in some {
-                // The state that the answer reflects may be lost.
+                // The state behind the answer may be lost.
                 let lost = ClientResponse::Error(ErrorCode::Indeterminate);
                 let told = if is_written { told } else { lost };
                 reply.send(told.encode());
@@ -225,7 +223,7 @@ impl<K: Clone> Record<K> {
     }
 }
 
-/// The record as one endpoint reaches it.
+/// Access to the record over one endpoint.
 #[derive(Debug)]
 struct SimStore<K> {
     record: Arc<Mutex<Record<K>>>,
@@ -280,7 +278,7 @@ impl<K: Clone + Debug> MapStore<K> for SimStore<K> {
     }
 }
 
-/// A client's directory: the record, as another thread of the client's process read it.
+/// A client's directory: the record, as read by another thread of the client's process.
 #[derive(Debug)]
 struct RecordDirectory<K>(Arc<Mutex<Record<K>>>);
 
@@ -405,7 +403,7 @@ impl<L: Named, V: Form<L>> Run<'_, L, V> {
         self.compute_servers()
     }
 
-    /// An endpoint as a client has it: its servers are the compute servers.
+    /// A client's view of an endpoint: its servers are the compute servers.
     fn as_client(&self, fabric: &SimFabric) -> SimFabric {
         fabric.limited_to(self.memory_servers(), self.compute_servers())
     }
@@ -426,7 +424,7 @@ impl<L: Named, V: Form<L>> Run<'_, L, V> {
         let processes = usize::from(self.compute_servers());
         let clients = usize::from(spec.compute_servers * spec.clients_per_compute_server);
         let nobody = self.nobody();
-        // Processes, then clients on machines of their own, then the rest.
+        // Processes first, then clients on their own machines, then the rest.
         let mut endpoints: Vec<u16> = (0..self.compute_servers()).collect();
         endpoints.extend((0..clients as u16).map(|client| nobody + 1 + client));
         endpoints.extend([nobody; 4]);
@@ -468,7 +466,7 @@ impl<L: Named, V: Form<L>> Run<'_, L, V> {
         });
     }
 
-    /// A compute server's process: one life after the other until the run is over.
+    /// A compute server's process: one life after the other, until the run ends.
     async fn process(&self, fabric: SimFabric, number: u16) {
         let front = &self.fronts[usize::from(number)];
         let mut rng = workload::rng(self.seed, u64::MAX / 11 - u64::from(number));
@@ -619,7 +617,8 @@ impl<L: Named, V: Form<L>> Run<'_, L, V> {
         Balancer::new(&index, options).run(|| self.board.is_over(), report).await;
     }
 
-    /// Everything has been written back: the pool holds exactly what a fresh reader of it finds.
+    /// Checks, once everything has been written back, that the pool holds exactly what a fresh
+    /// reader finds in it.
     fn look_at_the_end(
         &self,
         cluster: &SimCluster<Node<L>>,

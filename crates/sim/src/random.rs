@@ -2,8 +2,8 @@
 //! seed.
 //!
 //! The allowed errors follow from the faults: lost messages and deaths may make outcomes
-//! indeterminate, but no operation may end as contended. A run has some 1,500 operations at most,
-//! so that the checkers keep up.
+//! indeterminate, but no operation may end as contended. A run has at most about 1,500 operations,
+//! so that the checkers can keep up.
 //!
 //! *Thread safety*: plain functions.
 
@@ -27,12 +27,12 @@ pub struct Kind {
 }
 
 impl Kind {
-    /// The designs.
+    /// The designs that a random scenario chooses from.
     pub const DESIGNS: [&str; 4] = ["coarse", "fine", "hybrid", "dex"];
     /// The faults. All kinds have torn verbs and slow messages. In addition, messages are lost or
     /// late, memory servers are unreachable, compute servers pause, compute servers die, live
-    /// compute servers are declared dead, a memory server dies or is restarted
-    /// empty, or compute servers of DEX die together and restart. `restarts` is drawn only by name.
+    /// compute servers are declared dead, a memory server dies or restarts empty, or compute
+    /// servers of DEX die together and restart. `restarts` is drawn only by name.
     pub const FAULTS: [&str; 9] =
         ["slow", "lossy", "cut", "paused", "deaths", "buried", "memory", "restarts", "crash"];
 
@@ -265,7 +265,7 @@ fn go_wrong(dice: &mut Dice, what: &str, scenario: &mut Scenario) {
     match what {
         "lossy" => {
             faults.drop_probability = dice.of(&[0.01, 0.05, 0.2]);
-            // With bursts in close succession nothing would get through.
+            // With bursts in close succession, nothing would get through.
             if faults.drop_probability < 0.1 {
                 faults.drop_burst_ns = dice.of(&[0, 50_000, 400_000]);
             }
@@ -295,7 +295,7 @@ fn go_wrong(dice: &mut Dice, what: &str, scenario: &mut Scenario) {
             }
         }
         "memory" | "restarts" => {
-            // The first memory server stays alive, as it records which clients are dead.
+            // The first memory server stays alive, because it records which clients are dead.
             cluster.memory_servers = memory.max(2);
             let DeathSpec { server, earliest_ns, latest_ns } =
                 death(dice, cluster.memory_servers - 1);
@@ -315,8 +315,8 @@ fn go_wrong(dice: &mut Dice, what: &str, scenario: &mut Scenario) {
                 faults.kill_memory_server = death;
             }
             if let DesignSpec::Dex { .. } = design {
-                // Keys that move wait for nodes that cannot be written back, and all else waits for
-                // the keys.
+                // Moving keys wait for nodes that cannot be written back, and everything else waits
+                // for the keys.
                 allowed_errors.push(ErrorKind::Contended);
             }
             workload.operations_per_client = workload.operations_per_client.min(20);
@@ -338,7 +338,7 @@ fn go_wrong(dice: &mut Dice, what: &str, scenario: &mut Scenario) {
     }
     let loses = matches!(what, "lossy" | "cut" | "memory" | "restarts");
     if loses {
-        // An answer takes as long as the memory server's work.
+        // A reply takes as long as the memory server's work.
         let answer_ns = 4 * faults.jitter_ns + 4_000 * scenario.max_work_factor;
         faults.timeout_ns = dice.of(&[20_000, 50_000, 200_000]) + answer_ns;
     }
@@ -352,7 +352,7 @@ fn go_wrong(dice: &mut Dice, what: &str, scenario: &mut Scenario) {
         && (loses || what == "crash")
         && *admission == AdmissionName::Never
     {
-        // DEX without a cache is there for comparison, on a network that loses nothing.
+        // DEX without a cache exists for comparison, on a network without losses.
         *admission = AdmissionName::Cold;
     }
     if what == "crash" {
@@ -361,8 +361,8 @@ fn go_wrong(dice: &mut Dice, what: &str, scenario: &mut Scenario) {
             false => Vec::new(),
         };
         if let (DesignSpec::Dex { moves, .. }, false) = (&mut scenario.design, servers.is_empty()) {
-            // A move involves two compute servers, which are two processes in reality. Here it is a
-            // single task, which would die as a whole.
+            // A move involves two compute servers, which are two processes in a deployment. Here it
+            // is a single task, which would die as a whole.
             *moves = 0;
         }
         scenario.crash = Some(CrashSpec {
@@ -374,7 +374,7 @@ fn go_wrong(dice: &mut Dice, what: &str, scenario: &mut Scenario) {
     }
 }
 
-/// Reduces the scenario to a simpler one that still fails with the seed, as far as that is found
+/// Reduces the scenario to a simpler one that still fails with the seed, as far as this is possible
 /// quickly.
 pub(crate) fn reduced(scenario: &Scenario, seed: u64) -> Scenario {
     type Simpler = fn(&mut Scenario);

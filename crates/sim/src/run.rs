@@ -2,7 +2,7 @@
 //!
 //! The seed determines everything: the clients' operations, and the faults and their times. Before
 //! the simulation starts, the empty index is created on the same memory servers over a local
-//! cluster, out of reach of any fault: scenarios are about an existing index.
+//! cluster, where no faults happen: scenarios are about an existing index.
 //!
 //! *Invariant*: equal scenarios and seeds give equal histories and verdicts.
 
@@ -38,9 +38,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 /// How a run ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RunOutcome {
-    /// The clients saw nothing wrong.
+    /// The checkers found nothing wrong.
     Ok,
-    /// The index broke a promise; holds the report.
+    /// The index violated a guarantee; holds the report.
     Violation(String),
     /// The history exceeded the checkers' limits. The scenario is unsuitable and proves nothing.
     GaveUp(String),
@@ -52,7 +52,7 @@ pub struct RunReport {
     /// The scenario's name.
     pub scenario: String,
     pub seed: u64,
-    /// A digest of everything that the clients did and saw.
+    /// A digest of everything that the clients did and observed.
     pub history_hash: u64,
     /// Operations invoked.
     pub operations: usize,
@@ -81,8 +81,9 @@ pub fn run_with_death(scenario: &Scenario, seed: u64, death: DeathAt) -> RunRepo
 }
 
 /// Same as [`run_seed`], but runs the design `De`, created with `options`, instead of the
-/// scenario's. Checks what clients see, but does not inspect the pool, whose structure only the
-/// design knows. Scenarios with crashes, processes or byte strings end in a violation that says so.
+/// scenario's. Checks what clients observe, but does not inspect the pool, whose structure only the
+/// design knows. Scenarios with crashes, processes or byte strings end in a violation that reports
+/// that they are unsupported.
 pub fn run_design<De: Design<Fixed8<CHOSEN>>>(
     scenario: &Scenario,
     seed: u64,
@@ -122,7 +123,7 @@ fn report(
     }
 }
 
-/// Runs `scenario` with `seed` and returns what the clients did and saw.
+/// Runs `scenario` with `seed` and returns what the clients did and observed.
 pub fn run_and_keep(scenario: &Scenario, seed: u64) -> (History, RunOutcome) {
     let (history, _, outcome) = run_and_count(scenario, seed, None);
     (history, outcome)
@@ -143,7 +144,7 @@ fn play_and_count(
 ) -> (History, Counts, RunOutcome) {
     let board = Board::new(scenario, death);
     // A panic of the code under test is a finding like any other, and the history up to it is
-    // evidence. Everything that the panic may have left half done is dropped here, except for the
+    // evidence. Anything that the panic may have left half done is dropped here, except for the
     // board, which is consistent after each of its steps.
     let play = AssertUnwindSafe(|| play(&board));
     let structure = catch_unwind(play).unwrap_or_else(|panic| {
@@ -154,7 +155,7 @@ fn play_and_count(
         Err(format!("panic: {}", text.unwrap_or("without a message")))
     });
     let history = board.recorder.take();
-    // Rounds between crashes are histories of their own, which have been checked.
+    // Rounds between crashes have separate histories, which have already been checked.
     let verdict = match (&scenario.crash, scenario.workload.one_leaf) {
         (Some(_), _) => Verdict::Holds,
         (None, false) => check(&history),
@@ -164,7 +165,7 @@ fn play_and_count(
         },
     };
     let outcome = match (structure, verdict, board.fault()) {
-        // What the clients saw says more than the state of the index.
+        // The clients' observations are more informative than the state of the index.
         (_, Verdict::Violated(report), _) | (Err(report), ..) => RunOutcome::Violation(report),
         (.., Some(fault)) => RunOutcome::Violation(fault),
         (_, Verdict::GaveUp(why), None) => RunOutcome::GaveUp(why),
@@ -396,8 +397,8 @@ fn play_dex<L: Named>(scenario: &Scenario, seed: u64, board: &Board) -> Result<(
     Ok(())
 }
 
-/// Runs the scenario's clients and observer, with `others` additional tasks that `beside` defines,
-/// numbered from 0.
+/// Runs the scenario's clients and observer, and `others` additional tasks, numbered from 0, which
+/// `beside` defines.
 fn simulate<L, De, B>(
     scenario: &Scenario,
     seed: u64,

@@ -1,7 +1,7 @@
 //! Scenarios as data: a cluster, a design, faults and a workload.
 //!
 //! The files are in `scenarios/` and compiled in. [`SCENARIOS`] is their registry; a test fails for
-//! a file that is not in it. Options carry their units in their names.
+//! any file that is not in it. Options have their units in their names.
 
 use farleaf_core::cache::{AdmissionName, CacheOptions, CoolingName, OffloadName, VictimName};
 use farleaf_core::rules::{KnownRule, RULES};
@@ -193,9 +193,9 @@ pub const SCENARIOS: &[(&str, &str)] = &[
     ("processes-record-fails", include_str!("../scenarios/processes-record-fails.toml")),
 ];
 
-/// Page sizes that scenarios can choose, in words. Code is compiled for each.
+/// Page sizes that scenarios can choose, in words.
 pub const PAGE_WORDS: &[usize] = &[16, 24, 40, 128];
-/// Page sizes of scenarios over byte strings.
+/// Page sizes that scenarios over byte strings can choose, in words.
 pub const BYTES_PAGE_WORDS: &[usize] = &[64];
 
 /// Why a scenario cannot run.
@@ -231,7 +231,7 @@ pub struct Scenario {
     #[serde(default)]
     pub network: NetworkSpec,
     /// Upper bound of the factor by which each kind of memory server work is slowed down; the seed
-    /// draws a factor for each kind. Slow work is more often interleaved with other work.
+    /// draws a factor for each kind. Slow work interleaves more often with other work.
     #[serde(default = "usual")]
     pub max_work_factor: u64,
     /// Faults to inject.
@@ -242,13 +242,13 @@ pub struct Scenario {
     /// How compute servers die together, if they do.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub crash: Option<CrashSpec>,
-    /// Compute servers as processes of their own, if they are.
+    /// If set, compute servers are separate processes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub processes: Option<ProcessesSpec>,
 }
 
-/// Compute servers that are processes of their own: clients reach them by messages, and each has a
-/// cache of its own.
+/// Compute servers that are separate processes: clients send them messages, and each has its own
+/// cache.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct ProcessesSpec {
@@ -263,8 +263,8 @@ pub struct ProcessesSpec {
     /// Longest time until a process that died begins its next life, in nanoseconds.
     #[serde(default)]
     pub restart_after_ns: u64,
-    /// The map record fails once in this many times: a read has no result, a put an unknown
-    /// outcome. 0 lets it never fail.
+    /// The map record fails once in this many times: a read has no result, or a put has an unknown
+    /// outcome. With 0 it never fails.
     #[serde(default)]
     pub record_fails_one_in: u64,
 }
@@ -277,24 +277,24 @@ impl ProcessesSpec {
 }
 
 /// Compute servers that die together and restart with empty caches. The checks after a crash: every
-/// way to a key gives the same answer, and nothing is lost that was acknowledged before a completed
-/// flush.
+/// path to a key gives the same answer, and no change is lost that was acknowledged before a
+/// completed flush.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct CrashSpec {
-    /// Number of crashes. After the last one the compute servers live on.
+    /// Number of crashes. After the last one, the compute servers stay alive.
     pub rounds: u16,
-    /// The crash comes at one of the first `max_writes` WRITEs of the doomed compute servers; the
-    /// seed draws which. If they post fewer, the crash comes when their clients have ended.
+    /// The crash happens at one of the first `max_writes` WRITEs of the doomed compute servers,
+    /// drawn from the seed. If they post fewer, the crash happens when their clients have ended.
     pub max_writes: u64,
-    /// The compute servers that die; all of them if empty. If some survive, each client asks only
-    /// for keys of its own compute server, and the dead ones begin their next lives while the
-    /// survivors work.
+    /// The compute servers that die; all of them if empty. If some survive, each client only uses
+    /// keys of its own compute server, and the dead ones begin their next lives while the survivors
+    /// work.
     #[serde(default)]
     pub servers: Vec<u16>,
     /// Acknowledged changes without a later flush may be lost only if they were made within this
-    /// time before the crash, in nanoseconds. Without a value they may be lost whatever their age.
-    /// For scenarios that write back by age.
+    /// time before the crash, in nanoseconds. If it is not set, they may be lost at any age. For
+    /// scenarios that write back by age.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loses_ns: Option<u64>,
 }
@@ -333,13 +333,13 @@ pub enum ErrorKind {
     Indeterminate,
     /// A memory server has no memory left.
     OutOfMemory,
-    /// The operation lost against concurrent ones too often.
+    /// The operation lost too often against concurrent ones.
     Contended,
     /// A page is damaged.
     Damaged,
     /// The compute server was declared dead.
     DeclaredDead,
-    /// A memory server was restarted, and what it held is gone.
+    /// A memory server was restarted, and its memory is lost.
     Restarted,
 }
 
@@ -363,10 +363,11 @@ pub struct ClusterSpec {
     /// Handles that each client opens and closes in sequence.
     #[serde(default = "one")]
     pub handles_per_client: u16,
-    /// What keys and values are.
+    /// The kind of keys and values.
     #[serde(default)]
     pub keys: KeysSpec,
-    /// For byte strings: longer values are in blocks. Not set: the design has no blocks.
+    /// For byte strings: values longer than this are in blocks. If it is not set, the design has no
+    /// blocks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub inline_bytes: Option<usize>,
     /// Words per page, one of [`PAGE_WORDS`], or of [`BYTES_PAGE_WORDS`] for byte strings.
@@ -377,11 +378,11 @@ pub struct ClusterSpec {
     pub chunk_bytes: u64,
 }
 
-/// What the keys and values of a scenario are. Histories have their names in any case.
+/// The kind of keys and values in a scenario. Histories always use their names.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum KeysSpec {
-    /// Numbers.
+    /// Keys and values of 8 bytes.
     #[default]
     U64,
     /// Byte strings of different lengths.
@@ -398,26 +399,29 @@ fn one() -> u16 {
 pub enum DesignSpec {
     /// The coarse-grained design.
     Coarse {
-        /// How keys are partitioned among memory servers.
+        /// How keys are divided among the memory servers.
         partitioning: PartitioningSpec,
     },
     /// The fine-grained design.
     Fine {
-        /// Log2 of the nodes that a client allocates from a memory server at once.
+        /// Number of nodes, as a power of two, that a client allocates from a memory server at
+        /// once.
         chunk_nodes_log2: u8,
         /// Leaves between heads; 0 disables heads.
         leaves_per_head: u16,
     },
     /// The hybrid design. Ranges are equal parts of the scenario's key space.
     Hybrid {
-        /// Log2 of the nodes that a client allocates from a memory server at once.
+        /// Number of nodes, as a power of two, that a client allocates from a memory server at
+        /// once.
         chunk_nodes_log2: u8,
     },
     /// DEX. Compute servers own equal parts of the scenario's key space.
     Dex {
-        /// Log2 of the nodes that a client allocates from a memory server at once.
+        /// Number of nodes, as a power of two, that a client allocates from a memory server at
+        /// once.
         chunk_nodes_log2: u8,
-        /// Each subtree of this level lies on one memory server.
+        /// Each subtree of this level lies entirely on one memory server.
         placement_level: u8,
         /// Frames of each compute server's cache.
         cache_frames: u32,
@@ -452,8 +456,8 @@ pub enum DesignSpec {
         /// back by age.
         #[serde(default)]
         write_back_ns: u64,
-        /// Interval of load counting after which keys move away from the busiest compute server; 0
-        /// disables balancing.
+        /// Interval for which load is counted before keys move away from the busiest compute
+        /// server; 0 disables balancing.
         #[serde(default)]
         balance_window_ns: u64,
     },
@@ -463,7 +467,7 @@ fn usual_cooling_percent() -> u32 {
     CacheOptions::default().cooling_percent
 }
 
-/// How keys are partitioned among memory servers.
+/// How keys are divided among the memory servers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PartitioningSpec {
@@ -506,7 +510,7 @@ pub struct FaultSpec {
     pub jitter_ns: u64,
     pub delay_probability: f64,
     pub max_delay_ns: u64,
-    /// Messages that are delayed in addition.
+    /// Additional delays of some messages.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub slow: Vec<SlowSpec>,
     pub drop_probability: f64,
@@ -517,7 +521,7 @@ pub struct FaultSpec {
     pub detect_death_ns: u64,
     /// Memory servers that die.
     pub kill_memory_server: Vec<DeathSpec>,
-    /// Memory servers whose process ends, and in whose place another begins with empty memory.
+    /// Memory servers whose process ends and is replaced by another one with empty memory.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub restart_memory_server: Vec<DeathSpec>,
     /// Compute servers that die.
@@ -544,7 +548,7 @@ pub struct SlowSpec {
     /// The compute servers whose messages are delayed; all if empty.
     #[serde(default)]
     pub compute_servers: Vec<u16>,
-    /// The replies, and not the requests.
+    /// Whether replies are delayed, instead of requests.
     #[serde(default)]
     pub replies: bool,
     /// Share of the messages that are delayed, from 0 to 1.
@@ -553,7 +557,7 @@ pub struct SlowSpec {
     pub max_ns: u64,
 }
 
-/// What a message belongs to.
+/// The kinds of operations that a message can belong to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum VerbSpec {
@@ -648,7 +652,7 @@ impl FaultSpec {
             drop_burst_ns: self.drop_burst_ns,
             clock_offset_ns: self.clock_offset_ns,
             clock_drift_ppm: self.clock_drift_ppm,
-            // The observer's clock is exact, as it times events.
+            // The observer's clock is exact, because it times events.
             clocks: compute_servers,
             pause_compute_server: outages(&self.pause_compute_server),
             cut_memory_server: outages(&self.cut_memory_server),
@@ -669,17 +673,17 @@ pub struct WorkloadSpec {
     /// Number of keys. A small number makes clients collide. The keys include the smallest and the
     /// largest possible key.
     pub key_space: u64,
-    /// The keys are in groups that begin alike as byte strings, each group longer than the one
-    /// before.
+    /// Whether the keys form groups that share a prefix as byte strings, each group longer than the
+    /// previous one.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub in_groups: bool,
     /// Keys that exist at first, evenly spread.
     pub initial_keys: u64,
-    /// All keys fit one leaf, so that a scan is a snapshot and is checked as one. The index has one
-    /// partition then.
+    /// Whether all keys fit one leaf, so that a scan is a snapshot and is checked as one. The index
+    /// then has one partition.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub one_leaf: bool,
-    /// How they get there.
+    /// How the initial keys are loaded.
     #[serde(default)]
     pub load: LoadSpec,
     /// Operations of each client, per operation that it keeps in flight.
@@ -708,7 +712,7 @@ fn default_multi_get_keys() -> u64 {
     8
 }
 
-/// How the initial keys get into the index.
+/// How the initial keys are loaded into the index.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LoadSpec {
@@ -751,8 +755,8 @@ pub enum DistributionSpec {
         /// Probability of drawing one of them, from 0 to 1.
         probability: f64,
     },
-    /// Keys within a window that slides over the key space once in a client's life, so that pages
-    /// fill and empty.
+    /// Keys within a window that slides over the key space once while the client runs, so that
+    /// pages fill and empty.
     Sliding {
         /// Width of the window, in keys.
         keys: u64,
@@ -842,7 +846,7 @@ impl Scenario {
         if let Some((name, _)) = positive.iter().find(|(_, value)| *value == 0) {
             return Err(format!("{name} must be at least 1"));
         }
-        // A bulk load fills leaves in part, and a leaf may split before it is full.
+        // A bulk load fills leaves only partly, and a leaf may split before it is full.
         let most = (cluster.page_words as u64 - 8) / 4;
         if workload.one_leaf && workload.key_space > most {
             return Err(format!("with one_leaf, key_space must be at most {most}"));
@@ -948,8 +952,8 @@ impl Scenario {
         }
         let faults = &self.faults;
         if !faults.kill_compute_server.is_empty() || !faults.declare_live_dead.is_empty() {
-            // A compute server's death loses what it has not written back, which no checker can
-            // tell from a bug. Besides, the caches of all compute servers are in one process.
+            // When a compute server dies, its unwritten changes are lost, which no checker can
+            // distinguish from a bug. Also, the caches of all compute servers are in one process.
             return Err("dex cannot lose single compute servers; use [crash]".to_owned());
         }
         if let Some(crash) = &self.crash

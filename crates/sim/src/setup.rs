@@ -1,5 +1,5 @@
-//! What a run begins with: the options of its index, its simulated cluster, and memory servers with
-//! the empty index.
+//! The initial state of a run: the options of its index, its simulated cluster, and memory servers
+//! with the empty index.
 //!
 //! *Thread safety*: plain functions.
 
@@ -103,7 +103,7 @@ pub(crate) fn dex_options<L: Named>(
     })
 }
 
-/// Options with value blocks: few are cached, and what leaves lose is used again soon.
+/// Options with value blocks. Few blocks are cached, and lost blocks are reused soon.
 pub(crate) fn block_options<O>(inline_bytes: usize, design: O) -> BlockOptions<O> {
     BlockOptions {
         inline_bytes,
@@ -156,14 +156,14 @@ pub(crate) fn sim_config(scenario: &Scenario, rng: &mut impl RngExt) -> SimConfi
     }
 }
 
-/// Virtual time without a completed operation after which a run counts as an endless loop, in
-/// nanoseconds, where nothing makes operations slow. An endless loop reaches this limit after
-/// seconds of real time.
+/// If nothing makes operations slow, a run counts as an endless loop after this much virtual time
+/// without a completed operation, in nanoseconds. An endless loop reaches this limit after seconds
+/// of real time.
 const GIVE_UP_AFTER_NS: u64 = 4_000_000_000;
 
-/// The limit for a scenario, at least [`GIVE_UP_AFTER_NS`]. Operations may wait for keys that are
-/// moving as long as the index lets them, and a lost memory server can stop a move. A collection of
-/// the whole tree repeats each lost message after a timeout.
+/// The limit for a scenario, at least [`GIVE_UP_AFTER_NS`]. Operations may wait for moving keys as
+/// long as the index permits, and a lost memory server can stop a move. A collection of the whole
+/// tree repeats each lost message after a timeout.
 fn give_up_after_ns(scenario: &Scenario) -> u64 {
     let faults = &scenario.faults;
     let moves = matches!(scenario.design, DesignSpec::Dex { moves: 1.., .. });

@@ -1,5 +1,5 @@
-//! The operations of one client: a stream that is a function of the scenario, the seed, the
-//! client's number, and the values that the client has seen.
+//! The operations of one client: a stream determined by the scenario, the seed, the client's
+//! number, and the values that the client has seen.
 //!
 //! *Invariants*
 //! - workload.W1. No two writes of a run write the same value, so a value identifies its writer:
@@ -15,10 +15,10 @@ use rand::{RngExt, SeedableRng};
 use std::collections::BTreeMap;
 use std::ops::Bound;
 
-/// Groups of names whose byte strings begin alike ([`farleaf_core::page::Named`]).
+/// Number of groups of names whose byte strings share a prefix ([`farleaf_core::page::Named`]).
 const GROUPS: u64 = 16;
 
-/// The key at a place in the key space.
+/// The key at a position in the key space.
 pub(crate) fn key_at(place: u64, spec: &WorkloadSpec) -> u64 {
     match (place + 1 == spec.key_space, spec.in_groups) {
         (true, _) => u64::MAX,
@@ -55,7 +55,7 @@ pub(crate) struct Stream {
     client: u32,
     done: u32,
     written: u64,
-    /// The last value of each key that the client knows of, so that compare-exchanges can succeed.
+    /// The last known value of each key, so that compare-exchanges can succeed.
     known: BTreeMap<u64, u64>,
 }
 
@@ -136,7 +136,7 @@ impl Stream {
     pub(crate) fn pause_ns(&mut self) -> u64 {
         match self.spec.max_pause_ns {
             0 => 0,
-            // Half of the pauses are 0, so that operations also follow each other closely.
+            // Half of the pauses are 0, so that some operations follow each other immediately.
             longest => self.rng.random_range(0..=longest).saturating_sub(longest / 2),
         }
     }

@@ -1,5 +1,5 @@
-//! Runs every scenario with a few seeds: it holds, it is repeatable, and it shows what it is there
-//! for.
+//! Runs every scenario with a few seeds, and checks that it passes, that it is repeatable, and that
+//! it shows what it is meant to show.
 
 use farleaf_sim::history::{Action, Outcome};
 use farleaf_sim::{
@@ -42,12 +42,12 @@ fn every_scenario_holds_and_most_operations_are_answered() {
             operations += report.operations;
             answered += report.answered;
         }
-        // A run in which nothing succeeds breaks no promise, but proves nothing.
+        // A run in which nothing succeeds violates nothing, but proves nothing.
         assert!(answered * 10 > operations * 6, "{name}: {answered} of {operations} answered");
     }
 }
 
-/// Byte strings differ in their lengths from run to run, so they take more seeds than numbers.
+/// The lengths of byte strings differ from run to run, so they need more seeds than numbers.
 #[test]
 fn scenarios_over_byte_strings_hold() {
     for name in plain().filter(|name| name.contains("-bytes-")) {
@@ -333,7 +333,7 @@ fn random_scenarios_hold_and_repeat() {
 }
 
 /// A collection of 900 keys in pages of 3 records, with a fifth of all messages lost, takes more
-/// than 4 s of virtual time. That counted as an endless loop.
+/// than 4 s of virtual time. It was once mistaken for an endless loop.
 #[test]
 fn a_long_collection_on_a_lossy_network_is_no_endless_loop() {
     let mut out = Vec::new();
@@ -381,8 +381,8 @@ fn the_command_says_what_it_ran_and_what_is_wrong() {
     }
 }
 
-/// Compute servers die once in a run, at each of its WRITEs in turn, after which none, some and all
-/// of their messages in flight take effect.
+/// Compute servers die once per run, at each of their WRITEs in turn. Then none, some or all of
+/// their messages in flight take effect.
 #[test]
 fn a_death_at_every_write_leaves_what_it_may() {
     let mut out = Vec::new();

@@ -1,9 +1,9 @@
-//! Background work that runs alongside a run's clients: moving keys, adding memory servers,
-//! balancing, and writing back by age.
+//! Background work during a run: moving keys, adding memory servers, balancing, and writing back by
+//! age.
 //!
-//! Each change is a task with an endpoint of its own. A task that moves keys runs on the compute
-//! server that gives them up; the balancer runs on a machine of its own. Changes and the balancer
-//! do not count towards the cost of client operations. Writing back by age does.
+//! Each change is a task with its own endpoint. A task that moves keys runs on the compute server
+//! that gives them up; the balancer runs on a separate machine. Changes and the balancer do not
+//! count towards the cost of client operations. Write-back by age does.
 //!
 //! *Thread safety*: [`BackgroundTasks`] is shared by all threads of a run; the rest are plain
 //! values.
@@ -26,8 +26,8 @@ const LONG_NAP_NS: u64 = 5_000_000;
 /// State that the background tasks share with the clients of a run.
 pub(super) struct BackgroundTasks<'a> {
     run: &'a Run,
-    /// Operations that the first client has completed. Moments given as a share of the operations
-    /// refer to this count.
+    /// Number of operations that the first client has completed. Moments given as a share of the
+    /// operations refer to this count.
     done: AtomicU64,
     amount: Amount,
     at_work: AtomicUsize,
@@ -67,7 +67,7 @@ impl<'a> BackgroundTasks<'a> {
         changes.iter().map(server_of).chain(balance.then_some(balancer)).chain(writers)
     }
 
-    /// Where this client publishes its operation count, if tasks wait for it.
+    /// The counter to which this client publishes its operation count, if tasks wait for it.
     pub(super) fn clock(&self, client: usize) -> Option<&AtomicU64> {
         let by_operations = matches!(self.amount, Amount::Operations(_));
         let goes_by = client == 0 && by_operations && !self.run.reshaping.changes.is_empty();
@@ -97,7 +97,7 @@ impl<'a> BackgroundTasks<'a> {
         }
     }
 
-    /// Writes back by age from the warm-up on. The cost counts from the opening of the gate
+    /// Writes back by age, starting with the warm-up. Its cost counts from the opening of the gate
     /// (driver.B1).
     async fn write_back<F, I>(
         &self,
@@ -207,8 +207,8 @@ impl<'a> BackgroundTasks<'a> {
     }
 }
 
-/// Translates a planned change for the index. The keys that move are at the end of the range that
-/// is nearer to the receiver's range.
+/// Translates a planned change for the index. The moving keys are at the end of the range that is
+/// nearer to the receiver's range.
 fn reshape<I: IndexAdmin<Key = u64>>(index: &I, change: Change) -> Reshape<u64> {
     let (from, to, part) = match change {
         Change::AddMemoryServer => return Reshape::AddMemoryServer,

@@ -5,10 +5,10 @@
 use crate::workload::{Operation, OperationStream};
 use std::ops::Range;
 
-/// Number of operations drawn at a time, unless each must be drawn by itself.
+/// Number of operations drawn at a time, unless each must be drawn separately.
 const TOGETHER: usize = 128;
 
-/// Operations that a client has drawn and not executed yet.
+/// Operations that a client has drawn but not executed yet.
 #[derive(Debug, Default)]
 pub(super) struct Block {
     /// Each operation with its range of `keys`. `None` stands for an insertion into a full key
@@ -16,12 +16,12 @@ pub(super) struct Block {
     drawn: Vec<(Option<Operation>, Range<usize>)>,
     /// The keys of all [`Operation::MultiGet`]s.
     keys: Vec<u64>,
-    /// The place of the next operation.
+    /// The position of the next operation.
     next: usize,
 }
 
 impl Block {
-    /// How many operations to draw for calls of the index with `batch` operations each.
+    /// Number of operations to draw if each call of the index has `batch` operations.
     pub(super) fn length(batch: usize) -> usize {
         TOGETHER.next_multiple_of(batch)
     }
@@ -30,7 +30,7 @@ impl Block {
         self.next == self.drawn.len()
     }
 
-    /// Replaces an empty block by `count` operations that `draw` takes from the stream.
+    /// Replaces an empty block with `count` operations that `draw` takes from the stream.
     pub(super) fn fill(
         &mut self,
         count: usize,
@@ -58,7 +58,8 @@ impl Block {
         Some((*operation, &self.keys[keys.clone()]))
     }
 
-    /// Takes at most `most` operations from the front, as long as they are on single keys.
+    /// Takes up to `most` operations from the front, stopping before the first that is not on a
+    /// single key.
     pub(super) fn take_edits(&mut self, most: usize, edits: &mut Vec<Operation>) {
         edits.clear();
         let rest = self.drawn[self.next..].iter().take(most);

@@ -1,4 +1,4 @@
-//! Changes to the cluster during a run: as planned, and as applied.
+//! Planned and applied changes to the cluster during a run.
 //!
 //! *Thread safety*: plain values.
 
@@ -14,8 +14,8 @@ pub struct Reshaping {
     pub spare_compute_servers: u16,
     /// Runs a balancer during the measurement.
     pub balance: bool,
-    /// Makes each compute server with a limited cache write back by age. The cost counts towards
-    /// that of the operations.
+    /// Makes each compute server with a limited cache write back by age. This counts towards the
+    /// cost of the operations.
     pub write_back: bool,
     /// Planned changes, each with its moment.
     pub changes: Vec<PlannedChange>,
@@ -54,7 +54,7 @@ pub struct AppliedChange {
     pub by_balancer: bool,
     /// The planned change; `None` if the balancer decided on it.
     pub change: Option<Change>,
-    /// What the change cost, or why it failed.
+    /// The cost of the change, or the error.
     pub outcome: Result<Reshaped, IndexError>,
 }
 

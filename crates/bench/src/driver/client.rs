@@ -1,4 +1,4 @@
-//! One client of a run: a closed loop over an endpoint of its own.
+//! One client of a run: a closed loop over its own endpoint.
 //!
 //! *Thread safety*: belongs to its thread.
 
@@ -20,7 +20,7 @@ pub(super) struct Client<'a, F> {
     pub(super) measured: Measurement,
     pub(super) progress: Progress<'a>,
     pub(super) compute_server: u16,
-    /// When the hotspot is to shift, and how far.
+    /// When the hotspot should shift, and how far.
     pub(super) shift: Option<(Due, f64)>,
     /// When it shifted.
     pub(super) shifted_at_ns: Option<u64>,
@@ -34,7 +34,7 @@ pub(super) struct Client<'a, F> {
     pub(super) batch: usize,
     /// Operations drawn ahead.
     pub(super) block: Block,
-    /// The operations of the present call, if it executes several.
+    /// The operations of the current call, if it executes several.
     pub(super) together: Vec<Operation>,
     /// Time, and processor time of this thread, spent on drawing.
     pub(super) drawing_ns: u64,
@@ -42,7 +42,7 @@ pub(super) struct Client<'a, F> {
 }
 
 impl<'a, F: Fabric> Client<'a, F> {
-    /// A client of `run` on this compute server.
+    /// Creates a client of `run` on this compute server.
     pub(super) fn new(
         fabric: &'a F,
         stream: OperationStream,
@@ -89,8 +89,8 @@ impl<'a, F: Fabric> Client<'a, F> {
                 self.shifted_at_ns = Some(now_ns);
             }
             if self.own_keys && !self.owns_something(index) {
-                // With a fixed number of operations, as in a warm-up, do not wait: the compute
-                // server may never own a key.
+                // With a fixed number of operations, as in a warm-up, do not wait, because the
+                // compute server may never own a key.
                 if until_ns == u64::MAX {
                     break;
                 }
@@ -126,7 +126,7 @@ impl<F: Fabric> Client<'_, F> {
     /// Draws the next block of at most `most` operations, after `done` have been executed.
     fn draw<I: IndexAdmin<Key = u64>>(&mut self, index: &I, most: u64, done: u64) {
         let (begin_ns, cpu_begin_ns) = (self.fabric.now_ns(), thread_cpu_ns());
-        // What is drawn may depend on time, on the owners of keys, or on the operations before.
+        // A draw may depend on time, on the owners of keys, or on earlier operations.
         let shifts_by_time = self.shift.is_some_and(|(due, _)| due.ns < u64::MAX);
         let is_hasty = shifts_by_time || self.own_keys || self.stream.follows_insertions();
         let length = if is_hasty { self.batch } else { Block::length(self.batch) };
@@ -141,8 +141,8 @@ impl<F: Fabric> Client<'_, F> {
         self.drawing_cpu_ns += thread_cpu_ns() - cpu_begin_ns;
     }
 
-    /// Executes the operations of one call of the index, which begins at `begin_ns`. Returns their
-    /// number, and when they ended.
+    /// Executes the operations of one call of the index, which begins at `begin_ns`. Returns how
+    /// many they were, and when they ended.
     #[inline]
     async fn execute_some<I>(&mut self, index: &I, begin_ns: u64) -> (u64, u64)
     where
@@ -239,7 +239,7 @@ pub(super) fn thread_cpu_ns() -> u64 {
 /// Poll interval of a client while its compute server owns no keys, in nanoseconds.
 const NAP_NS: u64 = 20_000;
 
-/// Limit on draws in search of an operation on an owned key. After these, the client takes any key.
+/// Limit on draws in search of an operation on an owned key. After that, the client takes any key.
 const MOST_DRAWN: u32 = 1_000;
 
 pub fn first_key(operation: &Operation, batch: &[u64]) -> Option<u64> {
@@ -257,11 +257,11 @@ pub fn first_key(operation: &Operation, batch: &[u64]) -> Option<u64> {
     }
 }
 
-/// Executes one operation. Returns whether it found what it wanted: a record, or no record for an
-/// insertion. `batch` has the keys of [`Operation::MultiGet`].
+/// Executes one operation. Returns whether it had the desired result: a record, or, for an
+/// insertion, no existing record. `batch` has the keys of [`Operation::MultiGet`].
 ///
 /// # Errors
-/// Those of the index. In a read-modify-write only the write can be indeterminate.
+/// Those of the index. In a read-modify-write, only the write can be indeterminate.
 #[inline]
 pub async fn execute<I>(index: &I, operation: Operation, batch: &[u64]) -> Result<bool, IndexError>
 where

@@ -1,4 +1,4 @@
-//! What the driver's numbers are in an index: numbers, or byte strings.
+//! The form of the driver's numbers in an index: numbers, or byte strings.
 //!
 //! *Thread safety*: plain values.
 
@@ -6,12 +6,12 @@ use crate::strings::Strings;
 use farleaf_core::index::{ByName, IndexAdmin};
 use farleaf_core::page::{Bytes, Fixed8, Layout};
 
-/// The form of keys and values in an index. The driver knows them by number.
+/// The form of keys and values in an index. The driver refers to them by number.
 pub trait Form: Clone + Send + Sync + 'static {
     /// The layout of the index's pages.
     type Layout: Layout;
 
-    /// The index as one of numbers.
+    /// Wraps the index as one from numbers to numbers.
     fn by_number<I>(&self, index: I) -> impl IndexAdmin<Key = u64, Value = u64> + use<Self, I>
     where
         I: IndexAdmin<Key = <Self::Layout as Layout>::Key, Value = <Self::Layout as Layout>::Value>;

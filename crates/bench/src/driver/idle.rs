@@ -1,4 +1,4 @@
-//! An index that does nothing, to measure what the harness itself costs.
+//! An index that does nothing, for measuring the cost of the harness itself.
 //!
 //! *Thread safety*: a plain value.
 

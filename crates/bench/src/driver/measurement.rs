@@ -9,7 +9,7 @@ use farleaf_core::index::IndexError;
 use farleaf_fabric::CounterSnapshot;
 use hdrhistogram::Histogram;
 
-/// What the clients did and what it cost.
+/// The work of the clients and its cost.
 #[derive(Clone, Debug)]
 pub struct Measurement {
     /// Operations, including failed ones.
@@ -21,14 +21,14 @@ pub struct Measurement {
     /// New keys inserted, including those of the warm-up.
     pub inserted: u64,
     /// From the first client's start to the last one's end, in nanoseconds, without the time that
-    /// every client spends on drawing operations.
+    /// every client spends drawing operations.
     pub elapsed_ns: u64,
     /// Processor time of the clients' threads, without drawing operations, in nanoseconds.
     pub cpu_ns: u64,
     /// Latencies of the successful operations, in nanoseconds. It grows with the longest one: with
     /// room for an hour, those of thousands of clients would take more memory than the index.
     pub latency_ns: Histogram<u64>,
-    /// Fabric counters, summed over the endpoints of clients and of writing back by age.
+    /// Fabric counters, summed over the endpoints of clients and of write-back by age.
     pub counters: CounterSnapshot,
     /// Cache counters of the same endpoints.
     pub cache: CacheCounters,
@@ -93,5 +93,5 @@ impl Measurement {
     }
 }
 
-/// Upper bound of recorded latencies, an hour. Longer ones are recorded as this.
+/// Upper bound of recorded latencies, one hour. Longer ones are recorded as one hour.
 const LONGEST_LATENCY_NS: u64 = 3_600_000_000_000;

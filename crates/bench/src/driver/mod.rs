@@ -1,7 +1,7 @@
 //! The driver: creates and loads an index on a cluster, runs clients on it, and measures them.
 //!
-//! Each client is a closed loop over an endpoint of its own: it starts the next operation when the
-//! last one has ended. Time is the fabric's; in the simulator it is virtual.
+//! Each client is a closed loop over its own endpoint: it starts the next operation when the
+//! previous one has ended. Time is the fabric's time, which is virtual in the simulator.
 //!
 //! *Invariants*
 //! - driver.B1. The warm-up does not count: latencies and counters start at the gate that all
@@ -10,7 +10,7 @@
 //!   not recorded.
 //! - driver.B3. The new keys of one run never collide with those of an earlier run on the same
 //!   testbed.
-//! - driver.B4. The timeline has exactly the operations that are counted (timeline.T1).
+//! - driver.B4. The timeline contains exactly the counted operations (timeline.T1).
 //!
 //! *Thread safety*: a testbed belongs to one thread. Its clients run on as many threads as the
 //! provider chooses.
@@ -44,7 +44,7 @@ use idle::Idle;
 use moment::Gate;
 use thiserror::Error;
 
-/// Why a run has no measurement.
+/// Why a run produced no measurement.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum BenchError {
@@ -107,21 +107,21 @@ impl Amount {
 pub struct Run {
     /// How clients draw their operations.
     pub stream: StreamConfig,
-    /// Number of compute servers, spare ones excluded.
+    /// Number of compute servers, without spare ones.
     pub compute_servers: u16,
-    /// Clients per compute server; each has a thread of its own.
+    /// Clients per compute server, each on its own thread.
     pub threads: u16,
-    /// How much to measure. A warm-up of a twentieth of this amount comes first.
+    /// The amount to measure. A warm-up of a twentieth of this amount precedes it.
     pub amount: Amount,
     /// When and how far the popular keys shift, if they do.
     pub shift: Option<HotspotShift>,
-    /// The intervals of the timeline, if one is recorded.
+    /// How to choose the intervals of the timeline, if one is recorded.
     pub timeline: Option<Interval>,
     /// Maximum number of single-key operations that a client passes to the index in one call, in
-    /// the order of its stream. The latency of each is that of the call.
+    /// the order of its stream. The latency of each operation is that of the call.
     pub batch: usize,
-    /// Makes each client ask only for keys that its compute server owns, as when requests are sent
-    /// to the owner. Spare compute servers then have clients too, which wait while their compute
+    /// Makes each client use only keys that its compute server owns, as when requests are sent to
+    /// the owner. Spare compute servers then also have clients, which wait while their compute
     /// server owns no keys.
     pub own_keys: bool,
     /// Changes of the compute side while the clients run.
@@ -160,7 +160,7 @@ pub struct Testbed<D: Design<O::Layout>, P: Provider, O: Form = Numbers> {
     services: Vec<Arc<MemoryServer<O::Layout>>>,
     form: O,
     next_number: u64,
-    /// Number of runs so far. Each run draws operations of its own.
+    /// Number of runs so far. Each run draws different operations.
     runs: u64,
     records: u64,
     compute: D::Compute,
@@ -237,7 +237,7 @@ impl<D: Design<O::Layout>, P: Provider, O: Form> Testbed<D, P, O> {
         Ok(elapsed_ns)
     }
 
-    /// Warms up, then measures. Each call draws operations of its own (stream.W3 of
+    /// Warms up, then measures. Each call draws different operations (stream.W3 of
     /// [`OperationStream`]'s module).
     ///
     /// # Errors
@@ -310,8 +310,8 @@ impl<D: Design<O::Layout>, P: Provider, O: Form> Testbed<D, P, O> {
         self.sum(outcomes)
     }
 
-    /// The harness's own processor time for each operation of a run, in nanoseconds: that of one of
-    /// its clients over an index that does nothing. It is part of [`Measurement::cpu_ns`].
+    /// The harness's own processor time per operation of a run, in nanoseconds, measured with one
+    /// client over an index that does nothing. It is part of [`Measurement::cpu_ns`].
     pub fn harness_cpu_ns(&self, run: &Run) -> f64 {
         const OPERATIONS: u64 = 200_000;
         let (runs, next_number) = (self.runs, self.next_number);
@@ -382,12 +382,12 @@ impl<D: Design<O::Layout>, P: Provider, O: Form> Testbed<D, P, O> {
         })
     }
 
-    /// The cluster, to run other clients on it or to make servers fail.
+    /// The cluster, for running other clients on it or making servers fail.
     pub fn cluster(&self) -> &P::Cluster<MemoryServer<O::Layout>> {
         &self.cluster
     }
 
-    /// Records loaded, plus those inserted by runs since.
+    /// Number of records loaded, plus those inserted by runs since then.
     pub fn records(&self) -> u64 {
         self.records
     }
@@ -460,7 +460,7 @@ impl<D: Design<O::Layout>, P: Provider, O: Form> Testbed<D, P, O> {
 type FabricOf<P, O> =
     <<P as Provider>::Cluster<MemoryServer<<O as Form>::Layout>> as Cluster>::Fabric;
 
-/// Opens the index, to be used by numbers.
+/// Opens the index, wrapped as one of numbers.
 async fn open<D: Design<O::Layout>, F: Fabric, O: Form>(
     fabric: F,
     compute: &D::Compute,

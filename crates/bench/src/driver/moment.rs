@@ -9,7 +9,7 @@ use farleaf_fabric::sync::{AtomicU64, AtomicUsize, Ordering};
 /// A moment of the measurement, given by progress or by time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Moment {
-    /// When this share of the run has passed, from 0 to 1: of its time, or of each client's
+    /// When this share of the run is over, from 0 to 1: of its time, or of each client's
     /// operations.
     Share(f64),
     /// This many nanoseconds of fabric time after the start.
@@ -19,7 +19,7 @@ pub enum Moment {
 /// A moment as a client's loop checks it: it is due when either limit is reached.
 #[derive(Clone, Copy, Debug)]
 pub struct Due {
-    /// Operations that the client must have done.
+    /// Number of operations after which the moment is due.
     pub operations: u64,
     /// Time of the fabric, in nanoseconds.
     pub ns: u64,
@@ -56,7 +56,8 @@ impl Gate {
         Self { clients, arrived: AtomicUsize::new(0), opened_ns: AtomicU64::new(NOT_YET) }
     }
 
-    /// Waits for all clients. Returns the time at which the first client passed, the same for all.
+    /// Waits for all clients. Returns the time at which the first client passed, which is the same
+    /// for all.
     pub(super) async fn pass<F: Fabric>(&self, fabric: &F) -> u64 {
         self.arrived.fetch_add(1, Ordering::AcqRel);
         while self.arrived.load(Ordering::Acquire) < self.clients {

@@ -1,13 +1,13 @@
 //! Adapts a client's thread to [`Cpu`], the processor that a tree's code runs on.
 //!
-//! *Thread safety*: that of the endpoint.
+//! *Thread safety*: the same as for the endpoint.
 
 use farleaf_fabric::{Cpu, Fabric, Work};
 
 /// Attempts at one latch that only spin. Later attempts yield the processor.
 const SPINS: u32 = 16;
 
-/// Charges the tree's work to an endpoint. Work takes virtual time in the simulator and is free
+/// Charges the tree's work to an endpoint. The work takes virtual time in the simulator and is free
 /// elsewhere.
 #[derive(Clone, Debug)]
 pub struct FabricCpu<F> {
@@ -22,7 +22,7 @@ impl<F: Fabric> FabricCpu<F> {
         Self { fabric, stripe }
     }
 
-    /// The endpoint that work is charged to.
+    /// The endpoint to which work is charged.
     pub fn fabric(&self) -> &F {
         &self.fabric
     }

@@ -1,14 +1,14 @@
-//! The baseline for the cost of distribution: one tree in the memory of the machine that its
-//! clients run on, called directly.
+//! The baseline for the cost of distribution: one tree in the memory of the clients' machine,
+//! called directly.
 //!
-//! It is the same tree that the coarse-grained design has on each memory server, with the same
+//! This is the same tree that the coarse-grained design has on each memory server, with the same
 //! pages and latches. Only the network is missing: it sends no RPC and posts no verb. The memory
-//! servers hold no records, only the claim that this index exists. In the simulator the machine has
-//! a core for each client, on any compute server, and unlimited memory bandwidth.
+//! servers hold no records, only the claim that this index exists. In the simulator, the machine
+//! has a core for each client, on any compute server, and unlimited memory bandwidth.
 //!
 //! *Invariants*
 //! - single_machine.Y1. An operation moves nothing over the fabric. Only creating and opening the
-//!   index do.
+//!   index do so.
 //! - single_machine.Y2. Handles opened with the same [`Machine`] see the same records; handles of
 //!   different machines do not.
 //!
@@ -39,10 +39,10 @@ pub struct SingleMachine;
 /// Options of a single machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SingleMachineOptions {
-    /// Bytes of its pool, a multiple of 4096. The operating system provides them as they are
-    /// touched.
+    /// Size of its pool in bytes, a multiple of 4096. The operating system provides the memory when
+    /// it is first touched.
     pub pool_bytes: usize,
-    /// Bytes of each chunk that its tree allocates.
+    /// Size of the chunks that the tree allocates, in bytes.
     pub chunk_bytes: u64,
 }
 
@@ -53,7 +53,7 @@ impl SingleMachineOptions {
     }
 }
 
-/// The server number in the machine's errors: it has only one memory.
+/// The server number in the machine's errors, because there is only one memory.
 const MACHINE: ServerId = ServerId::new(0);
 
 /// Records per batch of a bulk load.
@@ -64,7 +64,7 @@ const BATCH_RECORDS: usize = 2048;
 pub struct Machine<L: Layout> {
     /// A memory server that is not connected to a fabric.
     memory: MemoryServer<L>,
-    /// Handles opened so far. Each handle gets a stripe of its own.
+    /// Number of handles opened so far. Each handle gets its own stripe.
     handles: AtomicUsize,
 }
 
@@ -149,7 +149,7 @@ impl<F: Fabric, L: Layout> SingleMachineIndex<F, L> {
         self.machine.tree()
     }
 
-    /// Appends `records`, which must ascend strictly, in batches.
+    /// Appends `records` in batches. They must ascend strictly.
     fn append(
         &self,
         loader: &mut Loader<L>,
@@ -190,8 +190,8 @@ impl<F: Fabric, L: Layout> RangeIndex for SingleMachineIndex<F, L> {
         let tree = self.begin().await;
         let answer = tree.execute(&self.cpu, edit).await.map_err(refused)?;
         if edit.action == Action::Remove {
-            // Takes at most one step, as a memory server does after its reply. No background task
-            // would take it here.
+            // Takes at most one step, as a memory server does after its reply. There is no
+            // background task here to take it.
             tree.collect_if_due(&self.cpu).await;
         }
         Ok(answer)

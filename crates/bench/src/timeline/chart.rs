@@ -4,10 +4,10 @@ use super::Timeline;
 use crate::units::{duration, rate};
 use std::fmt::Write as _;
 
-/// Columns of the drawing. Labels take another 11: 97 in all.
+/// Width of the drawing in columns. Labels take another 11, for a total of 97.
 const WIDTH: usize = 86;
 
-/// Lines of the drawing, each of eight steps.
+/// Height of the drawing in lines, each of eight steps.
 const HEIGHT: usize = 6;
 
 /// With more compute servers than this, the chart omits their lines.
@@ -68,8 +68,8 @@ pub fn chart(timeline: &Timeline) -> String {
     text
 }
 
-/// The character of one column on a line, counted from the bottom. A positive value always draws at
-/// least one step.
+/// The character of one column on a line, where lines are counted from the bottom. A positive value
+/// always draws at least one step.
 fn block(value: f64, most: f64, line: usize, lines: usize) -> char {
     if value <= 0.0 {
         return BLOCKS[0];
@@ -78,7 +78,8 @@ fn block(value: f64, most: f64, line: usize, lines: usize) -> char {
     BLOCKS[steps.saturating_sub(8 * line).min(8)]
 }
 
-/// Maps intervals to columns: a few intervals take several columns each, many share one.
+/// Maps intervals to columns: if there are few intervals, each takes several columns; if there are
+/// many, they share columns.
 struct Columns {
     width: usize,
     intervals: usize,

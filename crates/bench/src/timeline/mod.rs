@@ -1,4 +1,5 @@
-//! Throughput over time: what clients complete in each interval of a run, with marks for events.
+//! Throughput over time: the operations that clients complete in each interval of a run, with marks
+//! for events.
 //!
 //! *Invariants*
 //! - timeline.T1. The operations of all intervals add up to those of the run, and so do the errors.
@@ -18,7 +19,7 @@ pub(crate) use recorder::Recorder;
 use serde::{Deserialize, Serialize};
 use std::fmt::Write as _;
 
-/// How long intervals are.
+/// How long the intervals are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Interval {
     /// This many nanoseconds of the fabric's time, doubled until there are at most
@@ -42,9 +43,9 @@ pub struct Timeline {
     pub operations: Vec<u64>,
     /// Failed operations in each interval.
     pub errors: Vec<u64>,
-    /// Operations in each interval by compute server. In designs whose compute servers own keys, it
-    /// is the owner of the operation's (first) key; otherwise it is the client's. Empty with a
-    /// single compute server, or with too many.
+    /// Operations in each interval, by compute server. In designs whose compute servers own keys,
+    /// this is the owner of the operation's (first) key; otherwise it is the client's compute
+    /// server. Empty if there is only one compute server, or if there are too many.
     pub compute_servers: Vec<Vec<u64>>,
     /// Events, ordered by time.
     pub marks: Vec<Mark>,

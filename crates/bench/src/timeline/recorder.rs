@@ -7,13 +7,14 @@ use super::{Interval, MOST_INTERVALS};
 /// Initial length of intervals, unless the run sets it.
 const SHORTEST_NS: u64 = 1_000;
 
-/// Recorded intervals per requested one. More of them make the joined intervals more even.
+/// Number of intervals that are recorded for each requested one. With more of them, joined
+/// intervals are closer to the requested length.
 const FINER: u64 = 16;
 
-/// Upper bound on the counters by compute server of all clients together, of 8 bytes each.
+/// Upper bound on the total number of per-server counters of all clients, each of 8 bytes.
 const MOST_COUNTERS: u64 = 1 << 26;
 
-/// Counts completed operations. Its memory is bounded, however long the run is.
+/// Counts completed operations. Its memory is bounded for runs of any length.
 #[derive(Clone, Debug)]
 pub(crate) struct Recorder {
     kind: Interval,
@@ -33,7 +34,7 @@ pub(super) struct Row<'a> {
 }
 
 impl Recorder {
-    /// An empty recorder, one of `clients`, for `compute_servers`.
+    /// Creates an empty recorder, one of `clients`, for `compute_servers`.
     pub(crate) fn new(kind: Interval, start_ns: u64, compute_servers: u16, clients: usize) -> Self {
         let (interval_ns, most) = match kind {
             Interval::Nanoseconds(ns) => (ns.max(1), MOST_INTERVALS),
@@ -47,7 +48,7 @@ impl Recorder {
         Self { kind, start_ns, interval_ns, servers, most, counts: Vec::new() }
     }
 
-    /// Counts an operation that a compute server has ended.
+    /// Counts an operation that a compute server has completed.
     #[inline]
     pub(crate) fn record(&mut self, compute_server: u16, end_ns: u64, failed: bool) {
         let since_ns = end_ns.saturating_sub(self.start_ns);
@@ -66,7 +67,7 @@ impl Recorder {
         self.counts[from + self.servers] += u64::from(failed);
     }
 
-    /// Joins each two neighbouring intervals.
+    /// Joins each pair of neighbouring intervals.
     #[cold]
     fn double(&mut self) {
         self.interval_ns = self.interval_ns.saturating_mul(2);
@@ -81,7 +82,7 @@ impl Recorder {
         self.counts.truncate(intervals.div_ceil(2) * width);
     }
 
-    /// Sums up all recorders of a run and returns the kind of intervals that the run asked for, or
+    /// Sums up all recorders of a run, and returns the kind of intervals that the run requested;
     /// `None` if there are no recorders.
     pub(super) fn sum(mut recorders: Vec<Self>) -> Option<(Self, Interval)> {
         let coarsest = recorders.iter().map(|recorder| recorder.interval_ns).max()?;
@@ -135,7 +136,7 @@ mod tests {
             (0..operations).for_each(|number| recorder.record(0, number * 1_000, false));
             recorder
         };
-        // The second recorder needs longer intervals than the others: 960 intervals of 1 µs are
+        // The second recorder needs longer intervals than the others, so 960 intervals of 1 µs are
         // kept.
         let (sum, _) = Recorder::sum(vec![record(500), record(3_000), record(900)]).unwrap();
         assert_eq!(sum.interval_ns(), 4_000);

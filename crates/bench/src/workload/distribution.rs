@@ -1,4 +1,4 @@
-//! Distributions of the keys that operations ask for.
+//! Distributions of the keys of operations.
 
 use super::Permutation;
 use rand::RngExt;
@@ -9,7 +9,7 @@ use std::fmt;
 use std::str::FromStr;
 use thiserror::Error;
 
-/// How popular each key is. Serializes as the text that [`str::parse`] takes.
+/// The popularity of keys. Serializes as the text that [`str::parse`] accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Distribution {
@@ -20,7 +20,8 @@ pub enum Distribution {
         /// The exponent: 0 is uniform, 0.99 is YCSB's.
         theta: f64,
     },
-    /// Zipfian over the records ordered by age: the newest is the most popular (YCSB's workload D).
+    /// Zipfian over the records ordered by age, the newest being the most popular (YCSB's workload
+    /// D).
     Latest {
         /// The exponent.
         theta: f64,
@@ -90,7 +91,7 @@ pub(super) enum Ranks {
 
 impl Ranks {
     /// # Panics
-    /// If `n` is 0, or the exponent negative or not finite.
+    /// If `n` is 0, or if the exponent is negative or not finite.
     pub(super) fn new(distribution: Distribution, n: u64) -> Self {
         assert!(n > 0, "there are no keys to choose from");
         match distribution {
@@ -112,7 +113,7 @@ impl Ranks {
     }
 }
 
-/// Maps ranks to places in the key space.
+/// Maps ranks to positions in the key space.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Places {
     Scattered(Permutation),

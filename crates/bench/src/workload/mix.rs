@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use thiserror::Error;
 
-/// Number of records that a scan asks for.
+/// Number of records that a scan requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ScanLength {
@@ -59,7 +59,7 @@ impl OperationKind {
     }
 }
 
-/// Kinds of operations with their weights, under a name.
+/// Kinds of operations with their weights, and a name.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Mix {
@@ -67,7 +67,7 @@ pub struct Mix {
     pub name: Cow<'static, str>,
     /// Kinds of operations with their relative weights.
     pub operations: Cow<'static, [(OperationKind, u32)]>,
-    /// The distribution to use unless the run sets another.
+    /// The distribution to use if the run does not set one.
     #[serde(default = "ycsb_distribution")]
     pub distribution: Distribution,
 }
@@ -124,7 +124,7 @@ impl Mix {
         self.operations.iter().all(|(kind, _)| matches!(kind, Get | Scan { .. } | MultiGet { .. }))
     }
 
-    /// An empty mix, to be filled with [`Mix::with`].
+    /// An empty mix. Add operations with [`Mix::with`].
     pub fn new(name: impl Into<Cow<'static, str>>) -> Self {
         Self { name: name.into(), operations: Cow::Borrowed(&[]), distribution: ZIPFIAN }
     }
@@ -136,8 +136,8 @@ impl Mix {
         self
     }
 
-    /// Returns the mix with this name. Besides [`NAMED_MIXES`] there are `scan:N`, scans of N
-    /// records, and `insert:P`, P percent insertions and otherwise lookups.
+    /// Returns the mix with this name. In addition to [`NAMED_MIXES`], there are `scan:N`, scans of
+    /// N records, and `insert:P`, P percent insertions with lookups otherwise.
     ///
     /// # Errors
     /// [`UnknownMix`] if there is no such mix.
@@ -164,7 +164,7 @@ impl Mix {
         self.operations.iter().map(|(_, weight)| u64::from(*weight)).sum()
     }
 
-    /// The share of operations that insert a new key, from 0 to 1.
+    /// The fraction of operations that insert a new key, from 0 to 1.
     pub fn insert_share(&self) -> f64 {
         let inserts = self.operations.iter().filter(|(kind, _)| *kind == Insert);
         let weight: u64 = inserts.map(|(_, weight)| u64::from(*weight)).sum();

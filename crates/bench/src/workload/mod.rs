@@ -1,5 +1,5 @@
-//! Workloads: mixes of operations as data, distributions of the keys, and the stream of operations
-//! that follows from both and a seed.
+//! Workloads: mixes of operations as data, distributions of keys, and the stream of operations that
+//! both determine together with a seed.
 
 mod distribution;
 mod mix;

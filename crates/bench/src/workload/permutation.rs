@@ -1,9 +1,9 @@
 //! A pseudo-random bijection of `0..n` that scatters popular ranks over the key space.
 //!
-//! YCSB hashes the rank modulo `n`, which maps several ranks to one key and leaves about a third of
+//! YCSB hashes the rank modulo `n`, which maps several ranks to one key and makes about a third of
 //! the keys unreachable. This permutation uses cycle walking instead: it applies a mixer of `k`
-//! bits, `2^k` being the least power of two that holds `n`, until the result is below `n`. That
-//! takes less than two turns on average and reaches every key. The distribution over the keys stays
+//! bits, where `2^k` is the least power of two not below `n`, until the result is below `n`. That
+//! takes fewer than two turns on average and reaches every key. The distribution over the keys is
 //! exactly that over the ranks.
 //!
 //! *Thread safety*: a plain value.
@@ -30,7 +30,7 @@ impl Permutation {
         Self { n, mask, shift: (bits / 2).max(1), offset: mix64(seed) }
     }
 
-    /// Returns the place of `rank`, which is taken modulo `n`.
+    /// Returns the position of `rank`, which is taken modulo `n`.
     #[inline]
     pub fn apply(&self, rank: u64) -> u64 {
         let mut x = if rank < self.n { rank } else { rank % self.n };

@@ -1,15 +1,15 @@
 //! Generates the operations of one client.
 //!
-//! A stream is a function of its configuration, its run's number, its client's number and, for the
-//! distribution `latest` alone, of what other clients have inserted so far. Drawing an operation
-//! allocates nothing.
+//! A stream is determined by its configuration, its run's number, its client's number and, only for
+//! the distribution `latest`, by the keys that other clients have inserted so far. Drawing an
+//! operation allocates nothing.
 //!
 //! *Invariants*
 //! - stream.W1. The values that one run writes differ from each other.
 //! - stream.W2. New keys differ from each other and from loaded ones ([`KeySpace`], keys.K2 and
 //!   keys.K3).
-//! - stream.W3. Runs of one configuration agree on the popularity of each key and draw
-//!   independently: a measurement does not repeat what a warm-up brought into a cache.
+//! - stream.W3. Runs of one configuration agree on the popularity of each key, but draw
+//!   independently: a measurement does not repeat the keys that a warm-up fetched into a cache.
 //!
 //! *Thread safety*: a stream belongs to its client; all clients of a run share [`Inserted`].
 
@@ -40,7 +40,7 @@ pub enum Operation {
     CompareExchange { key: u64, expected: u64, new: u64 },
     /// Reads a value, then updates it.
     ReadModifyWrite { key: u64, value: u64 },
-    /// Reads up to `limit` records from `from` on, descending if `reverse`.
+    /// Reads up to `limit` records, starting at `from`, descending if `reverse`.
     Scan { from: u64, limit: u32, reverse: bool },
     /// Reads all records from `from` up to, but not including, `below`.
     ScanInterval { from: u64, below: u64 },
@@ -49,8 +49,8 @@ pub enum Operation {
 }
 
 impl Operation {
-    /// The operation on a single key that the index is asked for; `None` for reads of several
-    /// records, and for an operation in two steps.
+    /// The single-key operation to pass to the index; `None` for reads of several records, and for
+    /// an operation in two steps.
     #[inline]
     pub fn edit(&self) -> Option<LeafEdit<&u64, &u64>> {
         let (key, action) = match self {
@@ -71,7 +71,7 @@ impl Operation {
 /// How many new keys each client has inserted. The distribution `latest` depends on it.
 #[derive(Debug)]
 pub struct Inserted {
-    /// One counter per client, each on cache lines of its own.
+    /// One counter per client, each on its own cache lines.
     clients: Box<[Count]>,
     /// The number of the first new key.
     first: u64,
@@ -82,7 +82,8 @@ pub struct Inserted {
 struct Count(AtomicU64);
 
 impl Inserted {
-    /// Counters of `clients` clients without insertions; new keys are numbered from `first`.
+    /// Creates counters of `clients` clients without insertions. New keys are numbered from
+    /// `first`.
     ///
     /// # Panics
     /// If `clients` is 0.
@@ -99,16 +100,16 @@ impl Inserted {
     }
 }
 
-/// Deviations of papers' harnesses from a [`Mix`].
+/// Deviations of the harnesses of papers from a [`Mix`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Harness {
     /// Turns insertions into upserts. Keys are drawn from the loaded keys and this many keys after
-    /// them, so most insertions change a record.
+    /// them, so most of them change an existing record.
     pub upserts_among_more: Option<u64>,
-    /// Makes updates set the value that the key was loaded with.
+    /// Makes updates write the value that the key was loaded with.
     pub keeps_values: bool,
-    /// Makes ascending scans read the key interval that would have the scan's number of records at
-    /// the average spacing of the keys.
+    /// Makes ascending scans read the key interval that, at the average spacing of keys, would
+    /// contain the scan's number of records.
     pub scans_intervals: bool,
 }
 
@@ -117,7 +118,7 @@ pub struct Harness {
 pub struct StreamConfig {
     /// The operations and their weights.
     pub mix: Mix,
-    /// How popular each key is.
+    /// The popularity of keys.
     pub distribution: Distribution,
     /// Makes popular keys neighbours, most popular first, instead of scattering them by a hash.
     pub clustered: bool,
@@ -138,7 +139,7 @@ pub struct OperationStream {
     ranks: Ranks,
     places: Places,
     latest: bool,
-    /// Where new keys fall under `latest`: by a hash of their number, as in YCSB. This finds the
+    /// Positions of new keys under `latest`: by a hash of their number, as in YCSB. This finds the
     /// newest records again without a list of them.
     places_of_new: Permutation,
     keys: KeySpace,
@@ -151,20 +152,21 @@ pub struct OperationStream {
     new_keys: u64,
     values: u64,
     batch: Vec<u64>,
-    /// Number of places by which popular keys have moved up.
+    /// Number of positions by which popular keys have moved up.
     shifted: u64,
 }
 
 impl OperationStream {
-    /// The stream of client `client` in the first run. `inserted` must count that client.
+    /// Creates the stream of client `client` in the first run. `inserted` must count that client.
     ///
     /// # Panics
-    /// If the mix has no operations, or `inserted` has no such client.
+    /// If the mix has no operations, or if `inserted` has no such client.
     pub fn new(config: &StreamConfig, client: usize, inserted: &Arc<Inserted>) -> Self {
         Self::for_run(config, 0, client, inserted)
     }
 
-    /// The stream of client `client` in run `run`, counted over the runs on one index (stream.W3).
+    /// Creates the stream of client `client` in run `run`, counted over the runs on one index
+    /// (stream.W3).
     ///
     /// # Panics
     /// Same as [`OperationStream::new`].
@@ -221,17 +223,16 @@ impl OperationStream {
         }
     }
 
-    /// Moves all ranks up by this share of the keys, wrapping around at the end. The keys at that
-    /// distance above the old popular keys become popular. Does not affect `latest`, where the
-    /// newest keys are the popular ones.
+    /// Moves all ranks up by this fraction of the keys, wrapping around at the end. The keys at
+    /// that distance above the old popular keys become popular. Does not affect `latest`, where the
+    /// newest keys are popular.
     pub fn shift_hotspot(&mut self, share: f64) {
         let n = self.keys.len();
         let by = (n as f64 * share).round() as u64;
         self.shifted = (self.shifted + by % n) % n;
     }
 
-    /// Returns the next operation, or `None` if it was to insert a new key and the key space is
-    /// full.
+    /// Returns the next operation; `None` if it would insert a new key and the key space is full.
     #[inline]
     #[expect(clippy::should_implement_trait, reason = "`None` is not the end, as an iterator's is")]
     pub fn next(&mut self) -> Option<Operation> {
@@ -293,7 +294,7 @@ impl OperationStream {
     }
 
     /// Whether an operation depends on which insertions have ended, so that it cannot be drawn
-    /// before the one before it has ended.
+    /// until the previous one has ended.
     pub fn follows_insertions(&self) -> bool {
         self.latest
     }
@@ -303,8 +304,8 @@ impl OperationStream {
         &self.batch
     }
 
-    /// Reports that the key of the [`Operation::Insert`] just returned is in the index, so that
-    /// `latest` may ask for it.
+    /// Reports that the key of the [`Operation::Insert`] just returned is now in the index, so that
+    /// `latest` may draw it.
     #[inline]
     pub fn inserted(&self) {
         let count = &self.inserted.clients[self.client].0;
@@ -324,7 +325,7 @@ impl OperationStream {
             return self.keys.key(place);
         }
         // Rank 0 is the newest record. The clients insert in turns and about equally often, so the
-        // rank gives the client and how far back to go. Ranks beyond all insertions are loaded
+        // rank determines the client and how far back to go. Ranks beyond all insertions are loaded
         // keys.
         let rank = self.ranks.draw(&mut self.rng);
         let clients = self.inserted.clients.len() as u64;
@@ -376,7 +377,7 @@ impl OperationStream {
         self.keys.new_key(self.places_of_new.apply(number), number)
     }
 
-    /// Puts the client's number above a count of its own (stream.W1).
+    /// Combines the client's number with a count (stream.W1).
     #[inline]
     fn new_value(&mut self) -> u64 {
         self.values += 1;
@@ -591,7 +592,7 @@ mod tests {
                 other => panic!("{other:?}"),
             }
         }
-        // At the end 2,000 of 10,000 ranks are new keys, and by far the more popular.
+        // At the end, 2,000 of 10,000 ranks are new keys, and by far the most popular ones.
         assert!(gets > 37_000 && of_new > 1_300, "{of_new} of the last 1,900 lookups");
         assert!(streams.iter().all(|stream| stream.next_number() >= 1_900));
     }

@@ -1,4 +1,4 @@
-//! The driver's promises: every workload finds the keys it asks for, the warm-up does not count,
+//! The driver's guarantees: every workload finds the keys it looks for, the warm-up does not count,
 //! failures are counted, and a simulated run is repeatable.
 
 use farleaf_bench::driver::{Amount, HotspotShift, Measurement, Moment, Reshaping, Run, Testbed};

@@ -1,6 +1,6 @@
 //! Runs of the benchmark's driver.
 //!
-//! One program, because each test program compiles the designs that it uses anew.
+//! They form one program because each test program compiles the designs that it uses again.
 
 mod driver;
 mod replay;

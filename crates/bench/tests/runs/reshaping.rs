@@ -1,5 +1,5 @@
-//! The driver's promises for runs in which keys move: planned moves happen when they are due, a
-//! balancer spreads a hotspot and then rests, and no operation fails because of it.
+//! The driver's guarantees for runs in which keys move: planned moves happen when they are due, a
+//! balancer spreads a hotspot and then rests, and no operation fails because of moves.
 
 use farleaf_bench::driver::{
     Amount, Change, HotspotShift, Measurement, Moment, PlannedChange, Reshaping, Run, Testbed,
@@ -179,8 +179,8 @@ fn designs_that_cannot_say_so() {
     assert!(measured.changes.iter().all(|made| made.outcome.as_ref().is_err_and(refused)));
 }
 
-/// WRITEs of writing back by age are counted. Without a limit there are none, as everything fits in
-/// the cache.
+/// The WRITEs of write-back by age are counted. Without an age limit there are none, because
+/// everything fits in the cache.
 #[test]
 fn what_is_written_back_by_age_counts() {
     let keys = KeySpace::spread(20_000);

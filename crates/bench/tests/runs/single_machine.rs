@@ -15,7 +15,7 @@ use farleaf_fabric::sim::SimConfig;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Cluster, CounterSnapshot, Provider, ServerId};
 
-/// Tiny pages make high trees of few keys, so most operations restructure a node.
+/// Tiny pages make high trees from few keys, so most operations restructure a node.
 type Tiny = Fixed8<16>;
 
 const SERVERS: u16 = 3;
@@ -118,7 +118,7 @@ fn in_the_simulator_work_takes_its_time() {
         measure(&mut testbed(config, &keys), &run_of(&mix, &keys, 1)).latency_ns.mean()
     };
     let cost = config.cost;
-    // 20,000 records in leaves of 42 and parents of as many: a root, inner nodes and leaves.
+    // 20,000 records in leaves of 42, and parents of 42 leaves: a root, inner nodes and leaves.
     let expected_ns = cost.client_ns + 3 * cost.visit_node_ns;
     assert_eq!(mean_ns(&config).round() as u64, expected_ns);
     config.cost.visit_node_ns *= 2;

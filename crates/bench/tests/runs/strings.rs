@@ -1,5 +1,5 @@
-//! Runs over byte strings: every key that a workload asks for is there, with the value that the
-//! workload gave it, and costs are those of the layout.
+//! Runs over byte strings: every key that a workload uses is present, with the value that the
+//! workload gave it, and costs match the layout.
 
 use farleaf_bench::driver::{Amount, Run, Testbed};
 use farleaf_bench::strings::{KeyForm, Strings};

@@ -71,8 +71,8 @@ pub(crate) struct Arguments {
     #[arg(long)]
     pub(super) dense: bool,
     /// Take keys of this form: `u64`, or byte strings: `ycsb` (user and 19 digits), `dlsm` (20
-    /// digits), `urls` (generated), or the lines of `file:PATH`, with numbers behind them if they
-    /// are fewer than the keys
+    /// digits), `urls` (generated), or the lines of `file:PATH`, with numbers appended if there are
+    /// more keys than lines
     #[arg(
         long,
         value_name = "FORM",

@@ -10,22 +10,22 @@ use farleaf_bench::strings::Strings;
 use farleaf_core::index::dex::{EntryWeights, spreading_level};
 use farleaf_core::page::{Bytes, CHOSEN, Fixed8};
 
-/// Bytes of a full page for each record of numbers.
+/// Bytes that a record of numbers takes in a full page.
 pub(crate) const NUMBERS_IN_PAGE: f64 = 1024.0 / 60.0;
 
-/// Bytes of a full page for each record of byte strings with so many bytes: there is also a slot,
-/// and both fields are padded to words.
+/// Bytes that a record of byte strings takes in a full page, including its slot and the padding of
+/// both fields to words.
 pub(crate) fn string_bytes_in_page(record_bytes: f64) -> f64 {
     record_bytes + 24.0
 }
 
-/// Weights of a page's entries where a record of byte strings takes so many bytes of it. Separators
-/// are as short as they can be: a slot, a child, and some bytes.
+/// Weights of a page's entries if a record of byte strings takes `bytes_in_page`. Separators are as
+/// short as possible: a slot, a child, and a few bytes.
 pub(crate) fn string_weights(bytes_in_page: f64) -> EntryWeights {
     EntryWeights { record: (bytes_in_page / 8.0) as usize, child: 4 }
 }
 
-/// What the keys of a run are.
+/// The kind of keys and values in a run.
 #[derive(Clone, Debug)]
 pub(super) enum KeysAndValues {
     /// Numbers of 8 bytes.
@@ -84,18 +84,18 @@ impl KeysAndValues {
         by_form!(self, strings => Some(strings.keys()), None)
     }
 
-    /// Average bytes of a loaded record.
+    /// Average size of a loaded record, in bytes.
     pub(super) fn record_bytes(&self) -> f64 {
         let sum = |(key, value)| key + value;
         by_form!(self, strings => sum(strings.record_bytes()), 16.0)
     }
 
-    /// Bytes of pages that a record takes at most, on average, apart from free space.
+    /// Upper bound of the average bytes that a record takes in pages, apart from free space.
     pub(super) fn bytes_in_page(&self) -> f64 {
         by_form!(self, strings => string_bytes_in_page(strings.stored_bytes()), NUMBERS_IN_PAGE)
     }
 
-    /// Bytes of blocks for a record at most, on average.
+    /// Upper bound of the average size of a record's block, in bytes.
     pub(super) fn bytes_in_blocks(&self) -> f64 {
         by_form!(self, strings => strings.block_bytes(), 0.0)
     }
@@ -113,7 +113,7 @@ impl KeysAndValues {
         of_layout(records, weights, fill, memory_servers)
     }
 
-    /// Completes the settings in a report.
+    /// Fills in the settings of a report that depend on the form of keys.
     pub(super) fn say(&self, arguments: &Arguments, report: &mut Report) {
         let Some(form) = &arguments.key_form else { return };
         let (key, value) = by_form!(self, strings => strings.record_bytes(), (8.0, 8.0));

@@ -66,7 +66,7 @@ impl Plan {
 
     fn run_strings(&self, strings: &Strings<CHOSEN>) -> anyhow::Result<Report> {
         let options = self.index.named(|number| strings.key_named(number));
-        // In virtual time it costs nothing to check whatever is found.
+        // In virtual time, checking all results is free.
         let form = match self.fabric {
             designs::FabricConfig::Sim(_) => strings.clone(),
             _ => strings.clone().undecoded(),
@@ -88,7 +88,7 @@ pub(crate) fn warn_of_errors(report: &Report) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The title of a timeline, and its caption: what ran, and where.
+/// The title of a timeline, and its caption, which describe the run and its setup.
 fn titles(report: &Report) -> (String, String) {
     let Report { index, workload, distribution, fabric, seed, .. } = report;
     let title = format!("timeline: {index} on {workload} ({distribution})");
@@ -128,7 +128,7 @@ fn summary(report: &Report) -> String {
         + &reshaping::summary(report)
 }
 
-/// The processor time of the clients, if it is known.
+/// Describes the processor time of the clients, if it is known.
 fn of_processors(report: &Report) -> String {
     let each = report.batch.map_or(String::new(), |batch| format!(" in calls of up to {batch}"));
     let harness = report
@@ -140,7 +140,7 @@ fn of_processors(report: &Report) -> String {
     }
 }
 
-/// The cache's part of the report, if the design has a cache.
+/// Describes the cache, if the design has one.
 fn of_cache(report: &Report) -> String {
     if report.cache_bytes_per_compute_server == 0 {
         return String::new();

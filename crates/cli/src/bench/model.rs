@@ -1,4 +1,4 @@
-//! Parser of `--model`: what the simulator's network and servers have besides the defaults.
+//! Parser of `--model`: changes to the simulator's default network and servers.
 
 use crate::units;
 use farleaf_fabric::sim::{MOST_PORTS, SimConfig};
@@ -8,7 +8,7 @@ use farleaf_fabric::sim::{MOST_PORTS, SimConfig};
 pub(super) enum ModelChange {
     /// Ports of each NIC.
     Ports(usize),
-    /// Time for which a message occupies a port at least, in nanoseconds.
+    /// Minimum time for which a message occupies a port, in nanoseconds.
     Message(u64),
     /// Time for which an atomic occupies the memory server's NIC, in nanoseconds.
     AtomicUnit(u64),
@@ -16,9 +16,9 @@ pub(super) enum ModelChange {
     AtomicWord(u64),
     /// Time of an access to the one queue of cooling frames, in nanoseconds.
     CoolingQueue(u64),
-    /// By how much longer it takes after a thread of the other socket.
+    /// The factor by which that takes longer after a thread of the other socket.
     Numa(u64),
-    /// Compute server `i` and memory server `i` are one machine.
+    /// Compute server `i` and memory server `i` share one machine.
     CoLocated,
 }
 

@@ -1,4 +1,4 @@
-//! Throughput over time and hotspots that shift: their options and output.
+//! The options and output of timelines and shifting hotspots.
 
 use super::arguments::Arguments;
 use crate::output;
@@ -18,10 +18,10 @@ const PARTS: u32 = 60;
 /// The intervals of a run without a timeline.
 pub(super) const USUAL: Interval = Interval::Parts(PARTS);
 
-/// Maximum number of compute servers for which single curves are drawn.
+/// Maximum number of compute servers for which separate curves are drawn.
 const MOST_CURVES: usize = 5;
 
-/// The intervals that the options ask for.
+/// The intervals that the options request.
 pub(super) fn intervals(arguments: &Arguments) -> anyhow::Result<Option<Interval>> {
     if arguments.timeline.is_none() {
         return Ok(None);

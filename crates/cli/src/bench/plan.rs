@@ -115,7 +115,7 @@ impl Plan {
                 let shift = arguments.shift_hotspot_at.map(|at| HotspotShift { at, by });
                 let own_keys = arguments.own_keys;
                 let reshaping = reshaping::of(arguments)?;
-                // Balancing and planned changes need loads counted over time.
+                // Balancing and planned changes require counting load over time.
                 let is_counted = reshaping.balance || !reshaping.changes.is_empty();
                 let timeline = interval.or(is_counted.then_some(over_time::USUAL));
                 let run = Run {
@@ -143,7 +143,7 @@ impl Plan {
                 let of = |weights: &[u64]| {
                     pool_bytes(loaded, form.bytes_in_page(), arguments.fill, inserts, weights)
                 };
-                // Replaced blocks wait for their leaves.
+                // Replaced blocks cannot be freed until their leaves are written back.
                 let records = loaded + 2 * inserts + MOST_LOST;
                 let blocks = form.bytes_in_blocks() * records as f64 * 1.1;
                 let blocks = blocks / f64::from(arguments.memory_servers);
@@ -391,7 +391,7 @@ fn amount(arguments: &Arguments) -> Amount {
 }
 
 /// Upper bound on the insertions of a run. A timed run is assumed to execute five million
-/// operations per second, more than one process can.
+/// operations per second, which is more than one process can.
 fn expected_inserts(amount: Amount, share: f64) -> u64 {
     let operations = match amount {
         Amount::Operations(operations) => operations as f64,
@@ -407,9 +407,10 @@ fn cache_bytes(arguments: &Arguments, raw_bytes: f64) -> Option<u64> {
 }
 
 /// The memory that each server needs for its share of `keys` and for all of `inserts`, which may
-/// all fall into one share. The estimate is generous, because memory is only taken as it is used.
+/// all fall into one share. The estimate is generous, because memory is only allocated when it is
+/// used.
 ///
-/// Pages without free space have `bytes_in_page` for each record.
+/// `bytes_in_page` is the size of a record in a page without free space.
 pub(crate) fn pool_bytes(
     keys: u64,
     bytes_in_page: f64,

@@ -11,7 +11,7 @@ use farleaf_bench::units::duration;
 use farleaf_core::index::BalanceOptions;
 use std::fmt::Write as _;
 
-/// The changes that the options ask for.
+/// The changes that the options request.
 pub(super) fn of(arguments: &Arguments) -> anyhow::Result<Reshaping> {
     let Arguments { compute_servers, memory_servers, .. } = arguments;
     let Arguments { spare_compute_servers, spare_memory_servers, .. } = arguments;

@@ -20,7 +20,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// How long the balancer lets a move take.
+/// Timeout of a move by the balancer.
 const MOVE_WITHIN: Duration = Duration::from_secs(30);
 
 /// Options of `farleaf cluster`.
@@ -132,7 +132,7 @@ impl Arguments {
                         "{path} has {count} keys: too few for {servers} compute servers"
                     ));
                 }
-                // The parts are equal, and the keys are different.
+                // The parts have equal sizes, and the keys are distinct.
                 let place = |part: u16| keys.len() * usize::from(part) / usize::from(servers);
                 (1..servers).map(|part| keys[place(part)].clone()).collect()
             }
@@ -151,7 +151,7 @@ fn first<K, V>((key, _): (K, V)) -> K {
     key
 }
 
-/// Runs a cluster until a signal ends it; returns whether all went well.
+/// Runs a cluster until a signal ends it. Returns whether no server died.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<bool> {
     let stop = arguments.common.start()?;
     let mut common = flag("--term-seconds", arguments.term_seconds.as_secs_f64()).to_vec();
@@ -170,7 +170,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<bool> {
     let layout = arguments.layout.name()?;
     let boundaries = with_layout!(layout, L => arguments.boundaries::<L>())?;
     if !boundaries.is_empty() {
-        // One word: a key may begin with a dash.
+        // Pass a single word, because a key may begin with a dash.
         compute_flags.push(format!("--boundaries={}", boundaries.join(",")).into());
     }
     let keys = flag("--keys", layout.keys());

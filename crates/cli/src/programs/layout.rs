@@ -1,4 +1,4 @@
-//! The layout of a new cluster, and rows of files as records of any layout.
+//! The layout of a new cluster, and conversion of rows of files to records of any layout.
 
 use crate::{units, usage};
 use clap::Args;
@@ -66,7 +66,7 @@ impl BlockArguments {
 #[derive(Debug)]
 pub(super) struct Reading {
     pub(super) names: ColumnNames,
-    /// Whether the first row is a header. Files of numbers show it by themselves.
+    /// Whether the first row is a header. For files of numbers, this is detected.
     pub(super) has_header: bool,
 }
 
@@ -115,12 +115,12 @@ where
     }
 }
 
-/// Reads a key of the command line.
+/// Parses a key from the command line.
 pub(super) fn key<L: ClusterLayout>(text: &str, notation: Notation) -> anyhow::Result<OwnedKey<L>> {
     L::Key::parse(text, notation).or_else(|why| usage(format!("the key {why}")))
 }
 
-/// Reads a value of the command line.
+/// Parses a value from the command line.
 pub(super) fn value<L: ClusterLayout>(
     text: &str,
     notation: Notation,

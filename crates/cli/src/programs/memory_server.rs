@@ -35,7 +35,7 @@ pub(crate) struct Arguments {
     /// choose
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0", value_parser = address)]
     listen: SocketAddr,
-    /// Listen at the socket of this path over shm
+    /// Listen for shm connections on the Unix socket at this path
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
     /// Publish this address for compute servers instead of the one of --listen

@@ -80,7 +80,7 @@ pub(crate) struct ClusterLocation {
 }
 
 impl ClusterLocation {
-    /// The cluster of this name in a folder.
+    /// The location of a cluster of this name in a folder.
     fn of_folder(dir: &Path, cluster: &str) -> Self {
         let dir = Some(dir.to_owned());
         Self { dir, catalog: None, token_file: None, cluster: cluster.to_owned() }
@@ -91,7 +91,7 @@ impl ClusterLocation {
         let (address, token_file) = match (&self.dir, &self.catalog, &self.token_file) {
             (Some(dir), ..) => {
                 let folder = Folder(dir.clone());
-                // A folder without a running cluster means that the cluster does not serve.
+                // If the folder has no running cluster, report that the cluster does not serve.
                 let running = folder.catalog().map_err(|error| match error {
                     ConfigError::File { .. } if dir.is_dir() => {
                         ProgramError::Failed(format!("no cluster runs in {}", dir.display()))

@@ -26,7 +26,7 @@ use std::time::Duration;
 /// pause between attempts.
 const PATIENCE_NS: u64 = 2_000_000_000;
 const PAUSE_NS: u64 = 100_000_000;
-/// Records per request while keys are counted.
+/// Number of records per request when counting keys.
 const COUNTED_TOGETHER: usize = 1000;
 
 /// Options of `farleaf move`.
@@ -95,8 +95,8 @@ impl LongPatience {
     }
 }
 
-/// The first key, counted from the end of the range that faces the taker, that stays behind when
-/// `percent` of the keys of `from` move; `None` if all move.
+/// The boundary key if `percent` of the keys of `from` move: the first key that stays behind,
+/// counted from the end of the range that faces the taker. `None` if all move.
 async fn boundary<L: ClusterLayout>(
     client: &Client<L>,
     from: u16,
@@ -104,7 +104,7 @@ async fn boundary<L: ClusterLayout>(
     percent: u8,
 ) -> Result<Option<OwnedKey<L>>, IndexError> {
     let map = client.newest_map();
-    // Reports a move that is impossible before counting.
+    // Report an impossible move before counting.
     map.plan(from, to, None)?;
     if percent == 100 {
         return Ok(None);
@@ -131,7 +131,7 @@ async fn boundary<L: ClusterLayout>(
     keys.get(first).cloned().map(Some).ok_or(IndexError::InvalidArgument(what))
 }
 
-/// Moves keys. Retries while another move or a merge prevents it.
+/// Moves keys. Retries while another move or a merge prevents this.
 async fn move_patiently<L: ClusterLayout>(
     client: &Client<L>,
     from: u16,
@@ -224,7 +224,7 @@ pub(crate) fn balance(arguments: &BalanceArguments) -> anyhow::Result<()> {
     let level = Level::choose(arguments.log);
     logging::start(level.map_err(farleaf_cluster::config::ConfigError::Settings)?);
     let stop = Stop::on_signals().context("cannot catch signals")?;
-    // A cluster that cannot be found is an error. If it goes away later, wait for it.
+    // If the cluster cannot be found, fail. If it goes away later, wait for it.
     let locate = || arguments.patience.locate(&arguments.place);
     let located = locate()?;
     with_layout!(located.layout(), L => {

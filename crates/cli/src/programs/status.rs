@@ -75,7 +75,7 @@ impl Shares {
         Ok(Self { parts, warning })
     }
 
-    /// Reorders the shares to match other rows.
+    /// Reorders the shares to match another list of rows.
     fn of(self, asked: &[Row], rows: &[Row]) -> Self {
         let part = |row: &Row| {
             let place = asked.iter().position(|asked| asked.server == row.server)?;
@@ -105,8 +105,8 @@ fn table(rows: &[Row], shares: &Shares) -> Table {
     table
 }
 
-/// The state as JSON. Keys and epochs are strings: they can be up to 2^64, where JSON readers lose
-/// digits.
+/// The state as JSON. Keys and epochs are strings, because they can reach 2^64 and JSON readers
+/// lose digits of such numbers.
 fn as_json(standing: &ClusterStatus) -> serde_json::Result<Value> {
     fn as_text(value: &mut Value) {
         match value {
@@ -142,7 +142,7 @@ pub(crate) fn show(place: &ClusterLocation, is_json: bool) -> anyhow::Result<boo
     let asked = ClusterStatus::read(&*catalog, &keys)?.rows();
     let shares = Shares::ask(&asked)?;
     // Read the catalog again after waiting for slow servers, so that state and shares are from
-    // about the same moment.
+    // about the same time.
     let standing = ClusterStatus::read(&*catalog, &keys)?;
     let missing = standing.missing();
     let rows = standing.rows();

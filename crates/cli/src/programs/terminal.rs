@@ -1,6 +1,7 @@
-//! Terminal modes of a program, and restoring them.
+//! Terminal modes of a program, and how they are restored.
 //!
-//! *Invariants*: dropping a value of this module, also by a panic, undoes the changes that it made.
+//! *Invariants*: dropping a value of this module, even during a panic, undoes the changes that it
+//! made.
 
 use rustix::stdio::stdin;
 use rustix::termios::{
@@ -25,7 +26,7 @@ impl Modes {
     }
 }
 
-/// Delivers keys one by one, without echo, while this value lives. Ctrl-C still raises a signal.
+/// Delivers single keys, without echo, while this value lives. Ctrl-C still raises a signal.
 #[derive(Debug)]
 pub(crate) struct KeysAlone(Modes);
 

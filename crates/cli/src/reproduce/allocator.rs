@@ -3,7 +3,7 @@
 
 use super::experiment::{Claim, Figure, Paper, Scale, Size};
 
-/// The rows.
+/// The rows to reproduce from the paper about allocators.
 pub(super) const ALLOCATOR: Paper = Paper {
     name: "allocator",
     citation: "Weisgut et al., Separated Allocator Metadata in Disaggregated In-Memory Databases: Friend or Foe?",

@@ -29,12 +29,13 @@ pub(super) fn height(parts: f64) -> f64 {
     ((leaves() / parts).ln() / fanout().ln()).ceil()
 }
 
-/// Maximal queries per second with this many memory servers. A selectivity of 0 is a point query.
+/// Maximum number of queries per second with this many memory servers. A selectivity of 0 is a
+/// point query.
 pub(super) fn most(design: &str, skewed: bool, selectivity: f64, servers: f64) -> f64 {
     let fine = design == "fine";
     let bandwidth = BANDWIDTH * if skewed && !fine { 1.0 } else { servers };
     let height = height(if fine || skewed { 1.0 } else { servers });
-    // Range queries by hash go to every server.
+    // Range queries under hash partitioning go to every server.
     let descents = if design == "coarse, by hash" && selectivity > 0.0 { servers } else { 1.0 };
     let amplified = if skewed { AMPLIFICATION } else { 1.0 };
     let pages = match selectivity {
@@ -45,7 +46,7 @@ pub(super) fn most(design: &str, skewed: bool, selectivity: f64, servers: f64) -
     bandwidth / ((descents * height + pages) * PAGE)
 }
 
-/// Throughput with 64 servers over that with 2.
+/// Throughput with 64 servers divided by that with 2.
 pub(super) fn growth(design: &str, skewed: bool, selectivity: f64) -> f64 {
     most(design, skewed, selectivity, 64.0) / most(design, skewed, selectivity, 2.0)
 }

@@ -1,4 +1,4 @@
-//! Judges claims by the points of a figure.
+//! Judges claims against the points of a figure.
 
 use super::experiment::{Claim, Metric, Rule, Scale, Spot, Value};
 use super::points::Measured;
@@ -8,9 +8,9 @@ use super::points::Measured;
 pub(super) enum Verdict {
     Holds,
     Differs,
-    /// Virtual time or this scale cannot show it.
+    /// The claim cannot be shown in virtual time or at this scale.
     CannotBeSaid,
-    /// A design is missing, or the options left its points out.
+    /// A design is missing, or the options excluded its points.
     NotRun,
 }
 
@@ -97,7 +97,7 @@ fn value(value: &Value, points: &[Measured]) -> Result<f64, Absent> {
     }
 }
 
-/// What counts as zero, per operation.
+/// Upper bound of values that count as zero, per operation.
 const ZERO: f64 = 0.001;
 
 impl Rule {
@@ -214,7 +214,7 @@ mod tests {
             point(ROW, 2.0, &[2.0]),
             point(OTHER, 1.0, &[1.0]),
             point(OTHER, 2.0, &[2.0]),
-            // Outside of the range.
+            // Outside the range.
             point(ROW, 3.0, &[1.0]),
             point(OTHER, 3.0, &[5.0]),
         ];

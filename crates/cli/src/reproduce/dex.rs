@@ -3,9 +3,9 @@
 //!
 //! §8.1: 200 M records of 16 bytes, four compute servers of 36 threads, four memory servers of 4
 //! threads, zipfian 0.99, a cache of 8% of the data in each compute server. "As published" are the
-//! paper's policies on the harness of its published code, which fills leaves to a half at load and
-//! updates keys to the value that they have. That row does not offload, since in Table 2 the paper
-//! hardly does; a row beside it offloads where our estimate says so.
+//! paper's policies on the harness of its published code, which loads leaves half full and updates
+//! keys to the values that they already have. That row does not offload, because in Table 2 the
+//! paper hardly does; an additional row offloads according to our cost estimate.
 
 use super::experiment::Metric::{
     Atomics, Bytes, HitRatio, MoveSeconds, Reads, Remote, Throughput, TwoSided, Writes,
@@ -15,7 +15,7 @@ use super::experiment::{
     Row, Rule, Scale, Shape, Size, Spot, Value,
 };
 
-/// The rows.
+/// The rows to reproduce from the DEX paper.
 pub(super) const DEX: Paper = Paper {
     name: "dex",
     citation: "Lu et al., DEX: Scalable Range Indexing on Disaggregated Memory (VLDB 2024)",
@@ -54,7 +54,7 @@ macro_rules! published {
 }
 const ZIPFIAN: &str = "--distribution zipfian:0.99";
 
-/// The threads of Figures 5 to 8: a compute server is filled before the next one is used.
+/// The threads of Figures 5 to 8: one compute server is filled before the next is used.
 const THREADS: &[At] = &[
     At::new(2.0, 1, 2, ""),
     At::new(36.0, 1, 36, ""),
@@ -304,7 +304,7 @@ const F8: Figure = Figure {
     rows: &[
         uncached("baseline", "fine", "--validate versions"),
         uncached("baseline, by checksums (ours)", "fine", ""),
-        // The frames are only buffers through which nodes pass; no node stays cached.
+        // The frames serve only as buffers for nodes; no node stays cached.
         uncached("+ partitions", "dex", "--admission never --cache-bytes 512Ki"),
         row("+ cache", "dex", "--cache-each 1"),
         row("+ offloading", "dex", "--cache-each 1 --offload cost-aware"),
@@ -320,7 +320,7 @@ const F8: Figure = Figure {
             Rule::Factor(2.4, RATIO),
         ),
         Claim::new(
-            // "With more threads … the speedup is limited": no figure is given.
+            // "With more threads … the speedup is limited": the paper gives no number.
             "skewed, 144 threads: partitions over the baseline (\"limited\")",
             ratio(Throughput, ("skewed", "+ partitions", 144.0), ("skewed", "baseline", 144.0)),
             Rule::AtMost(2.0),

@@ -3,7 +3,7 @@
 
 use super::experiment::{Claim, Figure, Paper, Scale, Size};
 
-/// The rows.
+/// The rows to reproduce from the dLSM paper.
 pub(super) const DLSM: Paper = Paper {
     name: "dlsm",
     citation: "Wang et al., dLSM: An LSM-Based Index for Memory Disaggregation (ICDE 2023)",

@@ -1,8 +1,8 @@
-//! The shape of an experiment: figures as data, and what their claims compare.
+//! The structure of an experiment: figures as data, and what their claims compare.
 //!
 //! A figure is a grid of points: panels × rows × positions on its x axis. Each point is one line of
-//! `farleaf bench`. A claim is a statement of the paper with a value that the points define and a
-//! rule that the value must meet.
+//! `farleaf bench`. A claim is a statement of the paper, with a value computed from the points and
+//! a rule that the value must satisfy.
 
 use crate::plot::{Axes, Axis};
 use clap::ValueEnum;
@@ -35,9 +35,9 @@ impl Scale {
 pub(super) struct Size {
     pub(super) scale: Scale,
     pub(super) keys: u64,
-    /// Operations to measure, where the panel does not define them per client.
+    /// Operations to measure, if the panel does not define them per client.
     pub(super) operations: u64,
-    /// Operations before the measurement, to fill caches; 0 leaves the option out.
+    /// Operations before the measurement, to fill caches; with 0, the option is omitted.
     pub(super) warm_up: u64,
 }
 
@@ -78,7 +78,7 @@ impl Figure {
         }
     }
 
-    /// A figure of claims for which no point runs.
+    /// A figure that only has claims and runs no points.
     pub(super) const fn statements(
         id: &'static str,
         title: &'static str,
@@ -100,12 +100,12 @@ impl Figure {
     }
 }
 
-/// A part of a figure with a plot of its own.
+/// A part of a figure that has its own plot.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Panel {
     pub(super) name: &'static str,
     pub(super) words: &'static str,
-    /// Whether records are placed as [`At::skewed`] says, instead of evenly.
+    /// Whether records are placed as in [`At::skewed`], instead of evenly.
     pub(super) skewed: bool,
     /// Operations of each client, if the scale does not define them.
     pub(super) each: Option<u64>,
@@ -115,10 +115,10 @@ pub(super) struct Panel {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Row {
     pub(super) name: &'static str,
-    /// The design. One that this version does not have is listed as missing.
+    /// The design. If this version does not have it, it is listed as missing.
     pub(super) design: &'static str,
     pub(super) words: &'static str,
-    /// Whether it caches nodes. If not, operations before the measurement would change nothing.
+    /// Whether it caches nodes. Without a cache, warm-up operations would change nothing.
     pub(super) caches: bool,
 }
 
@@ -132,9 +132,9 @@ pub(super) struct At {
     pub(super) words: &'static str,
     /// Arguments for panels with skewed placement.
     pub(super) skewed: &'static str,
-    /// Records as a multiple of the scale's.
+    /// Number of records, as a multiple of the scale's.
     pub(super) keys: f64,
-    /// Whether real threads run it, in real time.
+    /// Whether it is run by real threads, in real time.
     pub(super) real: bool,
 }
 
@@ -155,19 +155,19 @@ impl At {
     }
 }
 
-/// Both axes from 0.
+/// Both axes start at 0 and are linear.
 pub(super) const LINEAR: Axes = Axes { x: Axis::Linear, y: Axis::Linear, top: None };
-/// Positions that double.
+/// An x axis on which positions double.
 pub(super) const DOUBLING: Axes = Axes { x: Axis::Log(2.0), ..LINEAR };
-/// Positions over powers of ten.
+/// An x axis over powers of ten.
 pub(super) const TENFOLD: Axes = Axes { x: Axis::Log(10.0), ..LINEAR };
-/// Values over powers of ten.
+/// A y axis over powers of ten.
 pub(super) const BY_MAGNITUDE: Axes = Axes { y: Axis::Log(10.0), ..LINEAR };
 
 /// How a figure is shown.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Shape {
-    /// This metric, one curve for each row, where there are several positions.
+    /// This metric, with one curve per row if there are several positions.
     Lines(Metric),
     /// Computed without a run.
     Closed(fn() -> Vec<ClosedCurve>),
@@ -192,7 +192,7 @@ pub(super) enum Metric {
     Atomics,
     TwoSided,
     Bytes,
-    /// All network operations of an index operation.
+    /// All network operations per index operation.
     Remote,
     HitRatio,
     P50,
@@ -258,18 +258,18 @@ pub(super) enum Value {
     Least { metric: Metric, panel: &'static str, rows: [&'static str; 2], from: f64, to: f64 },
     /// Computed without a run.
     Closed(fn() -> f64),
-    /// What this program cannot show, with the reason.
+    /// A value that this program cannot show, with the reason.
     Unsaid,
 }
 
-/// What the value must meet.
+/// The rule that the value must satisfy.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Rule {
-    /// The paper's figure, and the share of it by which the value may differ. Zero allows less than
-    /// one in a thousand operations.
+    /// The paper's figure, and the fraction of it by which the value may differ. With zero, the
+    /// value must be less than one in a thousand operations.
     Within(f64, f64),
-    /// The paper's ratio, and the factor by which the value may differ. A gain must be one, and a
-    /// saving too, however small the stated one is.
+    /// The paper's ratio, and the factor by which the value may differ. However small the ratio, a
+    /// gain must be a gain, and a saving a saving.
     Factor(f64, f64),
     /// An ordering or a bound.
     AtLeast(f64),
@@ -278,9 +278,9 @@ pub(super) enum Rule {
 
 /// Counts may differ by a twentieth.
 pub(super) const COUNT: f64 = 0.05;
-/// Bytes may differ by this share: harnesses count headers and locks differently.
+/// Bytes may differ by this fraction, because harnesses count headers and locks differently.
 pub(super) const BYTES: f64 = 0.12;
-/// Ratios may differ by this factor, the limit that `docs/internals/cost-model.md` states.
+/// Ratios may differ by this factor, the limit given in `docs/internals/cost-model.md`.
 pub(super) const RATIO: f64 = 1.5;
 
 /// A statement of the paper.
@@ -289,9 +289,9 @@ pub(super) struct Claim {
     pub(super) statement: &'static str,
     pub(super) value: Value,
     pub(super) rule: Rule,
-    /// The smallest scale at which the statement can be compared.
+    /// The smallest scale at which the statement can be checked.
     pub(super) least: Scale,
-    /// Why it differs or cannot be said.
+    /// Why the value differs, or cannot be shown.
     pub(super) because: &'static str,
 }
 

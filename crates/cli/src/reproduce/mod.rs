@@ -1,13 +1,13 @@
 //! `farleaf reproduce`: repeats the papers' experiments and reports which of their statements hold.
 //!
-//! Experiments are data (`dex.rs`, `trees.rs`, `dlsm.rs`, `allocator.rs`) of one shape
-//! (`experiment.rs`). `points.rs` makes command lines of them, `runner.rs` runs these as processes,
-//! `claims.rs` judges, and `report.rs` writes.
+//! Experiments are data (`dex.rs`, `trees.rs`, `dlsm.rs`, `allocator.rs`) with a common structure
+//! (`experiment.rs`). `points.rs` turns them into command lines, `runner.rs` runs these as
+//! processes, `claims.rs` judges the results, and `report.rs` writes them.
 //!
 //! *Invariants*
-//! - reproduce.R1. The report is a function of the options and the reports of the points: a run
-//!   that was interrupted and continued writes the same bytes.
-//! - reproduce.R2. What did not run is listed with its reason and never judged.
+//! - reproduce.R1. The report depends only on the options and the reports of the points: a run that
+//!   was interrupted and continued writes the same bytes.
+//! - reproduce.R2. Anything that did not run is listed with its reason and never judged.
 
 mod allocator;
 mod analysis;
@@ -33,7 +33,7 @@ use std::path::PathBuf;
 
 const PAPERS: &[&Paper] = &[&dex::DEX, &trees::TREES, &dlsm::DLSM, &allocator::ALLOCATOR];
 
-/// The papers.
+/// The papers that can be reproduced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum PaperName {
     /// DEX (Lu et al., VLDB 2024)
@@ -63,7 +63,7 @@ pub(crate) struct Arguments {
     options: Options,
 }
 
-/// Options of a run, whatever it reproduces.
+/// Options of a run of any experiment.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
     /// Make only these figures, such as `8` or `11a`, and `t2` for a table
@@ -113,7 +113,7 @@ impl Options {
         Arguments { paper: Some(PaperName::Trees), options: self }
     }
 
-    /// `reproduce dex` with these options, of the parts of DEX if they name no figure.
+    /// `reproduce dex` with these options, limited to the parts of DEX if they name no figure.
     pub(crate) fn ablation(mut self) -> Arguments {
         if self.figure.is_empty() {
             self.figure = ["8", "9", "12", "trace"].map(str::to_owned).to_vec();
@@ -182,7 +182,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<bool> {
     Ok(!(arguments.strict && differs))
 }
 
-/// The figures that the options ask for.
+/// The figures that the options select.
 fn selected(arguments: &Arguments) -> anyhow::Result<Vec<(&'static Paper, &'static Figure)>> {
     let papers: Vec<&'static Paper> = match arguments.paper {
         Some(name) => vec![PAPERS[name as usize]],
@@ -239,7 +239,7 @@ mod tests {
     use super::*;
     use experiment::Value;
 
-    /// A claim about a point that no figure has would never be judged.
+    /// A claim about a point that is in no figure would never be judged.
     #[test]
     fn every_claim_is_about_points_of_its_figure() {
         for (paper, figure) in PAPERS.iter().flat_map(|p| p.figures.iter().map(move |f| (p, f))) {

@@ -1,4 +1,4 @@
-//! The points of a figure: their command lines, and the reports of what ran.
+//! The points of a figure: their command lines, and the reports of their runs.
 
 use super::experiment::{At, Figure, Metric, Panel, Row, Size, Spot};
 use crate::designs::DesignName;
@@ -6,7 +6,7 @@ use clap::ValueEnum;
 use farleaf_bench::report::Report;
 use std::path::Path;
 
-/// What the command line sets for all points.
+/// Settings of the command line that apply to all points.
 #[derive(Clone, Debug)]
 pub(super) struct Selection<'a> {
     pub(super) size: Size,
@@ -15,7 +15,7 @@ pub(super) struct Selection<'a> {
     /// Designs to run; empty for all.
     pub(super) designs: &'a [String],
     pub(super) trace: Option<&'a Path>,
-    /// Whether real threads run the points that need them.
+    /// Whether to run the points that need real threads.
     pub(super) real_threads: bool,
 }
 
@@ -26,7 +26,7 @@ pub(super) struct Measured {
     pub(super) panel: &'static str,
     pub(super) row: Row,
     pub(super) at: At,
-    /// Whether this version does not have the design.
+    /// Whether this version lacks the design.
     pub(super) is_missing: bool,
     /// The command lines, one for each seed.
     pub(super) lines: Vec<String>,
@@ -35,7 +35,7 @@ pub(super) struct Measured {
 }
 
 impl Measured {
-    /// Whether the point is at this place of its figure.
+    /// Whether the point is at this position of its figure.
     pub(super) fn is_at(&self, (panel, row, x): Spot) -> bool {
         self.panel == panel && self.row.name == row && self.at.x == x
     }
@@ -47,7 +47,7 @@ impl Measured {
         values
     }
 
-    /// The median over the seeds, the lower one of two.
+    /// The median over the seeds; of two middle values, the lower one.
     pub(super) fn median(&self, metric: Metric) -> Option<f64> {
         let values = self.values(metric);
         values.get(values.len().checked_sub(1)? / 2).copied()
@@ -104,9 +104,8 @@ pub(super) fn points(figure: &Figure, selection: &Selection<'_>) -> (Vec<Measure
     (points, skipped)
 }
 
-/// The command line of one run. Two words have another meaning than for `farleaf bench`:
-/// `--cache-each P` gives each compute server a cache of P% of the data, and `scan:P%` scans P% of
-/// the records.
+/// The command line of one run. Two words differ from those of `farleaf bench`: `--cache-each P`
+/// gives each compute server a cache of P% of the data, and `scan:P%` scans P% of the records.
 fn line(
     figure: &Figure,
     panel: &Panel,

@@ -1,4 +1,4 @@
-//! Writes what a run found: `report.md`, `report.html`, CSV files, command lines and settings.
+//! Writes the results of a run: `report.md`, `report.html`, CSV files, command lines and settings.
 
 use super::claims::{Verdict, digits};
 use super::experiment::{ClosedCurve, Metric, Panel, Rule, Shape, Spot, Value};
@@ -55,7 +55,7 @@ fn save(path: &Path, text: &str) -> anyhow::Result<()> {
     std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// The settings of the run and the machine; `environment.json` has no time, so that equal runs
+/// The settings of the run and the machine. `environment.json` contains no time, so that equal runs
 /// write equal bytes.
 fn environment(arguments: &Options) -> String {
     let cores = std::thread::available_parallelism().map_or(0, usize::from);
@@ -115,7 +115,7 @@ fn csv(outcome: &Outcome) -> String {
     text
 }
 
-/// The distributions of latencies, a line for each point, seed and share of the operations.
+/// The distributions of latencies, with a line for each point, seed and fraction of the operations.
 fn latencies(outcome: &Outcome) -> String {
     let mut text = String::from("figure,panel,row,x,seed,share,latency_ns\n");
     for Measured { figure, panel, row, at, reports, .. } in &outcome.points {
@@ -153,7 +153,7 @@ fn verdicts(outcomes: &[Outcome]) -> Vec<[String; 6]> {
 
 const HEADER: [&str; 6] = ["figure", "the paper's statement", "paper", "ours", "verdict", "why"];
 
-/// The metrics in the tables of points.
+/// The metrics shown in the tables of points.
 const SHOWN: [Metric; 9] = [
     Metric::Throughput,
     Metric::P50,
@@ -292,7 +292,7 @@ impl Picture {
     }
 }
 
-/// What shows a figure: curves over several positions, bars at a single one.
+/// The pictures of a figure: curves if it has several positions, bars if it has one.
 fn pictures_of(outcome: &Outcome, arguments: &Options) -> Vec<Picture> {
     match outcome.figure.xs.iter().filter(|at| !at.real).count() {
         1 => bars(outcome, arguments).into_iter().map(Picture::Bars).collect(),
@@ -308,7 +308,7 @@ fn shows_distributions(outcome: &Outcome) -> bool {
     matches!(outcome.figure.shape, Shape::Lines(Metric::P50 | Metric::P99))
 }
 
-/// For figures of latencies: how they are distributed at the last position, a plot for each panel.
+/// For figures of latencies: their distribution at the last position, with a plot for each panel.
 fn distributions(outcome: &Outcome, arguments: &Options) -> Vec<Plot> {
     let figure = outcome.figure;
     let Some(last) = figure.xs.last().filter(|_| shows_distributions(outcome)) else {
@@ -360,8 +360,8 @@ fn caption(outcome: &Outcome, arguments: &Options) -> String {
     format!("{}, scale {}", outcome.paper.name, arguments.scale.name())
 }
 
-/// What the paper states of a metric of a row, as points: a figure, or a ratio times our figure of
-/// the row below the fraction.
+/// The paper's values for a metric of a row, as points. Each is a figure, or a ratio multiplied by
+/// our figure for the row in its denominator.
 fn stated(outcome: &Outcome, metric: Metric, panel: &str, row: &str) -> Vec<(f64, f64)> {
     let ours = |spot: Spot| outcome.points.iter().find(|point| point.is_at(spot))?.median(metric);
     let claims = outcome.figure.claims.iter().filter_map(|claim| match (claim.value, claim.rule) {
@@ -375,7 +375,7 @@ fn stated(outcome: &Outcome, metric: Metric, panel: &str, row: &str) -> Vec<(f64
     of_row.map(|(_, spot, value)| (spot.2, value)).collect()
 }
 
-/// One plot for each panel that has curves of two or more points.
+/// One plot for each panel with curves of two or more points.
 fn plots(outcome: &Outcome, arguments: &Options) -> Vec<Plot> {
     let figure = outcome.figure;
     let mut panels: Vec<(String, &'static str, Vec<Curve>)> = Vec::new();
@@ -431,7 +431,7 @@ fn plots(outcome: &Outcome, arguments: &Options) -> Vec<Plot> {
     panels.into_iter().map(plot).collect()
 }
 
-/// The verdicts for people, one line each, and their number.
+/// The verdicts as readable text, one line each, and their number.
 pub(super) fn summary(outcomes: &[Outcome]) -> String {
     let mut text = String::new();
     for [figure, statement, stated, ours, verdict, why] in verdicts(outcomes) {

@@ -1,10 +1,10 @@
-//! Runs points as processes of their own, several side by side, and keeps their reports.
+//! Runs points as separate processes, several at a time, and keeps their reports.
 //!
-//! Each command line has one file in the folder `points`, which appears whole when its process has
-//! ended. A run that was interrupted continues with the lines that have no file. A file counts only
-//! for the same line and the same version of the program.
+//! Each command line has one file in the folder `points`, which appears, complete, when its process
+//! has ended. An interrupted run continues with the lines that have no file. A file counts only for
+//! the same line and the same version of the program.
 //!
-//! *Thread safety*: the workers share the queue and the results behind one lock.
+//! *Thread safety*: the workers share the queue and the results, protected by one lock.
 
 use crate::output::bar;
 use anyhow::{Context, anyhow};
@@ -59,11 +59,11 @@ fn run_side_by_side(
                 loop {
                     let next = match &mut *queue.lock().expect("no worker panics") {
                         (waiting, Ok(_)) => waiting.pop(),
-                        // After a failure no further line starts.
+                        // After a failure, no further line is started.
                         _ => None,
                     };
                     let Some(line) = next else { return };
-                    // Read it back, so that a run that is continued sees the same bytes.
+                    // Read it back, so that a continued run sees the same bytes.
                     let ran = execute(&line).and_then(|report| {
                         store(&line, &report, folder)?;
                         stored(&line, folder).ok_or_else(|| anyhow!("`{line}` left no report"))
@@ -108,7 +108,7 @@ fn execute(line: &str) -> anyhow::Result<Report> {
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 fn path(line: &str, folder: &Path) -> PathBuf {
-    // FNV-1a; the file names its line, so a collision only costs a run.
+    // FNV-1a. The file contains its line, so a collision only costs a run.
     let mut hash = 0xcbf2_9ce4_8422_2325_u64;
     for byte in line.bytes() {
         hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);

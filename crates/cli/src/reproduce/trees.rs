@@ -3,7 +3,7 @@
 //!
 //! §6: 100 M records, four memory servers, forty clients on each compute server, uniform queries.
 //! "Skewed" places 80, 12, 5 and 3 percent of the records on the four servers. Scans select the
-//! same shares of the records as in the paper.
+//! same fractions of the records as in the paper.
 
 use super::analysis;
 use super::experiment::Metric::{Bytes, NetworkRate, P50, Throughput};
@@ -12,7 +12,7 @@ use super::experiment::{
     Rule, Scale, Shape, Size, TENFOLD, Value,
 };
 
-/// The rows.
+/// The rows to reproduce from the paper of Ziegler et al.
 pub(super) const TREES: Paper = Paper {
     name: "trees",
     citation: "Ziegler et al., Designing Distributed Tree-based Index Structures for Fast RDMA-capable \
@@ -91,7 +91,7 @@ const CLIENTS: &[At] = &[
 const UNIFORM: &str = "--distribution uniform --latencies";
 const THROUGHPUT: Shape = Shape::Lines(Throughput);
 
-/// The first row is at least the second one at every number of clients of the range.
+/// The first row is not below the second one at any number of clients in the range.
 const fn above(
     statement: &'static str,
     panel: &'static str,
@@ -103,12 +103,12 @@ const fn above(
     Claim::new(statement, value, Rule::AtLeast(1.0))
 }
 
-/// A row's value at the second position over that at the first one.
+/// A row's value at the second position divided by that at the first one.
 const fn growth(panel: &'static str, row: &'static str, from: f64, to: f64) -> Value {
     Value::Ratio(Throughput, (panel, row, to), (panel, row, from))
 }
 
-/// The first row's metric over the second one's, with this many clients.
+/// The first row's metric divided by the second one's, with this many clients.
 const fn between(
     metric: Metric,
     panel: &'static str,

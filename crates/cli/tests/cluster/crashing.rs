@@ -1,4 +1,4 @@
-//! Killed servers of a cluster of processes: what survives, and how soon the others notice.
+//! Killed servers in a cluster of processes: what survives, and how soon the others notice.
 
 use crate::launched::{Launched, eventually, farleaf, signal, stop, text};
 use crate::serving::{DEADLINE, compute, connect, serving};
@@ -19,7 +19,7 @@ fn spread(number: u64) -> u64 {
     number.wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
-/// Kills a compute server, and waits until the next one of its number serves.
+/// Kills a compute server, and waits until its successor with the same number serves.
 fn kill_and_await(cluster: &mut Launched, number: u16) {
     let before = compute(cluster, number).unwrap();
     signal(before.pid, Signal::KILL);
@@ -97,8 +97,8 @@ fn what_was_written_back_by_age_outlives_a_kill() {
     cluster.end(Signal::TERM);
 }
 
-/// The lease of the memory server lasts long, so the compute servers must notice its death in
-/// another way.
+/// The lease of the memory server is long, so the compute servers must notice its death in another
+/// way.
 #[test]
 fn no_change_is_acknowledged_when_a_memory_server_is_known_to_be_gone() {
     for transport in ["tcp", "shm"] {
@@ -161,7 +161,7 @@ fn what_was_exported_can_be_loaded_elsewhere() {
     let mode = std::os::unix::fs::PermissionsExt::mode(&target.metadata().unwrap().permissions());
     assert_eq!((mode & 0o777, link.is_symlink()), (0o600, true));
 
-    // A failed export leaves the old file as it was, and no temporary file beside it.
+    // A failed export does not change the old file, and leaves no temporary file.
     let (code, _, said) = client(&cluster, &["export", "/dev/full"]);
     assert_eq!(code, Some(1), "{said}");
     assert!(said.contains("No space left") && said.lines().count() == 1, "{said}");

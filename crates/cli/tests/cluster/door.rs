@@ -1,5 +1,6 @@
-//! The crate `farleaf` against a cluster of processes: one handle that is kept, used from threads,
-//! from runtimes and from a program outside the workspace, and that outlives a compute server.
+//! The crate `farleaf` with a cluster of processes: one long-lived handle, used from threads, from
+//! runtimes and from a program outside the workspace, which survives the restart of a compute
+//! server.
 
 use crate::launched::{Launched, eventually, signal, stop, text};
 use crate::serving::{KEYS, compute, serving};
@@ -96,7 +97,7 @@ async fn agree_with_a_model(index: &Index) {
     assert!(down == model.into_iter().rev().collect::<Vec<_>>());
 }
 
-/// A program finds out from the cluster how large pages are.
+/// A program learns the page size from the cluster.
 #[test]
 fn a_handle_of_byte_strings_serves_clusters_of_them() {
     for (size, value_bytes) in [("1k", 80), ("1k", 9_000), ("4k", 900)] {
@@ -137,7 +138,7 @@ fn one_handle_serves_runtimes_and_threads_together() {
         let index = connect(options(&cluster).connections(connections)).unwrap();
         let idle = current_thread();
         idle.block_on(agree_with_a_model(&index));
-        // From here on that runtime does not run any more, and others must not rely on it.
+        // From here on, that runtime no longer runs, and others must not depend on it.
         for number in 0..1_000 {
             index.upsert(number, 0).wait().unwrap();
         }
@@ -200,7 +201,7 @@ fn operations_that_are_not_polled_any_more_hold_up_nothing_and_go_on() {
         (50..100).for_each(|number| drop(poll_once(index.upsert(key(number), 7))));
         let others = join_all((100..200).map(|number| index.upsert(key(number), 7))).await;
         assert!(others.iter().all(Result::is_ok), "{others:?}");
-        // The abandoned ones were sent before; so once the later ones are done, they are soon too.
+        // The abandoned ones were sent earlier, so they end soon after the later ones have ended.
         while index.scan(..).stream().count().await < 201 {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
@@ -274,7 +275,7 @@ fn a_kept_handle_outlives_a_killed_compute_server() {
         let before = compute(&cluster, 0).unwrap();
         signal(before.pid, Signal::KILL);
         let clock = Clock::start();
-        // Whatever fails meanwhile says what has happened.
+        // Whatever fails meanwhile must report whether it has happened.
         let outcome = index.insert(KEYS[0], 4).wait();
         assert!(!matches!(outcome, Ok(true)), "it is there already");
         cluster.await_line("compute server 0 has been restarted");

@@ -1,8 +1,9 @@
-//! What the programs report when one of them ends, a disk is full, or clients crowd them.
+//! What the programs report when one of them ends, when a disk is full, or when clients overload
+//! them.
 //!
-//! The launcher once gave the last line of a log as the reason of a death, called a clean end a
-//! death too, and left half a token on a full disk. 2,000 idle connections kept `/metrics` busy for
-//! minutes. A memory server counted none of DEX's nodes. A server whose log was on a full disk
+//! The launcher once reported the last line of a log as the reason for a death, treated a clean end
+//! as a death, and left half a token on a full disk. 2,000 idle connections kept `/metrics` busy
+//! for minutes. A memory server counted none of DEX's nodes. A server whose log was on a full disk
 //! panicked on its next log line, and if it was a memory server, the index was lost.
 
 use crate::launched::{Launched, eventually, farleaf, signal, text};
@@ -46,7 +47,7 @@ fn a_full_disk_leaves_no_half_written_token() {
     let left = std::fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().file_name());
     let left: Vec<_> = left.filter(|name| name.to_string_lossy().contains("token")).collect();
     assert!(left.is_empty(), "{left:?}");
-    // Once there is room, it starts as if nothing had happened.
+    // Once there is room, it starts normally.
     std::fs::rename(&dir, folder.path().join("again")).unwrap();
     let again = tempfile::tempdir().unwrap();
     for entry in std::fs::read_dir(folder.path().join("again")).unwrap() {

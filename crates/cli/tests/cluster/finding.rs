@@ -1,8 +1,8 @@
-//! Clients that lose a compute server: the errors that they get, and how they find it again at any
-//! address.
+//! Clients that lose a compute server: the errors that they get, and how they find it again at a
+//! new address.
 //!
-//! A client once kept asking at the first address that it had found, and reported operations that
-//! it had never sent as unknown.
+//! A client once kept using the first address that it had found, and reported an unknown outcome
+//! for operations that it had never sent.
 
 use crate::launched::{Launched, eventually, farleaf, signal, text};
 use crate::serving::{KEYS, compute, connect, serving, try_both};
@@ -61,7 +61,7 @@ fn a_compute_server_that_came_back_at_another_port_is_found() {
     signal(before.pid, Signal::KILL);
     cluster.await_line("compute server 1 has died: signal 9");
     let _foreign = Foreign::start(&cluster, 1);
-    // This operation waits for the server: it cannot have happened before.
+    // Only the new server can execute this operation, so it has to wait for that server.
     assert_eq!(upsert(&connection, KEYS[1], 6), Ok(()));
     assert_eq!(get(&connection, KEYS[1]), Ok(Some(6)));
     let after = compute(&cluster, 1).unwrap();

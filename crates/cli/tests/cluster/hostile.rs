@@ -1,10 +1,10 @@
-//! Malformed byte strings to every port of a cluster of processes. Their sender is cut off, and no
-//! other client notices. Half of the senders have no token; the others are admitted, and send
-//! malformed messages from then on.
+//! Malformed byte strings to every port of a cluster of processes. Their sender is disconnected,
+//! and no other client is affected. Half of the senders have no token; the others are admitted, and
+//! send malformed messages after that.
 //!
 //! `FARLEAF_HOSTILE_STRINGS` sets the number of strings per port; the seed is fixed. Orders that an
-//! operator may give with the token, such as halting a compute server, are left out: they are valid
-//! and do what they say.
+//! operator may give with the token, such as halting a compute server, are excluded, because they
+//! are valid.
 
 use crate::launched::{Launched, eventually, text};
 use crate::serving::{DEADLINE, KEYS, compute, connect_to, serving, try_both_of};
@@ -28,14 +28,15 @@ use std::ops::Bound;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Maximum growth of a process, in bytes: for connections and their buffers, not for what was sent.
+/// Maximum growth of a process, in bytes: connections and their buffers may grow it, but not the
+/// data received.
 const GROWTH_BYTES: u64 = 64 << 20;
 /// Keys and values of a layout.
 struct Records<L: ClusterLayout> {
-    /// The key in all messages before mutation, and its value: messages that stay valid change only
+    /// The key in all messages before mutation, and its value. Messages that stay valid change only
     /// this key.
     theirs: (OwnedKey<L>, OwnedValue<L>),
-    /// A key of each compute server, for the client that works meanwhile, and their value.
+    /// One key of each compute server for the well-behaved client, and their value.
     ours: ([OwnedKey<L>; 2], OwnedValue<L>),
 }
 
@@ -55,9 +56,8 @@ struct Port {
     pid: u32,
 }
 
-/// Closes a socket so that it does not linger and its port is free for the next one. Half of the
-/// time, waits until the server has read all of the input; otherwise the server may see it cut off
-/// in the middle.
+/// Closes a socket without lingering, so that its port is free for the next one. Half of the time,
+/// waits until the server has read all of the input; otherwise the input may be cut off.
 fn hang_up(mut socket: TcpStream, rng: &mut SmallRng) -> io::Result<()> {
     if rng.random() {
         socket.shutdown(Shutdown::Write)?;
@@ -100,7 +100,7 @@ fn let_in(port: &Port, token: &Token, rng: &mut SmallRng) -> io::Result<TcpStrea
     }
 }
 
-/// A mutated message to a compute server, made from any request but an order.
+/// A mutated message to a compute server, made from any request except an order.
 fn ask<L: ClusterLayout>(
     (key, value): &(OwnedKey<L>, OwnedValue<L>),
     rng: &mut SmallRng,
@@ -120,7 +120,7 @@ fn ask<L: ClusterLayout>(
     bytes
 }
 
-/// A message to the catalog that changes no entry of others, even if the catalog accepts it.
+/// A message to the catalog that changes no other program's entry, even if the catalog accepts it.
 fn request(rng: &mut SmallRng) -> Vec<u8> {
     let texts = [
         r#"{"get":{"key":"farleaf/default/map"}}"#,
@@ -199,8 +199,8 @@ fn send<L: ClusterLayout>(
         };
         let mut bytes = vec![0; request.frame_bytes()];
         request.encode(rng.random(), &mut bytes);
-        // The content of a message has been mutated already. A short one could become an order if
-        // its frame shifted.
+        // The content of a message has already been mutated. If its frame shifted, a short one
+        // could become an order.
         if kept == 0 || kept >= 4 && rng.random_ratio(1, 7) {
             let mut tail = bytes.split_off(bytes.len() - kept);
             mutate(&mut bytes, 0, rng);
@@ -296,9 +296,9 @@ fn disturb_nobody<L: ClusterLayout>(flags: &[&str], records: &Records<L>) {
         println!("{port:?}: {before} bytes before, {after} after");
         assert!(after < before + GROWTH_BYTES, "{port:?} grew from {before} to {after} bytes");
     }
-    // Many strings reached the code that answers. Subtract the operations of the well-behaved
-    // client: every second of its keys belongs to this compute server, and it reads and changes
-    // each key.
+    // Check that many strings reached the code that answers. Subtract the operations of the
+    // well-behaved client: every second of its keys belongs to this compute server, and it reads
+    // and changes each key.
     let others = worked.load(Ordering::Relaxed) + 2;
     let scraper = Scraper::new().unwrap();
     for (port, name, others) in [(2, "requests_total", 0), (4, "operations_total", others)] {

@@ -37,8 +37,8 @@ pub(crate) fn signal(pid: u32, signal: Signal) {
     kill_process(Pid::from_raw(pid as i32).unwrap(), signal).unwrap();
 }
 
-/// Stops a process, and waits until all its threads stand still. On a loaded machine some of them
-/// go on for a while, and could still accept a connection and serve it.
+/// Stops a process, and waits until all its threads have stopped. On a loaded machine, some of them
+/// continue for a while, and could still accept a connection and serve it.
 pub(crate) fn stop(pid: u32) {
     signal(pid, Signal::STOP);
     let stands_still = |thread: std::fs::DirEntry| {
@@ -76,7 +76,7 @@ impl Launched {
         Self::start_in(tempfile::tempdir().unwrap(), more)
     }
 
-    /// Starts a cluster, without compute servers unless `more` asks for them, and waits until it
+    /// Starts a cluster, without compute servers unless `more` requests them, and waits until it
     /// reports that it is ready.
     pub(crate) fn start_in(folder: tempfile::TempDir, more: &[&str]) -> Self {
         let (process, lines) = Self::spawn(folder.path(), more);
@@ -110,7 +110,7 @@ impl Launched {
         (process, lines)
     }
 
-    /// Reads the launcher's output up to a line with this beginning.
+    /// Reads the launcher's output up to a line with this prefix.
     pub(crate) fn await_line(&mut self, beginning: &str) -> String {
         loop {
             let mut line = String::new();
@@ -146,7 +146,7 @@ impl Launched {
         records::get(&*self.catalog(), &key).ok()?.map(|(record, _)| record)
     }
 
-    /// Ends the launcher as an operator does; returns its exit code.
+    /// Ends the launcher with a signal, as an operator would. Returns its exit code.
     pub(crate) fn end(&mut self, by: Signal) -> Option<i32> {
         signal(self.process.id(), by);
         self.process.wait().unwrap().code()

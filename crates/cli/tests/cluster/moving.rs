@@ -1,7 +1,7 @@
 //! Keys that move between the processes of a running cluster, while clients work.
 //!
-//! Between processes the partition map once stayed as it was first: a compute server that had all
-//! the keys kept them, and one that was to be stopped could not give them up.
+//! In a cluster of processes, the partition map once never changed: a compute server with all the
+//! keys kept them, and one that was about to be stopped could not hand over its keys.
 
 use crate::launched::{Launched, eventually, farleaf, signal, text};
 use crate::serving::{compute, connect, serving};
@@ -18,10 +18,10 @@ use std::time::Duration;
 const ROWS: u64 = 20_000;
 const IN_FLIGHT: u64 = 64;
 const KEYS_OF_A_TASK: usize = 200;
-/// The first key of those that a writer sets while keys move; it lies among the others.
+/// The first of the keys that a writer sets while keys move; it lies among the others.
 const FIRST: u64 = 7_001;
 
-/// Loads even keys from 0 up.
+/// Loads records with even numbers as keys, from 0 on.
 fn load(cluster: &Launched) {
     let path = cluster.folder.path().join("rows.csv");
     let rows: String = (0..ROWS).map(|key| format!("{},{key}\n", key * 2)).collect();
@@ -76,7 +76,7 @@ fn all_are_there(cluster: &Launched, written: &[(u64, u64)]) {
 }
 
 /// Keys move, a compute server is drained, and another one joins, while a client with 64 operations
-/// in flight writes: it sees no error, and no key is lost.
+/// in flight writes. The client sees no error, and no key is lost.
 fn clients_see_no_move(transport: &str, rounds: usize) {
     let mut cluster = serving(transport, &[]);
     load(&cluster);
@@ -96,7 +96,7 @@ fn clients_see_no_move(transport: &str, rounds: usize) {
     let written = std::thread::scope(|scope| {
         let writer = scope.spawn(|| {
             let written: Result<Vec<(u64, u64)>, IndexError> = connection.run(async |client| {
-                // Each task inserts keys of its own, and then changes them again and again.
+                // Each task inserts its own keys, and then repeatedly changes them.
                 let write = async |first: u64| {
                     let mut written: Vec<(u64, u64)> = Vec::new();
                     for turn in 0.. {
@@ -160,8 +160,8 @@ fn clients_see_no_move_over_shm() {
     clients_see_no_move("shm", 3);
 }
 
-/// The same for longer, by hand:
-/// `cargo test -p farleaf-cli --test cluster -- --ignored --exact moving::two_hundred_moves`.
+/// The same for longer, to be run manually: `cargo test -p farleaf-cli --test cluster -- --ignored
+/// --exact moving::two_hundred_moves`.
 #[test]
 #[ignore = "takes minutes"]
 fn two_hundred_moves() {
@@ -170,8 +170,8 @@ fn two_hundred_moves() {
     }
 }
 
-/// Whatever a compute server was doing for a move when it is killed, the cluster serves all keys
-/// again that had been written back.
+/// A compute server is killed at any point of a move. The cluster then serves all keys again that
+/// had been written back.
 #[test]
 fn a_server_that_dies_in_a_move_leaves_no_key_without_an_owner() {
     let mut cluster = serving("tcp", &["--restart", "--term-seconds", "1"]);
@@ -223,8 +223,8 @@ fn moves_that_make_no_sense_end_with_one_line() {
     assert_eq!(said(&["drain", "0"]), (Some(0), String::new()));
     let all = "error: compute server 1 owns all keys: there is no other to move them to\n";
     assert_eq!(said(&["drain", "1"]), (Some(1), all.to_owned()));
-    // Compute server 9 does not run. No key may be released for it: that would leave all keys
-    // without an owner until the giver has given it up.
+    // Compute server 9 does not run. No key may be released to it, because all keys would have no
+    // owner until the giver cancels the move.
     let (code, why) = said(&["move", "1", "9"]);
     let absent = "error: cannot move keys from 1 to 9: compute server 9: the compute server is \
                   not registered\n";
@@ -233,9 +233,9 @@ fn moves_that_make_no_sense_end_with_one_line() {
     assert_eq!(cluster.end(Signal::TERM), Some(0));
 }
 
-/// A drained compute server may be stopped. `status` and `clear` once missed it for good, and no
-/// bulk load was possible, because number 0 built every tree. Of one that had joined, nobody missed
-/// anything when it died.
+/// A drained compute server may be stopped. `status` and `clear` once reported it as missing
+/// forever, and no bulk load was possible, because number 0 built every tree. The death of a server
+/// that had joined was not reported.
 #[test]
 fn a_drained_server_is_missed_by_nobody_and_a_dead_one_is() {
     let mut cluster = serving("tcp", &[]);

@@ -12,13 +12,13 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
 
-/// Exit code and beginning of the error where verbs is not available.
+/// Exit code and beginning of the error if verbs is not available.
 const REFUSED: (i32, &str) = match cfg!(feature = "verbs") {
     true => (1, "error: no RDMA: "),
     false => (2, "error: transport verbs is not in this program"),
 };
 
-/// Whether there is a device, so that the programs would not refuse verbs.
+/// Whether this machine has an RDMA device.
 fn has_device() -> bool {
     std::fs::read_dir("/sys/class/infiniband").is_ok_and(|mut devices| devices.next().is_some())
 }
@@ -101,8 +101,7 @@ fn a_compute_server_without_a_device_ends_with_one_line() {
     assert_eq!(gone, [key], "it is not registered any more");
 }
 
-/// The launcher reports which server failed and why, and the folder is not bound to a transport
-/// yet.
+/// The launcher reports which server failed and why, and the folder is not tied to a transport yet.
 #[test]
 fn a_cluster_without_a_device_says_why() {
     if has_device() {
@@ -126,7 +125,7 @@ fn a_cluster_without_a_device_says_why() {
     assert_eq!(other.end(Signal::TERM), Some(0));
 }
 
-/// An emulated machine is slow, and its processes pause now and then.
+/// An emulated machine is slow, and its processes pause occasionally.
 const PATIENT: [&str; 4] = ["--term-seconds", "10", "--ready-seconds", "300"];
 
 #[test]
@@ -171,7 +170,7 @@ fn a_cluster_serves_over_verbs() {
     }
 }
 
-/// The limit of locked memory does not apply to root, so the program runs as another user.
+/// The limit on locked memory does not apply to root, so the program runs as another user.
 #[test]
 #[ignore = "needs an RDMA device and root"]
 fn a_pool_that_may_not_be_locked_ends_with_one_line() {

@@ -145,7 +145,7 @@ pub(crate) fn try_both_of<L: ClusterLayout>(
     outcomes.unwrap()
 }
 
-/// Checks that each outcome is done, known not to have happened, or unknown.
+/// Checks that each outcome is one of: done, known not to have happened, or unknown.
 pub(crate) fn honest(outcomes: [Result<(), IndexError>; 2]) {
     for outcome in outcomes {
         let known = matches!(
@@ -173,7 +173,7 @@ fn a_compute_server_that_stands_still_or_dies_is_missed_alone() {
     let first = compute(&cluster, 0).unwrap();
     stop(first.pid);
     let [read, write] = try_both(&connection, KEYS[0]);
-    // The server accepts no connection, so nothing is sent; once its lease has ended, it is not
+    // The server accepts no connection, so nothing is sent. Once its lease has ended, it is not
     // registered.
     for outcome in [read, write] {
         let is_told = matches!(
@@ -224,7 +224,7 @@ fn a_memory_server_that_stands_still_or_dies_holds_nobody_for_ever() {
     cluster.end(Signal::TERM);
 }
 
-/// Changes that were acknowledged before a clean end of a compute server are written back, and
+/// Changes that were acknowledged before a compute server ends cleanly are written back, and
 /// survive its restart.
 #[test]
 fn a_compute_server_that_ends_cleanly_loses_nothing() {

@@ -1,4 +1,4 @@
-//! The distribution of keys: shares, boundaries taken from a file, and an index that is emptied.
+//! The distribution of keys: shares, boundaries from a file, and an index that is emptied.
 //!
 //! Dense keys once all went to one of two compute servers without a warning, `--boundaries` was
 //! silently ignored if the index had different ones, and the only way to empty an index was to kill
@@ -131,7 +131,7 @@ fn an_index_is_emptied_whole_while_others_write() {
         ended.store(true, Ordering::Relaxed);
         writer.join().unwrap()
     });
-    // Every write got an answer, and every error states correctly what is known about the outcome.
+    // Every write gets an answer, and every error correctly states what is known about the outcome.
     for (key, outcome) in &told {
         let is_honest = matches!(
             outcome,

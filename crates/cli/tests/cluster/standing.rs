@@ -1,4 +1,4 @@
-//! The programs of a cluster as an operator uses them: real signals, and one line for each mistake.
+//! The programs of a cluster as used by an operator: real signals, and one line for each mistake.
 
 use crate::launched::{Launched, eventually, farleaf, is_running, signal, text};
 use farleaf_cluster::launch::Folder;
@@ -133,8 +133,8 @@ fn without_restart_a_dead_server_stays_missing() {
     assert_eq!(cluster.end(Signal::TERM), Some(1));
 }
 
-/// A memory server that was started with too high a number once made the others wait for the
-/// numbers in between, and made `status` report the index as lost.
+/// A memory server started with too high a number once made the others wait for the numbers in
+/// between, and made `status` report the index as lost.
 #[test]
 fn a_server_whose_number_the_cluster_does_not_have_is_refused() {
     let servers = ["--memory-servers", "1", "--compute-servers", "1", "--transport", "tcp"];
@@ -158,7 +158,7 @@ fn a_server_whose_number_the_cluster_does_not_have_is_refused() {
     assert_eq!(cluster.end(Signal::TERM), Some(0));
 }
 
-/// The catalog dies with memory server 0; the other servers go on, and register again.
+/// The catalog dies with memory server 0; the other servers continue, and register again.
 #[test]
 fn the_catalog_comes_back_with_what_it_knew() {
     let mut cluster =
@@ -203,7 +203,7 @@ fn memory_follows_the_generation_of_the_index() {
     assert_eq!(cluster.end(Signal::TERM), Some(0));
 }
 
-/// From a served index, over its loss, to the next one.
+/// A served index is lost, and the cluster creates the next one.
 #[test]
 fn a_whole_cluster_makes_its_index_anew_when_a_memory_server_has_died() {
     ["tcp", "shm"].into_iter().for_each(|transport| loses_its_index(transport, &[]));

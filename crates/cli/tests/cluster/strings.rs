@@ -19,7 +19,7 @@ pub(crate) type Model = BTreeMap<Vec<u8>, Vec<u8>>;
 const OPERATIONS: usize = 1_500;
 
 /// A key on either side of the boundary `m`: of any length up to the limit, of any bytes, and often
-/// with a prefix that others share.
+/// with a prefix that other keys share.
 fn key(rng: &mut SmallRng) -> Vec<u8> {
     let prefixes: [&[u8]; 6] = [b"", b"apple/", b"m", b"zebra/very/long/prefix/", b"\xff", b"a,\""];
     let mut key = prefixes[rng.random_range(0..prefixes.len())].to_vec();
@@ -146,7 +146,7 @@ fn byte_strings_are_served(transport: &str) {
     let mut model = Model::new();
     work(&cluster, &mut model, 1);
     assert_same(&cluster, &model);
-    // What was flushed outlives a kill; what was acknowledged outlives a clean end.
+    // Flushed changes survive a kill; acknowledged ones survive a clean end.
     assert_eq!(client(&cluster, &["flush"]).0, Some(0));
     for number in [0, 1] {
         next_life(&mut cluster, number, Signal::KILL);
@@ -157,7 +157,7 @@ fn byte_strings_are_served(transport: &str) {
         next_life(&mut cluster, number, Signal::TERM);
     }
     assert_same(&cluster, &model);
-    // Files have every byte of keys and values, in both notations, with a header and without.
+    // Files preserve every byte of keys and values, in both notations, with and without a header.
     for (name, flags) in [("a.csv", &[][..]), ("b.csv", &["--no-header"]), ("c.csv", &["--hex"])] {
         let file = path(&cluster, name);
         let (code, _, said) = client(&cluster, &[&["export", &file][..], flags].concat());
@@ -173,7 +173,7 @@ fn byte_strings_are_served(transport: &str) {
         assert_eq!((code, &*out), (Some(0), &*format!("{} records\n", model.len())), "{said}");
         assert_same(&cluster, &model);
     }
-    // The launcher reports the two that were killed by its exit code.
+    // The launcher's exit code reports the two servers that were killed.
     assert_eq!(cluster.end(Signal::TERM), Some(1));
 }
 
@@ -187,8 +187,8 @@ fn byte_strings_are_served_over_shm() {
     byte_strings_are_served("shm");
 }
 
-/// The death of a memory server loses the index. The cluster then serves a new one, which is empty
-/// but for what was written since.
+/// The death of a memory server loses the index. The cluster then serves a new one, which contains
+/// only what was written since.
 fn a_memory_server_dies(transport: &str) {
     let mut cluster = serving(transport, &["--keys", "bytes", "--boundaries", "m", "--restart"]);
     let mut model = Model::new();
@@ -254,7 +254,7 @@ fn the_commands_of_a_client_take_byte_strings() {
     assert_eq!(client(&["remove", "a\\x00"]), done(""));
     assert_eq!(client(&["remove", "a\\x00"]), no("key a\\x00 is absent\n"));
 
-    // What is too long changes nothing, and the limit is named.
+    // Keys and values that are too long change nothing, and the error names the limit.
     let key = "k".repeat(129);
     let too_long = "error: the key has 129 bytes, and keys can have at most 128\n";
     assert_eq!(client(&["put", &key, "1"]), no(too_long));
@@ -308,7 +308,7 @@ fn the_commands_of_a_client_take_byte_strings() {
     assert!(said.contains("before this: 0: the key has 129 bytes"), "{said}");
     assert_eq!(client(&["get", "c"]), no("key c is absent\n"), "their request changed nothing");
 
-    // The shell, and what shows keys.
+    // The shell, and the commands that show keys.
     let script = file("script", "put 'z\\x00' 1\nget 'z\\x00'\nscan --prefix z\n");
     let shell = std::process::Command::new(env!("CARGO_BIN_EXE_farleaf"))
         .args(["shell", "--dir", cluster.dir()])
@@ -337,8 +337,8 @@ fn the_commands_of_a_client_take_byte_strings() {
     assert_eq!(cluster.end(Signal::TERM), Some(0));
 }
 
-/// A cluster of byte strings without boundaries, and with larger pages. A bulk load gives every
-/// compute server its part, and a program of another layout is refused.
+/// A cluster of byte strings without boundaries, and with larger pages. A bulk load gives each
+/// compute server its part, and a program with another layout is refused.
 #[test]
 fn larger_pages_take_longer_strings_and_a_load_spreads_them() {
     for (size, key_bytes, value_bytes) in [("2k", 256, 220), ("4k", 256, 900)] {
@@ -416,7 +416,7 @@ fn the_benchmark_of_a_client_takes_every_form() {
         let found = keys(&cluster);
         assert_eq!((found.len(), &*found[0]), (900, first));
         assert!(found[899].starts_with(last), "{:?}", found[899]);
-        // A cluster with other records than the benchmark's is measured all the same.
+        // A cluster that has records other than the benchmark's can still be measured.
         assert_eq!(client(&cluster, &["put", "another", ""]).0, Some(0));
         let flags = ["--key-form", form, "--workload", "ycsb-e", "--seconds", "0.3"];
         bench(&cluster, &[&flags[..], &["--keys", "900"]].concat());
@@ -426,7 +426,7 @@ fn the_benchmark_of_a_client_takes_every_form() {
     assert_eq!(cluster.end(Signal::TERM), Some(0));
 }
 
-/// The balancer of a cluster gives the keys that are asked for most to the server that does least.
+/// The balancer of a cluster moves the most popular keys to the least loaded server.
 #[test]
 fn popular_byte_strings_move_to_an_idle_server() {
     let mut cluster = serving("tcp", &["--keys", "bytes", "--balance"]);
@@ -440,7 +440,7 @@ fn popular_byte_strings_move_to_an_idle_server() {
     let (loaded, before) = (keys(&cluster), boundary());
     let place = |boundary: &str| loaded.partition_point(|key| &**key < boundary.as_bytes());
     assert!((1_300..1_700).contains(&place(&before)), "the load divided the keys: {before}");
-    // Popular keys lie side by side from the first one on, so server 0 does nearly everything.
+    // Popular keys are adjacent, starting at the first one, so server 0 does nearly all the work.
     let busy = ["--clustered", "--distribution", "zipfian:0.99", "--seconds", "2"];
     let round = |_| {
         bench(&cluster, &[&flags[..], &busy].concat());
@@ -448,7 +448,7 @@ fn popular_byte_strings_move_to_an_idle_server() {
     };
     let after = (0..30).find_map(round);
     let after = after.expect("a move comes within a minute of work");
-    // The boundary is a fence: a separator that is shorter than keys.
+    // The boundary is a fence: a separator that is shorter than the keys.
     assert!(after.starts_with("user") && after.len() < 23, "{after}");
     assert!(keys(&cluster) == loaded, "no key is lost");
     assert_eq!(cluster.end(Signal::TERM), Some(0));

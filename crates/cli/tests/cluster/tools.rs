@@ -1,8 +1,8 @@
 //! How `farleaf client` handles files, and how its benchmark ends.
 //!
-//! `client bench` once kept running without output when a compute server died, and called the run a
-//! success. `client load` accepted other files than `demo --input`, and took any first line for a
-//! header.
+//! `client bench` once kept running without output when a compute server died, and reported the run
+//! as a success. `client load` accepted different files than `demo --input`, and treated any first
+//! line as a header.
 
 use crate::launched::{Launched, farleaf, signal, text};
 use crate::serving::{compute, serving};
@@ -53,7 +53,8 @@ fn a_benchmark_gives_up_when_a_compute_server_dies() {
     let json: Value = serde_json::from_str(&json).unwrap();
     let failures = json["failed"].as_u64().unwrap() + json["indeterminate"].as_u64().unwrap();
     assert!(failures >= 20, "{json}");
-    // Failed operations take the longest, at least half of the deadline, and are in no latency.
+    // Failed operations take the longest, at least half of the deadline, and do not count towards
+    // the latencies.
     let none_done = json["operations"].as_u64().unwrap() == failures;
     assert!(none_done || json["latency_p50_us"].is_f64(), "{json}");
     let few = ["--deadline-seconds", "1", "bench", "--operations", "20", "--most-failures", "1M"];

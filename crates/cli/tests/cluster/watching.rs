@@ -58,7 +58,7 @@ fn a_script_does_every_line_and_says_which_failed() {
     assert_eq!(nowhere.status.code(), Some(2));
 }
 
-/// A shell that gets its input line by line.
+/// A shell that receives its input line by line.
 struct Fed {
     shell: std::process::Child,
     said: std::io::BufReader<std::process::ChildStdout>,

@@ -2,7 +2,7 @@
 //! time, and reconnects after a failure.
 //! *Invariants*: a call ends by its deadline. If an attempt fails on a connection that was open
 //! before the call, the call is retried once over a new connection. A change of an entry is not
-//! retried once its bytes may have left.
+//! retried once any of its bytes may have been sent.
 //!
 //! *Thread safety*: any number of threads; their calls run one at a time.
 
@@ -33,9 +33,9 @@ pub struct RemoteCatalog {
 
 /// The stage at which an attempt failed, which decides whether it may be retried.
 enum Failure {
-    /// Before any byte of the request left.
+    /// Before any byte of the request was sent.
     Before(io::Error),
-    /// After some bytes of the request may have left.
+    /// After some bytes of the request may have been sent.
     After(io::Error),
     /// The catalog rejected the handshake.
     NotLetIn(HandshakeError),
@@ -124,7 +124,7 @@ impl Catalog for RemoteCatalog {
         let (mut all, mut after) = (Vec::<Entry>::new(), None);
         loop {
             match self.call(&Request::List { prefix: prefix.to_owned(), after })? {
-                // An empty page that claims more entries would make this loop endless.
+                // A malformed empty page that announces more entries would make this loop endless.
                 Answer::Page { entries, more } if !more || !entries.is_empty() => {
                     all.extend(entries);
                     if !more {

@@ -56,7 +56,7 @@ pub(super) enum Answer {
     Refused(String),
 }
 
-/// Bytes of an answer besides its entries.
+/// Size of an answer without its entries, in bytes.
 const FRAME_BYTES: usize = 1024;
 
 /// Encoded size of an entry in an answer, in bytes.

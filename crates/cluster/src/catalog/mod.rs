@@ -1,4 +1,5 @@
-//! The catalog: a few small records that describe a cluster. Control plane only; decision 033.
+//! The catalog: a few small records that describe a cluster. It is control plane only; see decision
+//! 033.
 //!
 //! Two back ends give the same guarantees, and one suite checks both:
 //! [`embedded`](EmbeddedCatalog), one process with one file, and etcd (feature `etcd`).
@@ -65,7 +66,7 @@ pub enum CatalogError {
     Unreachable {
         /// The address of the catalog.
         address: String,
-        /// The reason.
+        /// Why it cannot be reached.
         why: String,
     },
     /// The catalog did not answer a change, which may have taken effect.
@@ -106,8 +107,8 @@ pub trait Catalog: Send + Sync {
 
     /// Puts an entry if the key's current version is `expected`, or if the key has no entry and
     /// `expected` is `None`. Returns whether it did. An entry that is put under a lease is deleted
-    /// when the lease ends; one that is put without a lease stays, even if it was under a lease
-    /// before.
+    /// when the lease ends. An entry that is put without a lease stays, even if it was previously
+    /// under a lease.
     ///
     /// # Errors
     /// [`CatalogError`]; refused if the lease has ended.
@@ -138,7 +139,7 @@ pub trait Catalog: Send + Sync {
     /// [`CatalogError`].
     fn keep_alive(&self, lease: Lease) -> Result<bool, CatalogError>;
 
-    /// Ends a lease and deletes its entries. Does nothing if it has ended already.
+    /// Ends a lease and deletes its entries. Does nothing if it has already ended.
     ///
     /// # Errors
     /// [`CatalogError`].

@@ -1,7 +1,7 @@
 //! The embedded catalog: [`Store`] behind a listener.
 //!
-//! The listener's threads must not wait for a disk. A separate thread answers requests in the order
-//! in which they arrived, and ends leases.
+//! The listener's threads must not wait for a disk. A separate thread answers requests in order of
+//! arrival, and ends leases.
 //!
 //! *Invariants*: at most [`QUEUE`] requests wait; further requests are refused. Requests without
 //! the token never reach the store.

@@ -1,8 +1,8 @@
 //! The state of the embedded catalog and its file. It has no threads, sockets or clock: callers
-//! pass the time in.
+//! pass in the time.
 //!
 //! *Invariants*: the file is only replaced as a whole, after the new file is on disk; a change is
-//! written before it is acknowledged. A failed write leaves the state in memory as it was. Entries,
+//! written before it is acknowledged. A failed write does not change the state in memory. Entries,
 //! their bytes and leases are bounded.
 //!
 //! *Thread safety*: one thread.
@@ -97,7 +97,7 @@ impl Store {
         if !store.entries.values().all(known) {
             return Err(invalid(path, "an entry's lease is missing"));
         }
-        // Check now, not when the first server registers, that the file can be written.
+        // Check now, not when the first server registers, whether the file can be written.
         store.save()?;
         Ok(store)
     }
@@ -134,8 +134,8 @@ impl Store {
         })
     }
 
-    /// Answers a request at the time `now_ns`. The caller has called [`Store::expire`] for that
-    /// time.
+    /// Answers a request at the time `now_ns`. The caller must have called [`Store::expire`] for
+    /// that time.
     pub(super) fn answer(&mut self, request: Request, now_ns: u64) -> Answer {
         self.carry_out(request, now_ns).unwrap_or_else(Answer::Refused)
     }
@@ -332,7 +332,7 @@ mod tests {
         let mut store = Store::open(&path, 0).unwrap();
         put(&mut store, "b", None);
         assert_eq!(keys(&Store::open(&path, 0).unwrap()), ["a", "b"]);
-        // A file in the state's place that is not a valid state is not overwritten.
+        // An invalid file in the place of the state is not overwritten.
         fs::write(&path, &whole[..whole.len() / 2]).unwrap();
         let error = Store::open(&path, 0).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::InvalidData);

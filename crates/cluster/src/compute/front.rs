@@ -1,5 +1,5 @@
 //! Receives the requests of a compute server's clients. They wait in queues, one per thread, until
-//! a task of the thread that received them takes them ([`farleaf_core::partition::Queue`]).
+//! a task of the receiving thread takes them ([`farleaf_core::partition::Queue`]).
 //!
 //! *Invariants*: F1. Every request is answered: by a task, or as unavailable if there is no thread
 //! or its queue is full. F2. Waiting requests are bounded in number (queue.QU3) and in time.
@@ -24,15 +24,16 @@ enum To<L: Layout> {
     Local(Sender<ClientResponse<L>>),
 }
 
-/// The way back of an answer.
+/// Where to send the answer to a request.
 #[derive(Debug)]
 pub(super) struct Reply<L: Layout> {
     to: To<L>,
-    /// Runs since the request arrived.
+    /// Measures the time since the request arrived.
     since: Clock,
 }
 
-/// Age at which a request is refused without being decoded: its client is assumed to have given up.
+/// Age at which a request is refused without being decoded, because its client has probably given
+/// up.
 const TOO_OLD: Duration = Duration::from_secs(10);
 
 impl<L: Layout> Reply<L> {
@@ -45,8 +46,8 @@ impl<L: Layout> Reply<L> {
         Self { to: To::Local(sender), since: Clock::start() }
     }
 
-    /// Whether the request is so old that its client has given up. Threads of this program wait as
-    /// long as they have to.
+    /// Whether the request is so old that its client has probably given up. Threads of this program
+    /// wait as long as necessary.
     pub(super) fn is_too_old(&self) -> bool {
         matches!(self.to, To::Sink(_)) && self.since.elapsed() > TOO_OLD
     }
@@ -96,7 +97,7 @@ impl<L: Layout> Queues<L> {
     }
 }
 
-/// The queues of what is being served, if anything is.
+/// The queues of the generation being served, if there is one.
 type Served<L> = Option<Arc<Queues<L>>>;
 
 /// Passes clients' requests to the generation that is being served.

@@ -1,4 +1,4 @@
-//! The catalog's map record, as the threads of a compute server read and replace it.
+//! Access to the catalog's map record for the threads of a compute server.
 //!
 //! Calls to the catalog block, so one thread makes them for all threads of the compute server, in
 //! order. It ends when the last [`CatalogMap`] is gone.
@@ -83,7 +83,7 @@ impl<L: ClusterLayout> MapStore<OwnedKey<L>> for CatalogMap<L> {
         Box::pin(async {
             let read = self.call(records::get::<MapRecord>);
             let (record, version) = read.await?.ok()??;
-            // The keys of another generation are not this one's to move.
+            // A compute server moves only keys of its own generation.
             let is_current = record.generation.is_none_or(|other| other == self.generation);
             if !is_current {
                 return None;
@@ -107,7 +107,7 @@ impl<L: ClusterLayout> MapStore<OwnedKey<L>> for CatalogMap<L> {
                 Some(Ok(false)) => Put::Changed,
                 // Nothing was sent.
                 Some(Err(CatalogError::Unreachable { .. })) => Put::Changed,
-                // A catalog that cannot write its file refuses, and may have written it.
+                // If the catalog cannot write its file, it refuses, but it may have written it.
                 Some(Err(_)) | None => Put::Unknown,
             }
         })

@@ -146,7 +146,8 @@ fn fill(metrics: &Metrics, server: &Arc<TcpServer>, watched: &Arc<Watched>) {
     family("partition", help, Gauge, |seen| seen.range.as_ref().map_or(vec![], partition));
 }
 
-/// The range of a compute server. Byte strings are no numbers: they are the labels of the number 1.
+/// The range of a compute server. Byte strings are not numbers, so they become labels of the number
+/// 1.
 fn partition((low, high): &(KeyRecord, Option<KeyRecord>)) -> Vec<Sample> {
     if let KeyRecord::Number(low) = low {
         let last = match high {

@@ -55,7 +55,7 @@ pub struct ComputeServerOptions {
     pub cluster: String,
     /// The address to listen on for clients.
     pub listen: SocketAddr,
-    /// Its threads: each receives requests, carries them out and sends the answers.
+    /// Number of its threads. Each receives requests, executes them and sends the answers.
     pub threads: usize,
     /// Its cache, of nodes and of values outside leaves.
     pub cache: CacheOptions,
@@ -64,7 +64,7 @@ pub struct ComputeServerOptions {
     pub catalog: CatalogAddress,
     /// The file with the cluster's token.
     pub token_file: PathBuf,
-    /// The address that clients should use, if it differs from `listen`.
+    /// The address that clients should use, if it is not `listen`.
     pub advertise: Option<String>,
     /// Term of its lease.
     pub term: Duration,
@@ -77,7 +77,7 @@ pub struct ComputeServerOptions {
     pub metrics: Option<SocketAddr>,
 }
 
-/// Interval between two looks at the catalog.
+/// Poll interval of the catalog.
 const LOOK: Duration = Duration::from_millis(200);
 /// How long to wait for the server's number and for the catalog, beyond the lease term.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -89,7 +89,7 @@ struct Watched {
     serving: Mutex<Option<Arc<dyn Watching>>>,
 }
 
-/// What is being served, whatever its layout.
+/// The generation being served, with any layout.
 trait Watching: std::fmt::Debug + Send + Sync {
     fn look(&self) -> Seen;
 }
@@ -97,7 +97,7 @@ trait Watching: std::fmt::Debug + Send + Sync {
 /// A snapshot of a compute server's state.
 #[derive(Clone, Debug, Default)]
 struct Seen {
-    /// What each of its threads has done since it began to serve this generation.
+    /// The work of each of its threads since it began to serve this generation.
     done: Vec<Done>,
     /// The epoch of its map; 0 while it does not serve.
     map_epoch: u64,
@@ -151,7 +151,8 @@ struct Program<'a, L: ClusterLayout> {
     keys: Keys,
     catalog: Arc<dyn catalog::Catalog>,
     watched: Arc<Watched>,
-    /// Declared before the crew, so dropped first: dropping the crew waits for the work done here.
+    /// Declared before the crew, so that it is dropped first: dropping the crew waits for this
+    /// work.
     serving: Option<Serving<L>>,
     crew: Crew<L>,
     /// Whether this machine is known to support the cluster's transport.
@@ -163,7 +164,7 @@ struct Program<'a, L: ClusterLayout> {
 /// Runs a compute server until `stop` is raised, then writes back its cache.
 ///
 /// # Errors
-/// [`ProgramError`]: why it cannot serve at all, or cannot end cleanly.
+/// [`ProgramError`] if it cannot serve at all, or cannot end cleanly.
 pub fn run(options: &ComputeServerOptions, stop: &Stop) -> Result<(), ProgramError> {
     let token = config::read_token(&options.token_file)?;
     let keys = Keys::new(&options.cluster)
@@ -202,7 +203,7 @@ fn await_layout(
     Ok(None)
 }
 
-/// What a compute server has before it knows its layout.
+/// The state of a compute server before it knows its layout.
 struct Start {
     token: Token,
     keys: Keys,
@@ -284,7 +285,7 @@ fn run_with<L: ClusterLayout>(
             }
         }
     }
-    // While it ends, clients get the answer that this server does not serve.
+    // While it ends, clients are told that this server does not serve.
     let ended = program.end();
     drop(member);
     drop(metrics);
@@ -301,7 +302,7 @@ fn because(error: impl std::fmt::Display) -> ProgramError {
     ProgramError::Failed(error.to_string())
 }
 
-/// Reads the boundaries between compute servers.
+/// Parses the boundaries between compute servers.
 ///
 /// # Errors
 /// [`ConfigError::Settings`] if one is not a key of this layout.
@@ -311,7 +312,7 @@ pub fn boundaries_of<L: ClusterLayout>(texts: &[String]) -> Result<Vec<OwnedKey<
     keys.map_err(|why| ConfigError::Settings(format!("--boundaries: {why}")))
 }
 
-/// The partition map that a cluster begins with.
+/// The initial partition map of a cluster.
 ///
 /// # Errors
 /// [`ConfigError::Settings`] unless `boundaries` has one key fewer than there are servers, all of
@@ -344,7 +345,7 @@ pub fn first_map<L: ClusterLayout>(
     })
 }
 
-/// The first few boundaries, for an error message.
+/// The first few boundaries, formatted for an error message.
 fn listed(boundaries: &[KeyRecord]) -> String {
     const SHOWN: usize = 8;
     let shown: Vec<String> = boundaries.iter().take(SHOWN).map(KeyRecord::to_string).collect();
@@ -385,7 +386,7 @@ impl<L: ClusterLayout> Program<'_, L> {
         Ok(whole.then_some(found))
     }
 
-    /// Reads the catalog and does the next step that it calls for.
+    /// Reads the catalog and takes the next step that its state requires.
     fn look(&mut self) -> Result<(), ProgramError> {
         let settings = records::get::<SettingsRecord>(&*self.catalog, &self.keys.settings())?;
         let Some((settings, _)) = settings else {
@@ -439,7 +440,7 @@ impl<L: ClusterLayout> Program<'_, L> {
         Ok(first == Some(self.options.number))
     }
 
-    /// Refuses boundaries that are not the first map's; later ones have moved.
+    /// Refuses boundaries that differ from those of the first map. Later ones may have moved.
     fn check_boundaries(&self, record: &MapRecord) -> Result<(), ProgramError> {
         let given: Vec<KeyRecord> = self.given.iter().map(|key| L::key(key).to_record()).collect();
         if record.epoch > 1 || given.is_empty() || given == record.boundaries {
@@ -450,8 +451,8 @@ impl<L: ClusterLayout> Program<'_, L> {
         Err(ConfigError::Settings(what).into())
     }
 
-    /// The boundaries to create generation `generation` with: those of the catalog's map, without
-    /// any move that is pending, or of a first map.
+    /// The boundaries for creating generation `generation`: those of the catalog's map, without any
+    /// pending move, or those of a first map.
     fn boundaries(
         &self,
         settings: &SettingsRecord,
@@ -478,7 +479,7 @@ impl<L: ClusterLayout> Program<'_, L> {
         };
         let boundaries = map.boundaries().to_vec();
         let record = MapRecord::new::<L>(&MapState { map, moving: None }, Some(generation));
-        // If another server was first, its map wins; the next look at the catalog finds it.
+        // If another server was first, its map wins; the next read of the catalog finds it.
         match records::put_if(&*self.catalog, &key, version, &record, None)? {
             true => Ok(boundaries),
             false => failed("another compute server changed the partition map meanwhile"),
@@ -521,7 +522,7 @@ impl<L: ClusterLayout> Program<'_, L> {
         let level = settings.placement_level;
         let cluster = reach::connect(settings.transport, memory, &self.token, self.options)?;
         if let Err(error) = index::create::<L, _>(&cluster, boundaries, level) {
-            // Parts of an index may exist, so begin with empty memory.
+            // Parts of an index may exist, so start again with empty memory.
             records::put_if(&*self.catalog, &key, version, &making(generation + 1), None)?;
             return Err(error);
         }

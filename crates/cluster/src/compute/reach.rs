@@ -1,8 +1,8 @@
 //! Connects a compute server to the memory servers over the cluster's transport. It never falls
 //! back to another transport.
 //!
-//! All transports are one type to the code above, [`MemoryCluster`], so that the index is compiled
-//! once for each layout and not once more for each transport.
+//! All transports are one type for the code above, [`MemoryCluster`], so that the index is compiled
+//! only once for each layout.
 //!
 //! *Thread safety*: any number of threads.
 
@@ -30,15 +30,15 @@ type OtherCluster = ShmCluster;
 /// An endpoint of any of the transports.
 pub(super) type MemoryFabric = <MemoryCluster as Cluster>::Fabric;
 
-/// Registered memory of one thread besides the cache: scratch buffers, messages and queues, in
-/// bytes, rounded up.
+/// Upper bound on the registered memory of one thread without the cache (scratch buffers, messages
+/// and queues), in bytes.
 #[cfg(feature = "verbs")]
 const BYTES_OF_A_THREAD: u64 = 2 << 20;
 
 /// Checks in advance whether this program can reach memory servers over `transport`.
 ///
 /// # Errors
-/// [`ProgramError::Transport`], which says in one line what is missing.
+/// [`ProgramError::Transport`], which states in one line what is missing.
 pub(super) fn check(
     transport: TransportName,
     options: &ComputeServerOptions,
@@ -61,10 +61,10 @@ pub(super) fn check(
     }
 }
 
-/// Connects to the memory servers of these records.
+/// Connects to the memory servers in these records.
 ///
 /// # Errors
-/// [`ProgramError`]: an address cannot be resolved, or the transport cannot be used.
+/// [`ProgramError`] if an address cannot be resolved, or if the transport cannot be used.
 pub(super) fn connect(
     transport: TransportName,
     memory: &[MemoryRecord],

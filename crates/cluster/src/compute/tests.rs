@@ -24,7 +24,7 @@ use std::net::{Ipv4Addr, TcpListener};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-/// A catalog with the map record and nothing else.
+/// A catalog that contains only the map record.
 struct OneRecord {
     record: Mutex<(String, u64)>,
     /// While this is set, no read is answered.
@@ -196,7 +196,7 @@ fn the_suite_through_few_frames_and_offloading() {
 }
 
 /// A client that asks a compute server to halt and then dies leaves it halted for a limited time,
-/// not forever. No client can replace a tree that other clients use.
+/// not forever. No client can replace a tree that other clients are using.
 #[test]
 fn nobody_is_served_while_halted_and_no_tree_is_replaced_while_served() {
     let tiers = Tiers { compute_servers: 1, threads: 2, cache: CacheOptions::default() };
@@ -241,8 +241,8 @@ fn nobody_is_served_while_halted_and_no_tree_is_replaced_while_served() {
     });
 }
 
-/// A compute server that was stopped while its queue was full wrote nothing back, because the queue
-/// had no room for the write-back request either.
+/// A compute server that was stopped while its queue was full once wrote nothing back, because the
+/// queue had no room for the write-back request either.
 #[test]
 fn changes_are_written_back_even_if_the_queue_is_full() {
     let tiers = Tiers { compute_servers: 1, threads: 1, cache: CacheOptions::default() };
@@ -282,7 +282,8 @@ fn changes_are_written_back_even_if_the_queue_is_full() {
     }
 }
 
-/// Threads that had opened the index made the program wait for the one thread that could not.
+/// Threads that had opened the index once made the program wait for a thread that could not open
+/// it.
 #[test]
 fn a_thread_that_has_ended_keeps_nothing_from_ending() {
     let (sender, receiver) = channel();

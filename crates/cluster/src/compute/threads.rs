@@ -1,8 +1,8 @@
 //! The threads of a compute server. Each has its share of the clients' connections, an endpoint to
 //! the memory servers, and a bounded number of tasks that answer requests concurrently. The thread
-//! that receives a request carries it out; only bulk loads go to the first thread.
+//! that receives a request executes it; only bulk loads go to the first thread.
 //!
-//! The [`Crew`] lives as long as the program, since its threads have the connections. While a
+//! The [`Crew`] lives as long as the program, because its threads have the connections. While a
 //! generation of the index is served, [`Threads`] is the work that they do for it.
 //!
 //! *Thread safety*: any number of threads may use the handles; a thread's working state stays on
@@ -33,7 +33,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Tasks of one thread that answer requests concurrently.
+/// Number of tasks of one thread that answer requests concurrently.
 const TASKS: usize = 64;
 /// Interval at which a thread publishes its counters.
 const TELL_NS: u64 = 250_000_000;
@@ -147,7 +147,7 @@ impl<L: ClusterLayout> Crew<L> {
         &self.server
     }
 
-    /// Whether all threads run: before the crew is dropped, one ends only by a panic.
+    /// Whether all threads are running. Before the crew is dropped, a thread ends only by a panic.
     pub(super) fn are_alive(&self) -> bool {
         self.hands.iter().all(|hand| !hand.thread.is_finished())
     }
@@ -215,7 +215,8 @@ impl<L: ClusterLayout> Threads<L> {
         }
     }
 
-    /// As [`Threads::start`], for one transport. `side` makes its endpoints those of all.
+    /// Like [`Threads::start`], for one transport. `side` converts its endpoints to the common
+    /// type.
     fn over<C: EndpointCluster>(
         crew: &Crew<L>,
         server: Served<L>,
@@ -246,7 +247,8 @@ impl<L: ClusterLayout> Threads<L> {
             );
             let job: Job<L> = Box::new(move |io| {
                 let _ending: Sender<()> = ending;
-                // It drops its sender then, so that a thread that never sends is noticed below.
+                // The closure also drops its sender, so that a thread that never sends is noticed
+                // below.
                 let opened = Box::new(move |outcome| drop(opened.send(outcome)));
                 serve::<L, C::Transport>((&cluster, side), io, &shared, store, opened);
             });
@@ -314,9 +316,9 @@ impl<L: ClusterLayout> Drop for Closing<'_, L> {
     }
 }
 
-/// Makes an endpoint of one transport one of all of them.
+/// Converts an endpoint of one transport to the common type of all transports.
 type Side<X> = fn(Endpoint<X>) -> MemoryFabric;
-/// Says whether a thread could open the index, and if not, why.
+/// Reports whether a thread could open the index, and if not, why.
 type Opened = Box<dyn FnOnce(Result<(), String>)>;
 
 /// The work of one thread for one generation. It keeps serving clients meanwhile.

@@ -99,7 +99,7 @@ pub(super) enum Place {
 }
 
 impl Place {
-    /// The place that these options ask for.
+    /// The place that these options specify.
     ///
     /// # Errors
     /// [`ProgramError`]: this program was built without the transport, or this machine does not

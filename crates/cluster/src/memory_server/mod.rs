@@ -4,7 +4,7 @@
 //! index. The compute servers then raise the generation in the catalog. Every memory server whose
 //! memory was used for a lower generation discards that memory: it creates a new, empty region and
 //! a new listener at the same address, which draws a new epoch. The epoch tells endpoints that
-//! their knowledge of the old region is void.
+//! their knowledge of the old region is invalid.
 //!
 //! *Invariants*: memory_server.Y1. A region serves one generation, and the record that names that
 //! generation also names the epoch of the listener that serves the region. memory_server.Y2. A
@@ -43,7 +43,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// Maximum number of connections to an embedded catalog.
 const CATALOG_CONNECTIONS: usize = 4096;
 
-/// The place of the catalog.
+/// Where the catalog is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CatalogPlace {
     /// In another process, or in etcd.
@@ -73,11 +73,11 @@ pub struct MemoryServerOptions {
     pub listen: SocketAddr,
     /// The path of its socket over shm.
     pub socket: Option<PathBuf>,
-    /// The address that compute servers should use, if it differs from `listen`.
+    /// The address that compute servers should use, if it is not `listen`.
     pub advertise: Option<String>,
     /// Size of its pool, in bytes.
     pub pool_bytes: usize,
-    /// Each subtree of this level lies on one memory server.
+    /// Each subtree of this level lies entirely on one memory server.
     pub placement_level: u8,
     /// Threads that serve connections.
     pub threads: usize,
@@ -90,7 +90,7 @@ pub struct MemoryServerOptions {
     pub metrics: Option<SocketAddr>,
     /// Term of its lease in the catalog.
     pub term: Duration,
-    /// What the cluster is created with, if this program may create it.
+    /// Settings for the new cluster, if this program may create it.
     pub creates: Option<Creates>,
 }
 
@@ -102,7 +102,7 @@ pub struct Creates {
     pub layout: LayoutName,
 }
 
-/// A memory server's region, whatever its layout.
+/// A memory server's region with any layout.
 trait Memory: Send + Sync {
     fn usage(&self) -> Usage;
     /// The nodes in use, and the free ones.
@@ -222,7 +222,7 @@ struct Program<'a> {
     keys: Keys,
     catalog: Arc<dyn Catalog>,
     pool: Shared,
-    /// The place where the pool is served, also valid while there is no pool.
+    /// The place where the pool is served. It is valid even while there is no pool.
     place: Place,
     advertised: String,
     metrics: Option<String>,
@@ -244,7 +244,7 @@ impl Program<'_> {
         }))
     }
 
-    /// Prepares the memory for `generation`: keeps it if unused, otherwise replaces it.
+    /// Prepares the memory for `generation`: keeps it if it is unused, otherwise replaces it.
     fn renew(&self, generation: u64) -> Result<(), ProgramError> {
         let mut place = lock(&self.pool);
         if let Some(pool) = place.as_mut().filter(|pool| !pool.was_used()) {
@@ -252,7 +252,8 @@ impl Program<'_> {
             tracing::info!("generation {generation}: keeping the unused memory");
             return Ok(());
         }
-        // Drop the old pool first: it holds the address, and there may not be room for both.
+        // Drop the old pool first: it holds the address, and there may not be enough memory for
+        // both.
         *place = None;
         let pool = Pool::start(self.options, self.layout, &self.token, &self.place, generation)?;
         let epoch = pool.listening.epoch();
@@ -338,13 +339,13 @@ fn await_settings(
 /// Runs a memory server until `stop` is raised.
 ///
 /// # Errors
-/// [`ProgramError`]: the server could not start, or could not continue.
+/// [`ProgramError`] if the server could not start, or could not continue.
 pub fn run(options: &MemoryServerOptions, stop: &Stop) -> Result<(), ProgramError> {
     let token = config::read_token(&options.token_file)?;
     let keys = Keys::new(&options.cluster)
         .map_err(|bad| ConfigError::Settings(format!("`{}`: {bad}", options.cluster)))?;
     let wanted = Place::wanted(options)?;
-    // An address that cannot be published is an error before the cluster is there.
+    // Report an address that cannot be published before the cluster is created.
     wanted.advertised(options)?;
     let (embedded, place) = match &options.catalog {
         CatalogPlace::At(address) => (None, address.clone()),

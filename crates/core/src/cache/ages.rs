@@ -6,10 +6,10 @@
 //! ```
 //!
 //! *Invariants*
-//! - C21. A dirty frame is queued, or a task has taken it out and queues it again unless the frame
-//!   is clean by then. So the oldest entry of all queues is at least as old as every dirty node.
-//! - C22. A frame is queued once, and once more for each of its WRITEs that failed while the node
-//!   changed. So the queues are bounded.
+//! - C21. A dirty frame is either queued or taken out by a task, which queues it again unless the
+//!   frame is clean by then. So the oldest queued entry is at least as old as every dirty node.
+//! - C22. A frame is queued at most once, plus once for each of its WRITEs that failed while the
+//!   node changed. So the queues are bounded.
 //!
 //! *Thread safety*: any number of threads. A thread that notes that a frame has become dirty holds
 //! the frame's latch.
@@ -19,7 +19,7 @@ use farleaf_fabric::sync::{AtomicBool, AtomicU64, Mutex, Ordering, lock};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// Number of queues. There are several so that threads rarely contend for one.
+/// Number of queues; several, to reduce contention between threads.
 const SHARDS: usize = 16;
 
 #[derive(Debug)]
@@ -78,7 +78,7 @@ impl Ages {
         &self.shards[frame.index() % SHARDS]
     }
 
-    /// Records that a frame has become dirty. Only for caches that have a limit.
+    /// Records that a frame has become dirty. Call it only if the cache has a limit.
     pub(super) fn note(&self, frame: FrameId, now_ns: u64) {
         self.frames[frame.index()].since_ns.store(now_ns, Ordering::Release);
         self.queue(frame);
@@ -111,8 +111,8 @@ impl Ages {
         }
     }
 
-    /// Takes out up to `most` frames that `is_dirty` confirms and that became dirty at `until_ns`
-    /// or before. The caller queues again those that it does not write back (C21). The search
+    /// Removes up to `most` frames that became dirty at `until_ns` or earlier and that `is_dirty`
+    /// confirms. The caller must queue those that it does not write back again (C21). The search
     /// starts at a random queue.
     pub(crate) fn take(
         &self,
@@ -152,14 +152,14 @@ impl Ages {
         }
     }
 
-    /// Time at which the oldest queued frame became dirty. It may have been written back since.
+    /// When the oldest queued frame became dirty. That frame may have been written back since.
     pub(crate) fn oldest_ns(&self) -> Option<u64> {
         let first =
             |shard: &Mutex<Queue>| lock(shard).peek().map(|Reverse((since_ns, _))| *since_ns);
         self.shards.iter().filter_map(first).min()
     }
 
-    /// All queued frames: every dirty one, and some that were dirty.
+    /// All queued frames: every dirty one, and some that have been cleaned since.
     pub(crate) fn queued(&self) -> Vec<(u64, FrameId)> {
         let entries = |shard: &Mutex<Queue>| {
             lock(shard).iter().map(|Reverse(entry)| *entry).collect::<Vec<_>>()
@@ -191,7 +191,7 @@ mod tests {
         assert_eq!(ages.oldest_ns(), Some(10));
         assert_eq!(take(9), []);
         assert_eq!(take(20), [1, 17]);
-        // Frame 1 was not written after all. Frame 17 was written and is dirty again.
+        // Frame 1 was not written. Frame 17 was written and is dirty again.
         ages.queue(FrameId::new(1));
         ages.note(FrameId::new(17), 50);
         dirty.borrow_mut().remove(&2);

@@ -1,6 +1,6 @@
-//! A moving average of durations, over the last samples.
+//! A moving average of the most recent durations.
 //!
-//! *Thread safety*: belongs to one handle's thread.
+//! *Thread safety*: used by the thread of one handle.
 
 use std::cell::Cell;
 

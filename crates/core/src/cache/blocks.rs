@@ -1,13 +1,14 @@
-//! Cached value blocks. A block never changes, so its copy needs no word from anyone: an entry
-//! answers for the reference that it was read by, and another value has another reference.
+//! Cached value blocks. Blocks are immutable, so a cached copy never needs invalidation: an entry
+//! is found only by the reference that its value was read with, and a different value has a
+//! different reference.
 //!
-//! Eviction is CLOCK: a block enters unused, and one that was used since the hand passed stays for
-//! another round.
+//! Eviction is CLOCK: a new block starts as unused, and a block that was used since the hand last
+//! passed survives another round.
 //!
 //! *Invariants*
-//! - blocks.X7. The values of a shard take at most its part of the budget.
-//! - blocks.X9. A value is returned only for the whole reference that it was read by. So a place
-//!   that has become another block needs no invalidation.
+//! - blocks.X7. The values of a shard take at most the shard's part of the budget.
+//! - blocks.X9. A value is returned only for the exact reference that it was read with. So if a
+//!   block's memory is reused for another block, no invalidation is needed.
 //!
 //! *Thread safety*: any number of threads; one mutex for each shard, never held across a wait.
 
@@ -15,13 +16,13 @@ use crate::page::BlockRef;
 use farleaf_fabric::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
 use std::collections::BTreeMap;
 
-/// The largest number of shards.
+/// Maximum number of shards.
 const MOST_SHARDS: u64 = 16;
-/// The least bytes of a shard.
+/// Minimum size of a shard.
 const LEAST_SHARD_BYTES: u64 = 1 << 20;
-/// What an entry takes beside its value, in bytes, estimated.
+/// Estimated size of an entry without its value, in bytes.
 const ENTRY_BYTES: u64 = 96;
-/// A value of more than one part in this many of a shard is not cached.
+/// A value that is larger than a shard divided by this is not cached.
 const LARGEST_PART: u64 = 4;
 
 /// The value blocks that a process has cached.
@@ -34,10 +35,10 @@ pub struct BlockCache {
 
 #[derive(Debug, Default)]
 struct Shard {
-    /// By address: places in `entries`.
+    /// Positions in `entries`, by address.
     places: BTreeMap<u64, usize>,
     entries: Vec<Option<Entry>>,
-    /// Places without an entry.
+    /// Unused positions in `entries`.
     vacant: Vec<usize>,
     hand: usize,
     used_bytes: u64,
@@ -57,7 +58,7 @@ impl Entry {
 }
 
 impl BlockCache {
-    /// An empty cache of at most `bytes` bytes; with 0 it caches nothing.
+    /// Creates an empty cache of at most `bytes` bytes. With 0, nothing is cached.
     pub fn new(bytes: u64) -> Self {
         let shards = (bytes / LEAST_SHARD_BYTES).clamp(1, MOST_SHARDS);
         Self {
@@ -76,13 +77,13 @@ impl BlockCache {
         &self.shards[(block.check % self.shards.len() as u64) as usize]
     }
 
-    /// The value of a block.
+    /// Returns the value of a block, if it is cached.
     pub fn get(&self, block: BlockRef) -> Option<Vec<u8>> {
         let value = lock(self.shard(block)).get(block)?;
         Some(value.to_vec())
     }
 
-    /// Keeps a value that was read by `block`.
+    /// Caches the value that was read through the reference `block`.
     pub fn keep(&self, block: BlockRef, value: &[u8]) {
         if value.len() as u64 + ENTRY_BYTES > self.shard_bytes / LARGEST_PART {
             return;
@@ -91,7 +92,7 @@ impl BlockCache {
         self.change(block, |shard| shard.keep(entry, self.shard_bytes));
     }
 
-    /// Drops a block that no leaf refers to any more, to make room.
+    /// Drops a block that no leaf refers to any more.
     pub fn forget(&self, block: BlockRef) {
         self.change(block, |shard| {
             if let Some(&place) = shard.places.get(&block.at.to_bits()) {
@@ -134,7 +135,7 @@ impl Shard {
         self.entries[place] = Some(entry);
     }
 
-    /// Moves the hand on by one place, and evicts an entry that was not used.
+    /// Advances the hand by one position, and evicts the entry there if it was not used.
     fn advance(&mut self) {
         let place = self.hand % self.entries.len();
         self.hand = place + 1;

@@ -1,11 +1,11 @@
 //! One handle's access to its compute server's cache: the operations that need the network.
 //!
 //! *Invariants*
-//! - C16. An operation takes the frames that it may need before it marks a node as I/O or latches
-//!   one. So an operation that waits for frames holds nothing that others wait for.
-//! - C17. A frame that a READ may still land in is used for nothing else. If the outcome of the
-//!   READ is unknown, the connection is reset first, and until that succeeds the frame is out of
-//!   use.
+//! - C16. An operation acquires all frames that it may need before it marks a node as I/O or
+//!   latches one. So an operation that waits for frames holds nothing that others wait for.
+//! - C17. A frame that a READ may still land in is not reused. If the outcome of the READ is
+//!   unknown, the connection is reset first, and the frame stays out of use until the reset
+//!   succeeds.
 //! - C25. An operation that cannot get a frame probes the unreachable memory servers, in case they
 //!   answer again.
 //!
@@ -25,18 +25,17 @@ use farleaf_fabric::{Fabric, FabricError, GlobalAddr, Section, ServerId, Work};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-/// Every this many attempts (about 1.5 ms), an operation probes the unreachable memory servers, in
-/// case they answer again.
+/// Number of attempts (about 1.5 ms) between two probes of the unreachable memory servers.
 const OUTAGE_ATTEMPTS: u32 = 64;
 /// Maximum number of frames of one handle that late READs from one memory server may land in. At
 /// this limit, the handle posts no more READs to the server until it answers.
 const MOST_LANDINGS: usize = 4;
 /// How many times a READ is posted.
 const READ_RETRIES: u32 = 16;
-/// One hit in this many marks its leaf. A leaf worth keeping is used so often between two samples
+/// One hit in this many marks its leaf. A leaf worth keeping gets so many hits between two samples
 /// that it is almost certainly marked; other leaves hardly ever are.
 const MARK_EVERY: u64 = 8;
-/// How many rounds of samples may fail before a cooling frame is evicted whatever its age.
+/// Rounds of sampling that may fail before a cooling frame is evicted regardless of its age.
 const SAMPLES: u32 = 8;
 
 /// One handle's access to a cache.
@@ -81,13 +80,13 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         }
     }
 
-    /// The cache.
+    /// The cache that all threads of the compute server share.
     #[inline]
     pub fn cache(&self) -> &Cache<L> {
         &self.cache
     }
 
-    /// The endpoint.
+    /// The endpoint that this client posts its verbs to.
     #[inline]
     pub fn fabric(&self) -> &F {
         self.pages.fabric()
@@ -176,8 +175,8 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         Ok(())
     }
 
-    /// Cools hot nodes until that evicts one. If it does not, evicts a cooling node whatever its
-    /// age.
+    /// Cools hot nodes until that evicts one. If none is evicted, evicts a cooling node regardless
+    /// of its age.
     async fn sample(&self) -> Option<FreeFrame<'_, L>> {
         for _ in 0..SAMPLES {
             for _ in 0..self.cache.options().sampled.max(1) {
@@ -259,7 +258,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         self.fabric().expect(address, L::page_words() * 8);
     }
 
-    /// Claims the node at `address`, to which the child word at `slot` of `parent` points: returns
+    /// Claims the node at `address`, to which the child word at `slot` of `parent` points. Returns
     /// a frame, the I/O mark, and the slot's key range.
     async fn begin_fetch<'a>(
         &'a self,
@@ -273,7 +272,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         let free = match self.free_now() {
             Some(free) => free, // C16
             None => match self.cache.mapping.get(address.to_bits()) {
-                // Do not evict a node for one that may be in the cache.
+                // Do not evict a node if the requested one is in the cache after all.
                 Mapped::Absent => Box::pin(self.make_room()).await?, // keeps fetches small
                 Mapped::Io => return Err(Restart::Busy),
                 Mapped::Frame(frame) => {
@@ -282,7 +281,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
             },
         };
         let (low, high) = slot_range(parent.page, slot);
-        // A node that is merged away or moved meanwhile changes its parent first.
+        // If the node is merged away or moved meanwhile, its parent changes first.
         let is_there = || {
             (parent.is_valid() || self.fabric().breaks(rules::PARENT_LOOKED_AT))
                 && self.may_bring(parent, slot).is_ok()
@@ -306,8 +305,8 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         }
     }
 
-    /// Whether the child at `slot` may be brought into this cache. A leaf may only if its keys are
-    /// owned (C20).
+    /// Checks that the child at `slot` may enter this cache. A leaf may do so only if this server
+    /// owns its keys (C20).
     fn may_bring(&self, parent: OptimisticRef<'_, L>, slot: usize) -> Result<(), Restart> {
         if parent.page.level() > 1 {
             return Ok(());
@@ -315,7 +314,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         let (low, high) = slot_range(parent.page, slot);
         match self.cache.owned().of(&low, high.as_ref()) {
             Ownership::All => Ok(()),
-            // Leaves end at boundaries, so the parent is stale.
+            // Leaves end at boundaries between servers, so the parent is stale.
             Ownership::Part => Err(Restart::Refresh),
             Ownership::None => Err(Restart::Moved),
         }
@@ -330,8 +329,8 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         }
     }
 
-    /// Claims the subtree at `address`, to which the child word at `slot` of `parent` points, for a
-    /// walk by a memory server.
+    /// Claims the subtree at `address`, to which the child word at `slot` of `parent` points, so
+    /// that a memory server can work in it.
     ///
     /// # Errors
     /// [`Restart`] if the node is in the cache after all, or if another operation has marked it.
@@ -356,9 +355,9 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         }
     }
 
-    /// Drops the copy of a leaf that a memory server has changed, below a node that the caller has
-    /// marked (C6). The mark keeps others from making the leaf hot, so a copy in the cache is
-    /// cooling.
+    /// Drops the copy of a leaf that a memory server has changed. The leaf lies below a node that
+    /// the caller has marked (C6). The mark keeps other operations from making the leaf hot, so a
+    /// cached copy is cooling.
     pub(crate) async fn drop_copy(&self, leaf: GlobalAddr) {
         while let Mapped::Frame(frame) = self.cache.mapping.get(leaf.to_bits()) {
             self.charge_cooling().await;
@@ -371,7 +370,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         }
     }
 
-    /// The time at which a READ is posted, if durations are recorded.
+    /// The current time, if the durations of READs are recorded.
     fn timed(&self) -> Option<u64> {
         self.read_ns.is_some().then(|| self.fabric().now_ns())
     }
@@ -401,8 +400,8 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
                 Restart::Again
             }
             Attached::Other => {
-                // The cached copy may be the stale one, not the parent. A refresh would not help
-                // then.
+                // The cached copy of the node may be stale instead of the parent. Then a refresh of
+                // the parent would not help.
                 if let Some(free) = self.cache.forget_lost(frame, address) {
                     self.keep(free);
                 }
@@ -478,7 +477,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         probe: Probe<'_, L::Key>,
         work: impl FnOnce(Page<'_, L>) -> LeafOutcome<T>,
     ) -> Result<LeafOutcome<T>, Restart> {
-        // The parts before and after `work` are functions of their own, so that they are compiled
+        // The code before and after `work` is in separate functions, so that it is compiled only
         // once.
         let free = self.read_marked_leaf(free, (address, keys), probe).await?;
         let outcome = work(free.page());
@@ -539,7 +538,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
             }
         }
         let admit = match self.cache.admission.leaf(self.fabric().random()) {
-            // There are unused frames, so admitting it evicts nothing.
+            // There are unused frames, so admitting the leaf evicts nothing.
             Admit::Cold if self.cache.is_filling() => Admit::Hot,
             admit => admit,
         };
@@ -588,8 +587,8 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         self.drop_oldest(oldest).await;
     }
 
-    /// Admits a node hot below its parent if the parent still leads to it. Else a clean node starts
-    /// cooling, and a dirty one is hot without a parent.
+    /// Makes a node a hot child of its parent if the parent still points to it. Otherwise a clean
+    /// node starts cooling, and a dirty one becomes hot without a parent.
     async fn admit_hot<'a>(
         &'a self,
         free: FreeFrame<'a, L>,
@@ -618,8 +617,8 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         let (free, mark, keys) = self.begin_fetch(parent, slot, address).await?;
         let owned = self.cache.owned().of(&keys.low, keys.high.as_ref());
         if owned == Ownership::None {
-            // This compute server would not trim the node (D7), and could take over its keys while
-            // the node is still cached.
+            // This compute server owns none of the node's keys. It would not trim the node (D7),
+            // and could take over the keys while the node is still cached.
             return Err(Restart::Moved);
         }
         let is_exclusive = owned == Ownership::All;
@@ -646,8 +645,8 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
             return Err(Restart::Refresh);
         }
         if is_exclusive && copy.word().is_locked() {
-            // The node was shared, and the lock holder is still working or dead. Once the node is
-            // cached as exclusive, no operation would look at its lock.
+            // The node was shared, and the lock holder is still working or dead. Operations on an
+            // exclusive cached node do not check its lock, so do not admit it yet.
             return Err(Restart::Busy);
         }
         let page = free.page();
@@ -725,7 +724,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         outcome
     }
 
-    /// Limits the frames that a memory server which does not answer can take out of use (C17).
+    /// Limits how many frames an unresponsive memory server can take out of use (C17).
     async fn before_landing(&self, server: ServerId) -> Result<(), Restart> {
         let are_many = || {
             let landings = self.landings.borrow();
@@ -740,8 +739,8 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         Ok(())
     }
 
-    /// Frees the frames among the oldest `many` landings that READs from `server` could land in.
-    /// The connection to `server` has been reset.
+    /// Frees those of the oldest `many` landings whose READs came from `server`. The connection to
+    /// `server` has been reset.
     pub(super) fn free_landed(&self, server: ServerId, many: usize) {
         let is_free = |landing: &mut (FrameId, ServerId)| landing.1 == server;
         let landed: Vec<_> = self.landings.borrow_mut().extract_if(..many, is_free).collect();
@@ -750,7 +749,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
 }
 
 /// A READ in flight into a frame. If this is dropped before the READ has ended, for example with
-/// the READ's future, the frame is out of use until the READ is settled (C17).
+/// the READ's future, the frame stays out of use until the READ is settled (C17).
 struct Landing<'a> {
     frame: FrameId,
     server: ServerId,

@@ -1,5 +1,5 @@
-//! The frames that are candidates for eviction, oldest first: the cooling map, and a plain queue to
-//! compare it with.
+//! Frames that are candidates for eviction, oldest first: the cooling map, and a plain queue as its
+//! baseline.
 //!
 //! The cooling map (Lu et al., §5.2) spreads one FIFO over buckets of a cache line each, so that
 //! threads that cool and evict rarely contend. The order is first in, first out only within a
@@ -27,14 +27,13 @@ pub trait Cooling: Debug + Send + Sync {
     /// Removes the frame that holds the node `id`. Returns whether it was present.
     fn remove(&self, frame: FrameId, id: u64) -> bool;
 
-    /// Removes a frame for eviction: the oldest one in a place chosen by `random`.
+    /// Removes a frame for eviction: the oldest one of a bucket chosen by `random`.
     fn pop(&self, random: u64) -> Option<FrameId>;
 
     /// Prefetches what [`Cooling::insert`] of the node `id` will read.
     fn prefetch(&self, _id: u64) {}
 
-    /// Guesses which frame [`Cooling::insert`] of the node `id` would evict, if that is cheap to
-    /// tell.
+    /// Guesses which frame [`Cooling::insert`] of the node `id` would evict, if the guess is cheap.
     fn next_to_go(&self, _id: u64) -> Option<FrameId> {
         None
     }

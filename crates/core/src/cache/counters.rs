@@ -12,7 +12,7 @@ macro_rules! counters {
         #[derive(Debug, Default)]
         pub struct LiveCounters { $($(#[$doc])* pub $name: Cell<u64>),* }
 
-        /// Counters at one moment, or a difference or sum of such.
+        /// A snapshot of the counters, or a sum or difference of snapshots.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         pub struct CacheCounters { $($(#[$doc])* pub $name: u64),* }
 
@@ -39,7 +39,7 @@ macro_rules! counters {
 counters! {
     /// Leaves that an operation needed and found in a frame.
     leaf_hits,
-    /// Leaves among these that were cooling.
+    /// Leaf hits on cooling leaves.
     cooling_hits,
     /// Leaves that an operation needed and READ from a memory server.
     leaf_misses,
@@ -61,10 +61,10 @@ counters! {
     shared_splits,
     /// Nodes that were merged into a neighbour.
     merges,
-    /// Pairs of neighbours that shared out their entries anew.
+    /// Pairs of neighbours that rebalanced their entries.
     borrows,
-    /// Nodes that held entries in the pool outside the key range of their slot, left there by a
-    /// compute server that died.
+    /// Nodes that were trimmed because a dead compute server had left entries outside the key range
+    /// of their slot.
     trims,
     /// Stale shared nodes that were READ again.
     refreshes,
@@ -89,7 +89,7 @@ impl LiveCounters {
 }
 
 impl CacheCounters {
-    /// Share of the needed leaves that took no READ, from 0 to 1. 0 if no leaf was needed.
+    /// Fraction of the needed leaves that were found in the cache. 0 if no leaf was needed.
     pub fn hit_ratio(&self) -> f64 {
         let all = self.leaf_hits + self.leaf_misses;
         if all == 0 { 0.0 } else { self.leaf_hits as f64 / all as f64 }

@@ -1,5 +1,5 @@
-//! The words of a page in a frame that are newer than in the pool: a range at the front and one in
-//! the heap, kept in the page's note.
+//! The words of a page that are newer in its frame than in the pool: a range at the front and one
+//! in the heap, kept in the page's note.
 //!
 //! ```text
 //! note  [heap end:16][heap start:16][front end:16][front start:16]     0 is clean
@@ -13,13 +13,13 @@
 
 use crate::page::{Layout, Page, Words};
 
-/// The words that are newer than in the pool. None if the page is clean.
+/// The words that are newer in the frame than in the pool. Empty if the page is clean.
 #[inline]
 pub fn dirty_words<L: Layout>(page: Page<'_, L>) -> Words {
     Words::from_bits(page.note())
 }
 
-/// Whether the pool has the whole page as it is here.
+/// Whether the pool's copy of the page is current.
 #[inline]
 pub fn is_clean<L: Layout>(page: Page<'_, L>) -> bool {
     page.note() == 0

@@ -1,9 +1,10 @@
 //! The arena of page frames, registered with the fabric, and the out-of-line header of each frame.
 //!
 //! *Invariants* (`docs/internals/cache.md`)
-//! - C1. Word 0 of a frame is its latch, never the pool's word 0, and never goes back. Frames are
-//!   reused for other pages, and a thread with a stale reference to a frame sees a changed version.
-//! - C2. A frame is locked while it is free or while a page is being brought into it.
+//! - C1. Word 0 of a frame is its latch, never the pool's word 0, and its version never decreases.
+//!   So when a frame is reused for another page, a thread with a stale reference sees a changed
+//!   version.
+//! - C2. A frame is locked while it is free or while a page is being read into it.
 //! - C3. A frame's state changes only under its latch. Whether a WRITE of the frame is in flight is
 //!   a separate word: the thread that sets it does so under the latch, and clears it later with or
 //!   without the latch.
@@ -76,12 +77,12 @@ const NO_PARENT: u64 = u64::MAX;
 struct Header {
     /// A [`FrameState`].
     state: AtomicU64,
-    /// Whether a WRITE of the frame's content is in flight. It does not share a word with the
-    /// state, which other threads may change at the moment when the WRITE ends.
+    /// Whether a WRITE of the frame's content is in flight. This is a separate word because other
+    /// threads may change the state when the WRITE ends.
     writing: AtomicBool,
     /// The frame of the parent that points here. This is a hint and must be validated.
     parent: AtomicU64,
-    /// Word 0 of the page in the pool, for inner nodes: the value that a remote lock expects.
+    /// For inner nodes: word 0 of the page in the pool, which a remote lock's CAS expects.
     remote_word: AtomicU64,
 }
 

@@ -6,8 +6,7 @@
 //!   that it names, or under the node's own latch while it names none.
 //! - C10. A node with swizzled children does not cool, so hot nodes form paths from the root.
 //! - C11. A cooling node is clean, and no WRITE of it is in flight.
-//! - C12. Every latch here is tried, never waited for. If it cannot be taken now, the caller tries
-//!   again.
+//! - C12. Latches are tried here, never waited for. If one is taken, the caller retries.
 //!
 //! *Thread safety*: any number of threads.
 
@@ -34,9 +33,9 @@ pub struct Cache<L: Layout> {
     pub(super) admission: Box<dyn Admission>,
     /// Free frames that no handle keeps. They are locked (C2).
     free: Mutex<Vec<FrameId>>,
-    /// Frames with this number or a higher one have never been used.
+    /// Frames from this number on have never been used.
     fresh: AtomicU64,
-    /// The keys for which leaves may be cached here (C20).
+    /// The keys whose leaves may be cached here (C20).
     owned: Owned<OwnedKey<L>>,
     /// When each dirty node became dirty.
     ages: Ages,
@@ -132,7 +131,7 @@ fn fits_slot<L: Layout>(parent: Page<'_, L>, slot: usize, child: Page<'_, L>) ->
 /// Outcome of an attempt to cool a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cooled {
-    /// The node is cooling. If a frame is named, it was the oldest one cooling and must be evicted
+    /// The node is cooling. A frame in the result was the oldest one cooling, and must be evicted
     /// to make room.
     Done(Option<FrameId>),
     /// The node must be written back first.
@@ -157,7 +156,7 @@ pub enum Attached {
 }
 
 impl<L: Layout> Cache<L> {
-    /// An empty cache for the leaves of the keys in `owned`.
+    /// Creates an empty cache for the leaves of the keys in `owned`.
     ///
     /// # Errors
     /// [`RegionError`] if the arena's memory cannot be allocated.
@@ -188,7 +187,7 @@ impl<L: Layout> Cache<L> {
         &self.arena
     }
 
-    /// The keys for which leaves may be cached here (C20).
+    /// The keys whose leaves may be cached here (C20).
     #[inline]
     pub fn owned(&self) -> &Owned<OwnedKey<L>> {
         &self.owned
@@ -214,12 +213,12 @@ impl<L: Layout> Cache<L> {
         &self.turns
     }
 
-    /// Which memory servers can be reached, as far as this cache knows.
+    /// The memory servers that this cache considers reachable.
     pub fn detector(&self) -> &Detector {
         &self.detector
     }
 
-    /// The changes that the pool does not have yet, at time `now_ns` of the fabric's clock.
+    /// The changes that are not in the pool yet at time `now_ns` of the fabric's clock.
     pub fn dirt(&self, now_ns: u64) -> Dirt {
         let page_bytes = L::page_words() as u64 * 8;
         if self.ages.limit_ns() == 0 {
@@ -273,7 +272,7 @@ impl<L: Layout> Cache<L> {
         let number = self.fresh.fetch_add(1, Ordering::Relaxed);
         let frame = FrameId::new(u32::try_from(number).ok().filter(|n| *n < self.arena.frames())?);
         let latch = self.arena.latch(frame);
-        // No operation knows this frame yet, but a sampler may be looking at it.
+        // No operation uses this frame yet, but a sampler may have latched it for a moment.
         let guard = latch.optimistic().and_then(|version| latch.try_lock(version, 0))?;
         guard.keep();
         Some(self.free_frame(frame))
@@ -319,9 +318,9 @@ impl<L: Layout> Cache<L> {
         })
     }
 
-    /// Copies a page in the form that it has, or will have, in the pool: addresses instead of
-    /// frames in the child words, no note, and zeros in the unused entries of an inner page. Word 0
-    /// is the frame's latch word. Call it under the page's latch.
+    /// Copies a page in the form that the pool stores: addresses instead of frames in the child
+    /// words, no note, and zeros in the unused entries of an inner page. Word 0 is the frame's
+    /// latch word. Call it under the page's latch.
     pub fn image(&self, page: Page<'_, L>) -> Image<L> {
         let image = Image::of(page);
         image.page().set_note(0);
@@ -423,9 +422,9 @@ impl<L: Layout> Cache<L> {
         Some(())
     }
 
-    /// Publishes a page that has been READ into a free frame, and makes it a hot child of
-    /// `parent`. If `parent` has changed, for example because it got other children, this still
-    /// succeeds as long as the same slot leads to the page.
+    /// Publishes a page that has been READ into a free frame, and makes it a hot child of `parent`.
+    /// If `parent` has changed, for example because it gained children, this still succeeds if the
+    /// same slot points to the page.
     ///
     /// # Errors
     /// `free` and `mark`, unchanged, if `parent` cannot be latched or no longer leads to the page.
@@ -446,8 +445,8 @@ impl<L: Layout> Cache<L> {
         Ok(())
     }
 
-    /// Latches a node that has changed since it was seen, if its `slot` still leads to `child` and
-    /// it can have hot children.
+    /// Latches a node that may have changed since `seen`, if its `slot` still points to `child` and
+    /// the node can have hot children.
     fn lock_again(
         &self,
         parent: FrameId,
@@ -490,10 +489,10 @@ impl<L: Layout> Cache<L> {
         self.publish(free, FrameState::Hot, Some(parent), |frame| mark.publish(frame))
     }
 
-    /// Removes a stale copy of a node that other compute servers have freed: this one kept the copy
-    /// from the time when the node was shared, and since then another one made the node exclusive
-    /// and freed it. Its hot children lose their parent. `None` while another thread is using the
-    /// node or its parent.
+    /// Removes a stale copy of a node that other compute servers have freed. This server cached the
+    /// node while it was shared; since then another server made it exclusive and freed it. Hot
+    /// children of the copy lose their parent. `None` while another thread is using the node or its
+    /// parent.
     pub(crate) fn forget_lost(
         &self,
         frame: FrameId,
@@ -561,10 +560,9 @@ impl<L: Layout> Cache<L> {
         !child.is_swizzled() && self.mapping.get(child.to_bits()) == Mapped::Io
     }
 
-    /// Replaces the content of a latched shared node by a newer copy (D6). Hot children stay
-    /// attached if the copy still leads to them. The others lose their parent, and those that are
-    /// themselves stale are removed. `None` while another thread is using one of the stale
-    /// children.
+    /// Replaces the content of a latched shared node with a newer copy (D6). Hot children to which
+    /// the copy still points stay attached. The others lose their parent, and stale ones among them
+    /// are removed. `None` while another thread is using one of the stale children.
     pub(crate) fn replace(
         &self,
         node: OptimisticRef<'_, L>,
@@ -702,8 +700,8 @@ impl<L: Layout> Cache<L> {
 
     /// Lets a clean hot node without swizzled children cool.
     ///
-    /// With `heeds_work_below` it stays while one of its children is being brought or worked on
-    /// (C19); only a planted bug asks otherwise.
+    /// If `heeds_work_below` is true, the node stays hot while one of its children is being fetched
+    /// or worked on remotely (C19). Only a planted bug passes false.
     pub fn cool(&self, frame: FrameId, heeds_work_below: bool) -> Cooled {
         self.try_cool(frame, heeds_work_below).unwrap_or(Cooled::NotNow)
     }
@@ -785,7 +783,7 @@ impl<L: Layout> Cache<L> {
         true
     }
 
-    /// All frames that hold a node or are about to.
+    /// All frames that hold a node or are about to hold one.
     pub(crate) fn held_frames(&self) -> Vec<FrameId> {
         let held = |frame: &FrameId| self.arena.state(*frame) != FrameState::Free;
         (0..self.touched() as u32).map(FrameId::new).filter(held).collect()

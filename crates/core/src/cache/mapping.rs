@@ -5,10 +5,10 @@
 //!
 //! *Invariants*
 //! - C5. An id is in the table at most once.
-//! - C6. Only the holder of an id's [`IoMark`] may bring the node in or work on it remotely. All
-//!   other operations yield and start again. An operation that brings a node in makes the mark only
-//!   while the parent still points to the node, and checks this under the table's lock. A new node
-//!   is marked from the moment when its page is allocated.
+//! - C6. Only the holder of an id's [`IoMark`] may fetch the node or work on it remotely. All other
+//!   operations yield and start again. An operation that fetches a node sets the mark only while
+//!   the parent still points to the node, and checks this under the table's lock. A new node is
+//!   marked as soon as its page is allocated.
 //!
 //! *Thread safety*: any number of threads. `tests/loom.rs` checks it.
 
@@ -19,12 +19,12 @@ use std::fmt;
 
 const SLOTS: usize = 4;
 const EMPTY: u64 = 0;
-/// Values of at least this are marks, in two generations. In each, the lower values count offloads
-/// and the highest one is an I/O mark.
+/// Values from this one on are marks, in two generations. In each generation, the lower values
+/// count offloads and the highest one is an I/O mark.
 const MARKS: u32 = 0xffff_0000;
 const GENERATION: u32 = 0x8000;
 
-/// Frame numbers are lower than this.
+/// Limit of frame numbers.
 pub(super) const MOST_FRAMES: u32 = MARKS;
 
 /// The values of marks of a generation (0 or 1).
@@ -38,7 +38,7 @@ fn marks(generation: u32) -> std::ops::RangeInclusive<u32> {
 pub enum Mapped {
     /// Nothing: the node is only in the pool.
     Absent,
-    /// The node is marked: an operation is bringing it in or working on it remotely.
+    /// The node is marked: an operation is fetching it or working on it remotely.
     Io,
     /// The node is in this frame.
     Frame(FrameId),
@@ -189,15 +189,15 @@ impl Mapping {
         marks(self.generation.load(Ordering::Acquire) as u32)
     }
 
-    /// The generation before the current one. Marks of an abandoned move may be left in it.
+    /// The previous generation. An abandoned move may have left marks in it.
     pub(crate) fn last_generation(&self) -> u32 {
         self.generation.load(Ordering::Acquire) as u32 ^ 1
     }
 
     /// Begins the next generation of marks and returns the number of the previous one. An operation
-    /// that marks in the new generation sees every change made before this call. Only one thread at
-    /// a time may call this, and only when no mark of [`Mapping::last_generation`] is left, because
-    /// there are only two numbers.
+    /// that marks in the new generation sees every change made before this call. There are only two
+    /// generation numbers: only one thread at a time may call this, and only when no mark of
+    /// [`Mapping::last_generation`] is left.
     pub(crate) fn next_generation(&self) -> u32 {
         self.generation.fetch_xor(1, Ordering::AcqRel) as u32
     }
@@ -233,7 +233,7 @@ impl Mapping {
 }
 
 /// The finaliser of MurmurHash3, a bijection in which every output bit depends on every input bit.
-/// It is needed because addresses of nodes differ in few bits.
+/// Node addresses differ in few bits, so they need it.
 pub(super) fn spread(id: u64) -> u64 {
     let mut hash = (id ^ id >> 33).wrapping_mul(0xff51_afd7_ed55_8ccd);
     hash = (hash ^ hash >> 33).wrapping_mul(0xc4ce_b9fe_1a85_ec53);

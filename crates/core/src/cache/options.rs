@@ -1,5 +1,5 @@
-//! The options of a cache, and their names: `FromStr` and `Display` use those of command lines,
-//! `serde` those of scenario files, which join words by `_`.
+//! The options of a cache, and their names. `FromStr` and `Display` use the names of the command
+//! line; `serde` uses those of scenario files, where `_` joins words.
 
 use super::mapping::MOST_FRAMES;
 use super::{
@@ -17,7 +17,7 @@ use thiserror::Error;
 pub struct UnknownName(&'static str);
 
 impl UnknownName {
-    /// A text is none of the names that `expected` lists.
+    /// Reports that a text is none of the names that `expected` lists.
     pub(crate) const fn among(expected: &'static str) -> Self {
         Self(expected)
     }
@@ -54,12 +54,12 @@ pub enum AdmissionName {
     /// As a candidate for eviction, unless it is requested again in time.
     #[default]
     Cold,
-    /// Hot with this probability, else not at all. The paper uses 0.1.
+    /// Hot with this probability, otherwise not at all. The paper uses 0.1.
     Coin(f64),
     /// Always hot.
     Hot,
-    /// Not at all, and operations on single keys do not look for inner nodes in the cache either:
-    /// they READ every node from the pool. For comparison only.
+    /// Not at all. Operations on single keys also ignore cached inner nodes: they READ every node
+    /// from the pool. For comparison only.
     Never,
 }
 
@@ -109,7 +109,7 @@ named!(CoolingName, "map or queue", { Map: "map", Queue: "queue", });
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum VictimName {
-    /// Random frames, except leaves in use.
+    /// At random, but sparing leaves in use.
     #[default]
     Unused,
     /// At random, as in the paper.
@@ -183,8 +183,8 @@ pub struct CacheOptions {
     /// [`crate::index::Background::WriteBack`] write nodes back before they have been dirty for
     /// this long. 0 means no limit: dirty nodes stay until their frames are needed.
     pub write_back_ns: u64,
-    /// How many leaves a scan READs together at most, if it needs that many and enough frames are
-    /// free. With 1 it READs one after the other.
+    /// Maximum number of leaves that a scan READs together, if it needs that many and enough frames
+    /// are free. With 1 it READs them one after the other.
     pub scan_ahead: u32,
 }
 
@@ -216,8 +216,8 @@ impl CacheOptions {
         (frames.min(u64::from(MOST_FRAMES)) as u32).max(Self::LEAST_FRAMES)
     }
 
-    /// How many leaves a scan READs together at most in a cache of `frames` frames. Each takes one
-    /// frame.
+    /// Maximum number of leaves that a scan READs together in a cache of `frames` frames. Each leaf
+    /// takes one frame.
     pub(crate) fn leaves_together(&self, frames: u32) -> u32 {
         self.scan_ahead.min(frames / FRAMES_PER_LEAF_AHEAD).max(1)
     }

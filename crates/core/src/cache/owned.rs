@@ -1,9 +1,9 @@
-//! The keys that a compute server owns. It may bring only their leaves into its cache.
+//! The keys that a compute server owns. Only their leaves may enter its cache.
 //!
 //! *Invariants* (`docs/internals/cache.md`)
-//! - C20. A leaf is marked for a fetch or a walk only while its keys are owned, which is checked
-//!   under the mapping table's lock. So a thread that changes the range and then waits for the
-//!   existing marks to end knows that no other leaf of the old range will be brought in.
+//! - C20. A leaf is marked for a fetch or an offload only while its keys are owned, which is
+//!   checked under the mapping table's lock. So once a thread has changed the range and waited for
+//!   the existing marks to end, no other leaf of the old range can enter the cache.
 //!
 //! *Thread safety*: any number of threads.
 
@@ -32,7 +32,7 @@ pub enum Ownership {
 }
 
 impl<K: Ord + Clone> OwnedRange<K> {
-    /// A range without keys.
+    /// An empty range.
     pub fn empty(at: K) -> Self {
         Self { high: Some(at.clone()), low: at }
     }
@@ -42,7 +42,7 @@ impl<K: Ord + Clone> OwnedRange<K> {
         self.high.as_ref().is_some_and(|high| *high <= self.low)
     }
 
-    /// Whether the two ranges hold the same keys. Two empty ranges do, wherever they lie.
+    /// Whether the two ranges hold the same keys. All empty ranges are equal.
     pub fn is_same(&self, other: &Self) -> bool {
         self == other || (self.is_empty() && other.is_empty())
     }

@@ -1,7 +1,7 @@
-//! The replaceable decisions of a cache: which frame to cool, and whether a leaf that was READ is
-//! admitted.
+//! The replaceable policies of a cache: which frame to cool, and whether to admit a leaf after a
+//! READ.
 //!
-//! Each decision is a trait. Each has a default implementation and the simplest possible one.
+//! Each policy is a trait with two kinds of implementations: the default, and the simplest one.
 //!
 //! *Thread safety*: any number of threads.
 
@@ -12,9 +12,9 @@ use std::fmt::Debug;
 /// How a leaf that was READ enters the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Admit {
-    /// Not at all: it is dropped after use.
+    /// Not at all: the leaf is dropped after use.
     Private,
-    /// As a candidate for eviction. It stays if it is requested again in time.
+    /// As a candidate for eviction. The leaf stays if it is requested again in time.
     Cold,
     /// Hot, like a node that has been in use for a long time.
     Hot,
@@ -37,7 +37,7 @@ impl Admission for Always {
     }
 }
 
-/// Lazy admission (Lu et al., §5.4): hot with a fixed probability, else not at all.
+/// Lazy admission (Lu et al., §5.4): hot with a fixed probability, otherwise not at all.
 #[derive(Clone, Copy, Debug)]
 pub struct Coin {
     /// From 0 to 1. The paper uses 0.1.

@@ -1,4 +1,4 @@
-//! Why operations begin again.
+//! Why operations start again.
 
 use crate::remote::{Miss, RemoteError};
 use farleaf_fabric::{FabricError, GlobalAddr};
@@ -8,17 +8,17 @@ use farleaf_fabric::{FabricError, GlobalAddr};
 pub enum Restart {
     /// Another operation is using a node: try again after a pause.
     Busy,
-    /// A node was brought in or created: start again from the root at once.
+    /// A node was fetched or created: start again from the root at once.
     Again,
     /// The shared nodes on the way are stale: refresh them, then try again.
     Refresh,
     /// The operation cannot be offloaded, or the memory server refused it: start again from the
     /// root without offloading.
     Here,
-    /// The page at this address is inconsistent. Unless the way to it was stale, a WRITE of the
+    /// The page at this address is inconsistent. Unless the path to it was stale, a WRITE of the
     /// page was torn.
     Torn(GlobalAddr),
-    /// Another compute server owns the keys by now.
+    /// Another compute server owns the keys now.
     Moved,
     /// The operation cannot succeed.
     Failed(RemoteError),

@@ -1,4 +1,4 @@
-//! Transfers of a handle's frames that have not ended: why each is still counted as being written.
+//! Unfinished transfers of a handle's frames, and why each frame still counts as being written.
 //!
 //! *Thread safety*: plain values.
 

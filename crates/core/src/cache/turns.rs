@@ -1,17 +1,17 @@
 //! Turns for operations that have repeatedly lost their frames.
 //!
-//! In a cache with fewer frames than its operations want at once, operations can evict each other's
-//! nodes so that none of them finishes. So an operation that has lost too often needs one of a few
-//! turns to continue.
+//! If a cache has fewer frames than its concurrent operations need, the operations can evict each
+//! other's nodes so that none of them finishes. So an operation that has lost its frames too often
+//! must take one of a few turns to continue.
 //!
-//! *Invariant* C23: no more turns are taken than there are. An operation that waits for a turn
-//! holds nothing that others wait for, and gets a turn eventually.
+//! *Invariant* C23: the number of turns taken never exceeds the number of turns. An operation that
+//! waits for a turn holds nothing that others wait for, and gets a turn eventually.
 //!
 //! *Thread safety*: any number of threads.
 
 use farleaf_fabric::sync::{AtomicU64, Ordering};
 
-/// Frames for each turn: more than there are nodes on the paths of two operations.
+/// Frames per turn: more than the nodes on the paths of two operations.
 const FRAMES_PER_TURN: u64 = 64;
 
 /// The turns of one cache.
@@ -32,7 +32,8 @@ impl Drop for Turn<'_> {
 }
 
 impl Turns {
-    /// The turns of a cache with `frames` frames: one for each [`FRAMES_PER_TURN`], at least one.
+    /// Creates the turns of a cache with `frames` frames: one per [`FRAMES_PER_TURN`], at least
+    /// one.
     pub(crate) fn new(frames: u32) -> Self {
         let most = (u64::from(frames) / FRAMES_PER_TURN).max(1);
         Self { taken: AtomicU64::new(0), most }

@@ -1,23 +1,22 @@
 //! Write-back: changes on their way from frames to the pool.
 //!
 //! *Invariants*
-//! - C13. Two WRITEs of one page are never in flight together: a flag of the frame says that one
-//!   is.
+//! - C13. At most one WRITE of a page is in flight; a flag of the frame marks it.
 //! - C14. A node counts as clean only once its WRITE has completed: until then `writing` keeps it
 //!   from cooling.
-//! - C15. After a WRITE of unknown outcome the connection is reset before the node is written
-//!   again, so that nothing can land late. If the reset fails, the node stays as it is until the
-//!   memory server can be reached again.
-//! - C24. A node that lost keys is not written to the pool until its parent there leads elsewhere
-//!   for those keys. A node that gained keys is not written as a parent of other nodes before its
-//!   own parent leads to it. While the WRITE or the commit of their parent is unfinished, both
-//!   count as being written.
+//! - C15. After a WRITE of unknown outcome, the connection is reset before the node is written
+//!   again, so that the old WRITE cannot land late. If the reset fails, the node is not written
+//!   until the memory server can be reached again.
+//! - C24. A node that lost keys is not written to the pool until its parent in the pool routes
+//!   those keys elsewhere. A node that gained keys is not written as a parent of other nodes before
+//!   its own parent points to it. Until the WRITE or the commit of their parent has finished, both
+//!   nodes count as being written.
 //!
-//! A leaf is written as the ranges of words that changed, with its stamp if they contain keys (D8):
-//! by one WRITE, or by one of the heap and one of the front, in this order (bytes.Y9). A leaf with
-//! a heap that was laid out anew is written under a wrong stamp: slots of one layout and records of
-//! another could have the right one.
-//! An inner node is written whole and sealed, after a log entry unless nothing leads to it yet
+//! Of a leaf, only the ranges of words that changed are written, with the stamp if they contain
+//! keys (D8): by one WRITE, or by one for the heap followed by one for the front (bytes.Y9). When
+//! the layout of a leaf with a heap has changed, an invalid stamp goes first, because slots of one
+//! layout could match records of another under a valid stamp.
+//! An inner node is written whole and sealed, after a log entry unless nothing points to it yet
 //! (D9).
 //!
 //! *Thread safety*: belongs to its endpoint's thread.
@@ -40,12 +39,12 @@ const WRITE_RETRIES: u32 = 16;
 const SHORTEST_PAUSE_NS: u64 = 1_000_000;
 const LONGEST_PAUSE_NS: u64 = 32_000_000;
 
-/// The WRITEs of words of a leaf, in their order.
+/// The WRITEs of a leaf's words, in order.
 struct PostedWords<F: Fabric> {
-    /// The heap, if other words refer to it, or a wrong stamp.
+    /// The heap, if other words refer to it, or an invalid stamp.
     before: Option<F::Op<Buffer>>,
     words: F::Op<Buffer>,
-    /// The stamp, if it was wrong meanwhile.
+    /// The valid stamp, if `before` wrote an invalid one.
     after: Option<F::Op<Buffer>>,
 }
 
@@ -106,7 +105,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         Some(buffer)
     }
 
-    /// Posts the WRITEs of words of a leaf in one doorbell, those of the heap before those that
+    /// Posts the WRITEs of a leaf's words in one doorbell. Words of the heap precede those that
     /// refer to them (bytes.Y9). `None`, with nothing posted, if the endpoint has no buffers left.
     fn post_words(
         &self,
@@ -116,7 +115,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
     ) -> Option<PostedWords<F>> {
         let place = |words: &Range<usize>| at.plus(words.start as u64 * 8);
         let (heap, words) = words.writes();
-        // The last slot of a full leaf without records ends where the page ends, too.
+        // The last slot of a full leaf without records also ends at the end of the page.
         let is_layout =
             L::HAS_HEAP && words.end == L::page_words() && words.contains(&SIBLING_WORD);
         if is_layout && !self.fabric().breaks(rules::LAYOUTS_MARKED) {
@@ -137,8 +136,8 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         Some(PostedWords { before: Some(before), words, after: None })
     }
 
-    /// Posts the WRITEs of a leaf that was laid out anew: a wrong stamp, the words with this stamp
-    /// among them, and the right one (bytes.Y9).
+    /// Posts the WRITEs of a leaf whose layout has changed: an invalid stamp, then the words, which
+    /// include this stamp, then the valid stamp (bytes.Y9).
     fn post_layout(
         &self,
         at: GlobalAddr,
@@ -156,7 +155,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         Some(PostedWords { before, words, after: Some(write(SIBLING_WORD, last)) })
     }
 
-    /// WRITEs a leaf that nothing leads to yet.
+    /// WRITEs a leaf that nothing points to yet.
     ///
     /// # Errors
     /// As [`CacheClient::write_leaf`].
@@ -187,7 +186,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
             .await
     }
 
-    /// WRITEs an inner node that nothing leads to yet. Its version follows `found`, the word 0
+    /// WRITEs an inner node that nothing points to yet. Its version follows `found`, the word 0
     /// found in the page. Returns the new word 0.
     ///
     /// # Errors
@@ -218,8 +217,8 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
     }
 
     /// WRITEs a sealed inner node after a log entry in `slot`, and repeats both until they are
-    /// known to have completed (D9). The entry stays until the node is whole. `before` is the node
-    /// as the pool has it, if that is known.
+    /// known to have completed (D9). The entry stays until the node is complete in the pool.
+    /// `before` is the pool's content of the node, if known.
     ///
     /// # Errors
     /// As [`CacheClient::write_leaf`].
@@ -276,7 +275,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         }
     }
 
-    /// Whether the node at `at` is in the cache and the pool may lack some of it.
+    /// Whether the node at `at` is in the cache and the pool may lack some of its changes.
     fn is_unwritten_at(&self, at: GlobalAddr) -> bool {
         match self.cache.mapping().get(at.to_bits()) {
             Mapped::Frame(frame) => self.cache.is_unwritten(frame),
@@ -317,7 +316,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         Err(Restart::Busy)
     }
 
-    /// WRITEs an image, until that is known to have completed.
+    /// WRITEs an image, repeatedly until it is known to have completed.
     async fn write_image(&self, at: GlobalAddr, image: &Image<L>) -> Result<(), Restart> {
         let post = async || Some(self.fabric().write(at, self.image_out(image)?).await.map(drop));
         self.write_to_the_end(at, post).await
@@ -332,8 +331,8 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         }
     }
 
-    /// Adds `words` of a node in a frame to those that the pool does not have. Call it under the
-    /// frame's latch.
+    /// Marks `words` of a node in a frame as newer than in the pool. Call it under the frame's
+    /// latch.
     #[inline]
     pub(crate) fn mark_dirty(&self, frame: FrameId, page: Page<'_, L>, words: impl Into<Words>) {
         let was_clean = is_clean(page);
@@ -402,8 +401,8 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         UnderWay { client: self, write: InDoubt { frame, at, words, since_ns } }
     }
 
-    /// Marks a node dirty again after its WRITE failed or has an unknown outcome, and can no longer
-    /// land.
+    /// Marks a node dirty again after its WRITE failed or ended with an unknown outcome. The WRITE
+    /// can no longer land.
     async fn is_dirty_again(&self, write: &InDoubt) {
         let (page, _guard) = self.lock_frame(write.frame).await;
         self.mark_dirty(write.frame, page, write.words);
@@ -415,7 +414,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
     /// boundaries have moved.
     async fn write_back_inner(&self, frame: FrameId, at: GlobalAddr) -> Result<(), Restart> {
         let cache = &*self.cache;
-        // Take the slot before the latch, because slots are waited for.
+        // Take the slot before the latch, because taking a slot may wait.
         let slot = self.log_slot(at).await?;
         let node = cache.seen(frame).ok_or(Restart::Busy)?;
         let guard = node.lock().ok_or(Restart::Busy)?;
@@ -430,8 +429,8 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         let under_way = self.begin_write_back(frame, node.page, words, guard);
         // `before` is `None`: the frame has changed, so the content in the pool is unknown.
         if let Err(restart) = self.write_logged(slot, at, None, &image).await {
-            // The next attempt uses a new version, so that no version is sealed with two contents
-            // (D9).
+            // The next attempt uses a new version, so that no version is ever sealed with two
+            // contents (D9).
             if restart == Restart::Busy {
                 self.is_dirty_again(&under_way.write).await;
                 under_way.has_ended();
@@ -477,8 +476,8 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         self.pages().doubtful().set(true);
     }
 
-    /// Keeps a latched node from being written, and from leaving the cache, until its parent is
-    /// written (C24).
+    /// Prevents a latched node from being written or leaving the cache until its parent is written
+    /// (C24).
     pub(crate) fn hold_for(&self, frame: FrameId, parent: FrameId, parent_at: GlobalAddr) {
         if !self.fabric().breaks(rules::PARENTS_FIRST) {
             self.cache.arena().set_writing(frame, true);
@@ -487,22 +486,22 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         }
     }
 
-    /// Whether frames are out of use, or nodes cannot be written, until WRITEs and READs of this
-    /// handle are settled.
+    /// Whether unsettled WRITEs or READs of this handle keep frames out of use or nodes from being
+    /// written.
     pub(crate) fn has_doubts(&self) -> bool {
         !self.in_doubt.borrow().is_empty()
             || !self.landings.borrow().is_empty()
             || !self.held.borrow().is_empty()
     }
 
-    /// Whether the pause between attempts to settle is over. There are pauses because each attempt
-    /// can take as long as a request that is not answered.
+    /// Whether the pause between attempts to settle is over. Attempts are spaced because each can
+    /// take as long as a request timeout.
     pub(crate) fn is_settling_due(&self) -> bool {
         self.fabric().now_ns() >= self.settle_due.get().0
     }
 
     /// Records whether everything could be settled. If not, starts a pause, twice as long as the
-    /// last one within the limits.
+    /// last one, within the limits.
     pub(crate) fn has_settled(&self, all: bool) {
         let (_, pause_ns) = self.settle_due.get();
         let pause_ns =
@@ -511,8 +510,8 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
     }
 
     /// Settles the WRITEs and READs that this endpoint has in doubt, for each memory server that
-    /// can be reached again: no part of them can still land, pages that were being written are
-    /// dirty again, and frames that were being READ into are free.
+    /// can be reached again. After that no part of them can still land: pages that were being
+    /// written are dirty again, and frames that were being READ into are free.
     ///
     /// # Errors
     /// [`FabricError`] if a memory server cannot be reached.
@@ -543,8 +542,8 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         outcome
     }
 
-    /// Marks those of the oldest `many` frames in doubt that are on `server` dirty again: their
-    /// WRITEs can no longer land. A frame leaves the list only after that, because this task may be
+    /// Marks the frames on `server` among the oldest `many` in doubt as dirty again: their WRITEs
+    /// can no longer land. A frame leaves the list only afterwards, because this task may be
     /// dropped at any time.
     async fn settle_writes_to(&self, server: ServerId, many: usize) {
         let oldest: Vec<InDoubt> = self.in_doubt.borrow().iter().take(many).cloned().collect();

@@ -1,5 +1,5 @@
-//! The index behind compute servers as one of the designs, for suites and benchmarks. The servers
-//! of its endpoints are compute servers, and these have created the index.
+//! The index behind compute servers as an index design, for suites and benchmarks. The servers of
+//! its endpoints are compute servers, which have already created the index.
 
 use super::{ClientIndex, ClientOptions};
 use crate::index::{Design, IndexError};

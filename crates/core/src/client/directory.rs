@@ -1,18 +1,18 @@
 //! An external source for the addresses of compute servers.
 //!
-//! *Thread safety*: that of the implementation; a client uses it from its own thread.
+//! *Thread safety*: depends on the implementation; a client uses it from its own thread.
 
 use crate::partition::PartitionMap;
 
-/// The source that a client asks after losing a compute server. No call blocks.
+/// The source that a client consults after losing a compute server. No call blocks.
 pub trait Directory<K>: std::fmt::Debug {
-    /// Whether `compute_server` is known to be absent. The client sends it nothing then.
+    /// Whether `compute_server` is known to be absent. If so, the client sends it nothing.
     fn is_absent(&self, compute_server: u16) -> bool;
 
-    /// Starts looking up all compute servers again, because one did not answer.
+    /// Looks up all compute servers again. Called when one did not answer.
     fn look_again(&self);
 
-    /// The partition map, if one newer than `epoch` is known.
+    /// The partition map, if a version newer than `epoch` is known.
     fn newer_map(&self, epoch: u64) -> Option<PartitionMap<K>>;
 }
 

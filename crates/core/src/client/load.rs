@@ -1,5 +1,5 @@
-//! A client's bulk load: one compute server builds the tree, and all of them halt while it replaces
-//! the empty one. If the client dies meanwhile, they resume by themselves after a while.
+//! A client's bulk load: one compute server builds the tree, and all servers halt while it replaces
+//! the empty one. If the client dies meanwhile, the servers resume by themselves after a timeout.
 
 use super::{ClientIndex, RECORDS_TOGETHER, bad_reply};
 use crate::index::{Ascending, IndexError, RangeIndex, Scan, check_fill};
@@ -16,7 +16,7 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
     ) -> Result<u64, IndexError> {
         check_fill(fill)?;
         let fill_permille = (fill * 1000.0).round() as u16;
-        // The compute server that builds the tree; any that serves will do.
+        // Any compute server in service can build the tree.
         let builder = self.map().owners().first().copied().unwrap_or_default();
         self.ask_one(builder, &ClientRequest::LoadBegin { fill_permille }, false).await?;
         let outcome = self.send_all(records, builder).await;
@@ -62,8 +62,8 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
         Ok(order.count())
     }
 
-    /// Lets every compute server serve again, as far as they can be reached: the others do so by
-    /// themselves. A failure says nothing about the load, so it must not become the load's outcome.
+    /// Resumes every compute server that can be reached; the others resume by themselves. A failure
+    /// here does not affect the load, so it must not become the load's outcome.
     async fn resume_all(&self) {
         let resumed = self.servers_that_matter();
         let resumed = resumed.map(|number| self.ask_one(number, &ClientRequest::Resume, true));
@@ -77,7 +77,7 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
         }
     }
 
-    /// Lets the builder replace the tree. Returns the boundaries that the records ask for.
+    /// Makes the builder replace the tree. Returns the boundaries that suit the loaded records.
     async fn loaded(&self, builder: u16) -> Result<Vec<OwnedKey<L>>, IndexError> {
         match self.owners().ask(builder, &ClientRequest::LoadEnd).await {
             Ok(ClientResponse::Loaded { boundaries }) => Ok(boundaries),
@@ -96,8 +96,8 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
         all(told).await.into_iter().collect()
     }
 
-    /// The compute servers, including those that own nothing. One that is absent and owns nothing
-    /// has no copy of the tree.
+    /// All compute servers, including those that own nothing. A server that is absent and owns
+    /// nothing is left out: it has no copy of the tree.
     fn servers_that_matter(&self) -> impl Iterator<Item = u16> {
         let map = self.map();
         let matters = move |number: &u16| {

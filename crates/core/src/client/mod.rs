@@ -2,15 +2,15 @@
 //! servers ([`crate::wire::ClientRequest`]).
 //!
 //! A client is a [`Router`] over [`RemoteOwners`]: it has a partition map, which may be outdated,
-//! and sends each operation to the owner of its key. If that names another owner and epoch instead
-//! of answering, the client fetches the map and retries there. It also retries operations of
-//! unknown outcome if they change nothing; a change of unknown outcome ends as
-//! [`IndexError::Indeterminate`]. A compute server that does not answer may have moved: a
-//! [`Directory`] has the new address, and the client retries there what was not sent.
+//! and sends each operation to the owner of its key. If the server's reply names another owner and
+//! epoch, the client fetches the map and retries there. It also retries operations of unknown
+//! outcome if they change nothing; a change of unknown outcome ends as
+//! [`IndexError::Indeterminate`]. A compute server that does not answer may have a new address: the
+//! client looks it up in a [`Directory`] and resends there what was not sent.
 //!
 //! *Invariants*
-//! - client.N1. Every operation ends by its deadline: it is retried only if another request can end
-//!   before.
+//! - client.N1. Every operation ends by its deadline: it is retried only if another request can
+//!   finish before then.
 //! - client.N2. A change is sent again only if the compute server said that nothing had happened,
 //!   or nothing was sent to it. The exception is [`ClientIndex::upsert_all`], which repeats upserts
 //!   of unknown outcome.
@@ -41,7 +41,7 @@ use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, Work};
 use std::rc::Rc;
 
-/// Maximum number of records in one request, if they are small, so that it fits a message.
+/// Maximum number of small records in one request; more might not fit a message.
 const RECORDS_TOGETHER: usize = 4096;
 
 /// Options of a client.
@@ -64,7 +64,7 @@ impl Default for ClientOptions {
 pub type ClientIndex<F, L> = Router<RemoteOwners<F, L>>;
 
 impl<F: Fabric, L: Layout> ClientIndex<F, L> {
-    /// A client over this endpoint; fetches the map.
+    /// Opens a client over this endpoint, and fetches the map.
     ///
     /// # Errors
     /// [`IndexError`] if no compute server sends the map before the deadline.
@@ -118,12 +118,12 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
         .await
     }
 
-    /// Upserts many keys, not atomically. Records of one key keep their order. A request of unknown
-    /// outcome is repeated, and its first copy may still take effect after this returns: only this
-    /// client should change these keys meanwhile.
+    /// Upserts many keys, not atomically. Records with the same key keep their order. A request of
+    /// unknown outcome is repeated, and its first copy may still take effect after this returns, so
+    /// no other client should change these keys meanwhile.
     ///
     /// # Errors
-    /// [`IndexError`]; some of the keys may be set then.
+    /// [`IndexError`]; some of the upserts may have taken effect.
     pub async fn upsert_all(
         &self,
         mut records: Vec<(OwnedKey<L>, OwnedValue<L>)>,
@@ -133,8 +133,8 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
         }
         let mut attempts = self.attempts();
         while !records.is_empty() {
-            // Group them by owner; the owners set theirs concurrently. What does not fit the
-            // request to its owner waits for the next one, so that the order is kept.
+            // Group the records by owner; owners apply their groups concurrently. Records that do
+            // not fit the current request wait for the next one, which preserves the order.
             let map = self.map();
             let mut parts: Vec<(u16, RecordRoom, Vec<_>)> = Vec::new();
             let mut rest = Vec::new();

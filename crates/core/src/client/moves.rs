@@ -1,4 +1,4 @@
-//! Moves of keys between compute servers, as a client asks for them.
+//! Key moves between compute servers, driven by a client.
 
 use super::{ClientIndex, SHORTEST_WAIT_NS, bad_reply};
 use crate::index::{IndexError, Reshaped};
@@ -12,18 +12,24 @@ use std::pin::pin;
 
 /// Longest pause before the taker of a move is polled again, in nanoseconds.
 const LONGEST_ASK_NS: u64 = 5_000_000;
-/// Number of these pauses for which the taker is polled after the giver was lost.
+/// Number of such pauses for which the taker is polled after the giver was lost.
 const LATE_ASKS: u64 = 20;
+/// Why a giver may refuse to move keys beyond a boundary, if the map allows the move.
+const NO_BOUNDARY: &str = "the range to move keys from has no boundary between leaves near this \
+                           key, or the map would be too large with the new boundary";
+/// Why a giver may refuse to move all keys, if the map allows the move.
+const TOO_LARGE: &str = "the record of the map would be too large with this move";
 
 impl<F: Fabric, L: Layout> ClientIndex<F, L> {
-    /// Moves keys from one compute server to a neighbour, or to one that owns nothing: all keys, or
-    /// those on the far side of the boundary between leaves that is nearest to `near`. Other
-    /// operations continue meanwhile; those on the moving keys wait.
+    /// Moves keys from one compute server to a neighbour, or to one that owns nothing: either all
+    /// keys, or those beyond the leaf boundary that is nearest to `near`. Other operations continue
+    /// meanwhile; those on the moving keys wait.
     ///
     /// # Errors
-    /// [`IndexError::InvalidArgument`] if the two are not neighbours, or if there is no boundary
-    /// near `near` inside the range; [`IndexError::Contended`] if other keys are moving, or if
-    /// either server did not complete its part; then nothing has moved.
+    /// [`IndexError::InvalidArgument`] if the two are not neighbours, if there is no boundary near
+    /// `near` inside the range, or if the map would be too large; [`IndexError::Contended`] if
+    /// other keys are moving, or if either server did not complete its part; then nothing has
+    /// moved.
     /// [`IndexError::Indeterminate`] if the keys may have moved. The taker's error if it does not
     /// answer; then nothing has moved.
     pub async fn move_keys(
@@ -37,10 +43,10 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
         let _ = self.learn_map(from).await;
         let near = near.map(ToOwned::to_owned);
         self.map().plan(from, to, near.as_ref())?;
-        // A taker that does not answer would leave the keys without an owner until the giver gives
-        // it up.
+        // If the taker did not answer, the keys would have no owner until the giver cancels the
+        // move.
         self.learn_map(to).await?;
-        let release = ClientRequest::Release { to, near };
+        let release = ClientRequest::Release { to, near: near.clone() };
         let released = pin!(self.owners().ask(from, &release));
         let (released, has_taken) = match select(released, pin!(self.let_take(to, from))).await {
             Either::Left((released @ Err(IndexError::Indeterminate(_)), taking)) => {
@@ -51,7 +57,7 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
             Either::Left((released, _)) => (released, false),
             Either::Right(((), released)) => (released.await, true),
         };
-        // The giver knows how the move was decided.
+        // The giver knows the outcome of the move.
         let outcome = match released {
             Ok(ClientResponse::Map { epoch, boundaries, owners }) => {
                 let map = PartitionMap::from_owners::<L>(epoch, boundaries, owners)?;
@@ -62,8 +68,12 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
                 Err(IndexError::NotOwner { owner, epoch })
             }
             Ok(_) => Err(bad_reply(from)),
+            // The code has no reason with it. If the newest map rules out the move, it names one.
             Err(IndexError::NotServed { code: ErrorCode::Malformed, .. }) => {
-                Err(IndexError::InvalidArgument("this boundary is not inside the giver's range"))
+                let _ = self.learn_map(from).await;
+                let why = if near.is_some() { NO_BOUNDARY } else { TOO_LARGE };
+                let planned = self.map().plan(from, to, near.as_ref());
+                planned.and(Err(IndexError::InvalidArgument(why)))
             }
             Err(error) => Err(error),
         };
@@ -77,7 +87,7 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
         Ok(Reshaped { started_ns, took_ns, moved: Some((from, to)), ..Reshaped::default() })
     }
 
-    /// Asks `to` to take the keys over, until it has.
+    /// Repeatedly asks `to` to take over the keys, until it has.
     async fn let_take(&self, to: u16, from: u16) {
         let mut wait_ns = SHORTEST_WAIT_NS;
         loop {
@@ -90,8 +100,8 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
         }
     }
 
-    /// Moves boundaries until each compute server that owns keys owns the range that these
-    /// boundaries give it; the owners stay in their order.
+    /// Moves boundaries until each compute server that owns keys owns its range under `wanted`. The
+    /// order of the owners does not change.
     ///
     /// # Errors
     /// Those of [`ClientIndex::move_keys`]; some boundaries may have moved then.
@@ -141,7 +151,7 @@ impl<F: Fabric, L: Layout> BalanceTarget for ClientIndex<F, L> {
                 _ => Load::default(),
             });
         }
-        // Servers beyond the last one that answers or owns keys take no part.
+        // Only servers up to the last one that answers or owns keys take part.
         let last = self.map().owners().iter().copied().max().map_or(0, usize::from);
         let present = |number: usize| !self.owners().directory.is_absent(number as u16);
         while loads.len() > last + 1 && !present(loads.len() - 1) {
@@ -172,8 +182,8 @@ impl<F: Fabric, L: Layout> BalanceTarget for ClientIndex<F, L> {
     }
 }
 
-/// The moves that leave a compute server without keys: to the neighbour that owns fewer of them,
-/// by the map alone.
+/// The moves that leave a compute server without keys. They go to the neighbour that owns fewer
+/// keys according to the map.
 pub fn drain_to<K: Clone + Ord>(map: &PartitionMap<K>, compute_server: u16) -> Option<u16> {
     let owners = map.owners();
     let place = owners.iter().position(|owner| *owner == compute_server)?;

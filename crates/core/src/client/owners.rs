@@ -1,4 +1,4 @@
-//! Compute servers in other processes, as a client reaches them: one request and one reply for each
+//! A client's connection to compute servers in other processes: one request and one reply per
 //! attempt.
 //!
 //! *Thread safety*: belongs to its endpoint's thread.
@@ -16,10 +16,10 @@ use std::fmt::{self, Debug, Formatter};
 use std::ops::Bound;
 use std::rc::Rc;
 
-/// The first and the longest wait before a retry, in nanoseconds.
+/// First and longest wait before a retry, in nanoseconds.
 pub(super) const SHORTEST_WAIT_NS: u64 = 100_000;
 const LONGEST_WAIT_NS: u64 = 50_000_000;
-/// Maximum number of operations of one call in flight.
+/// Maximum number of operations in flight for one call.
 const OPERATIONS_TOGETHER: usize = 64;
 
 /// The compute servers of a cluster. The servers of the endpoint are the compute servers, by
@@ -48,7 +48,7 @@ fn not_served(compute_server: u16, code: ErrorCode) -> IndexError {
     }
 }
 
-/// Whether the server may have moved.
+/// Whether the server may have a new address.
 fn is_lost(error: &FabricError) -> bool {
     match error {
         FabricError::NotSent { .. } | FabricError::NotLetIn { .. } => true,
@@ -57,7 +57,7 @@ fn is_lost(error: &FabricError) -> bool {
     }
 }
 
-/// Whether a request had no effect, for a reason that may pass.
+/// Whether a request had no effect and may succeed later.
 fn has_not_happened(error: &IndexError) -> bool {
     match error {
         IndexError::NotServed { code, .. } => {
@@ -154,7 +154,7 @@ impl<F: Fabric, L: Layout> RemoteOwners<F, L> {
 impl<F: Fabric, L: Layout> Owners for RemoteOwners<F, L> {
     type Fabric = F;
     type Layout = L;
-    /// Nothing: the owner compares its range with its own map.
+    /// Unused: the owner checks the key against its own map.
     type Expected = ();
 
     fn fabric(&self) -> &F {
@@ -198,7 +198,7 @@ impl<F: Fabric, L: Layout> Owners for RemoteOwners<F, L> {
         let ask = ClientRequest::<L>::encode_edit(edit);
         match self.ask_owner(owner, ask, !edit.changes()).await {
             Ok(ClientResponse::Edited(answer)) => Ok(answer),
-            // The change may have been made before the reply went wrong.
+            // The change may have been made although the reply is invalid.
             Ok(_) | Err(Unserved::Failed(IndexError::BadReply { .. })) if edit.changes() => {
                 let (server, why) = (ServerId::new(owner), Uncertainty::NotKnownThere);
                 let error = FabricError::Indeterminate { server, why };
@@ -226,7 +226,7 @@ impl<F: Fabric, L: Layout> Owners for RemoteOwners<F, L> {
         };
         let from = if scan.reverse { &scan.upper } else { &scan.lower };
         match self.ask_owner(owner, ask.encode(), true).await? {
-            // Reject a part that is too long, or that does not advance the scan: it would loop.
+            // Reject a part that is too long, or that makes no progress: the scan would loop.
             ClientResponse::Records { records, next }
                 if records.len() <= scan.limit - out.len()
                     && (!records.is_empty() || next.as_ref() != Some(from)) =>
@@ -238,8 +238,8 @@ impl<F: Fabric, L: Layout> Owners for RemoteOwners<F, L> {
         }
     }
 
-    /// The compute server that redirected the client has the newer map (client.N3), unless it will
-    /// get it soon.
+    /// Fetches the newer map from the compute server that redirected the client (client.N3), if
+    /// that server has it already.
     async fn learn(&self, asked: u16, route: &Route<OwnedKey<L>>) -> bool {
         matches!(self.learn_map(asked, route).await, Ok(true))
     }

@@ -1,11 +1,11 @@
-//! Administration of an index by operators and tools, besides the operations that programs run.
+//! Administration of an index by operators and tools.
 
 use super::reshape::refused;
 use super::{IndexError, KeyRange, Owned, RangeIndex, Reshape, Reshaped};
 use crate::cache::CacheCounters;
 use std::future::Future;
 
-/// An index, as its operator sees it.
+/// The administrative interface of an index.
 pub trait IndexAdmin: RangeIndex {
     /// Runs the design's housekeeping (collecting deleted records, rebalancing nodes) to
     /// completion, instead of leaving it to other operations.
@@ -13,7 +13,7 @@ pub trait IndexAdmin: RangeIndex {
 
     /// Declares all clients of a compute server dead, so that other clients may finish or undo
     /// their changes. Call it only when the compute server is certainly dead. Does nothing in
-    /// designs with clients that hold nothing.
+    /// designs whose clients hold no locks or other state.
     fn declare_dead(&self, compute_server: u16) -> impl Future<Output = Result<(), IndexError>> {
         let _ = compute_server;
         async { Ok(()) }
@@ -65,11 +65,11 @@ pub trait IndexAdmin: RangeIndex {
     }
 }
 
-/// Work that a design does besides its operations, in tasks of its own.
+/// Background work of a design, run in tasks of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Background {
-    /// Write changes back to the memory servers before they have been in a cache for too long. Any
-    /// number of tasks of a compute server may run this.
+    /// Write changes back to the memory servers before they reach the age limit. Any number of
+    /// tasks of a compute server may run this.
     WriteBack,
     /// Move keys away from compute servers that are loaded much more than others. Only one task of
     /// an index may run this.

@@ -1,4 +1,4 @@
-//! Checks common to all bulk loads.
+//! Checks shared by all bulk loads.
 //!
 //! *Thread safety*: plain values.
 
@@ -16,7 +16,7 @@ pub fn check_fill(fill: f64) -> Result<(), IndexError> {
     }
 }
 
-/// Counts the records of a load, and checks that each can be in a page and that they ascend
+/// Counts the records of a load, and checks that each fits a page and that the keys ascend
 /// strictly.
 #[derive(Debug)]
 pub struct Ascending<L: Layout> {

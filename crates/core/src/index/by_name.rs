@@ -1,8 +1,8 @@
-//! An index as one of numbers: suites, models and checkers use the same operations and the same
-//! histories for every layout that has names ([`Named`]), and benchmarks the same workloads for
-//! every form of keys ([`Naming`]).
+//! Views an index as one from numbers to numbers. Suites, models and checkers can then use the same
+//! operations and histories for every layout whose keys have names ([`Named`]), and benchmarks the
+//! same workloads for every form of keys ([`Naming`]).
 //!
-//! *Thread safety*: that of the index.
+//! *Thread safety*: the same as that of the index.
 
 use super::{
     Answer, Background, Exchange, IndexAdmin, IndexError, LeafEdit, RangeIndex, Records, Reshaped,
@@ -14,8 +14,8 @@ use std::borrow::Borrow;
 use std::fmt::Debug;
 use std::marker::PhantomData;
 
-/// Makes keys and values of numbers, their names, and names of keys and values. Keys have the order
-/// of their names.
+/// Converts names, which are numbers, to keys and values, and back. Keys have the order of their
+/// names.
 pub trait Naming<L: Layout> {
     /// The key with this name.
     fn key_named(&self, name: u64) -> OwnedKey<L>;
@@ -49,7 +49,7 @@ impl<L: Named> Naming<L> for NamesOfLayout {
     }
 }
 
-/// An index of layout `L`, whose keys and values are used by their names.
+/// An index of layout `L`, addressed by the names of keys and values.
 ///
 /// Panics if the index returns a key or a value without a name.
 #[derive(Debug)]
@@ -60,7 +60,7 @@ pub struct ByName<L, I, N = NamesOfLayout> {
 }
 
 impl<L: Named, I: RangeIndex<Key = L::Key, Value = L::Value>> ByName<L, I> {
-    /// Uses `index` by the names that its layout gives.
+    /// Wraps `index`, with the names that its layout defines.
     pub fn new(index: I) -> Self {
         Self::with(index, NamesOfLayout)
     }
@@ -72,12 +72,12 @@ where
     I: RangeIndex<Key = L::Key, Value = L::Value>,
     N: Naming<L>,
 {
-    /// Uses `index` by these names.
+    /// Wraps `index`, with the names that `naming` defines.
     pub fn with(index: I, naming: N) -> Self {
         Self { index, naming, layout: PhantomData }
     }
 
-    /// The index.
+    /// The index beneath, which has the layout's own keys.
     pub fn index(&self) -> &I {
         &self.index
     }

@@ -1,8 +1,8 @@
 //! The test suite for every index design on every provider, against `BTreeMap`.
 //!
-//! A design's tests call [`run`] with a provider and the design's options; the checks panic where
-//! the index and the model differ. `L` can be a layout of tiny pages, so that a few hundred keys
-//! make a tree of many levels. The model knows keys and values by their names ([`Named`]).
+//! A design's tests call [`run`] with a provider and the design's options; the checks panic if the
+//! index and the model differ. `L` can be a layout of tiny pages, so that a few hundred keys make a
+//! tree of many levels. The model identifies keys and values by their names ([`Named`]).
 
 use super::{
     Action, Answer, ByName, Design, Exchange, IndexAdmin, IndexError, LeafEdit, RangeIndex, Scan,
@@ -27,7 +27,7 @@ pub struct Setup<'a, P, O> {
     pub server: MemoryServerConfig,
 }
 
-/// Random numbers of a client, from its endpoint.
+/// A client's random numbers, from its endpoint.
 struct Dice<F>(F);
 
 impl<F: Fabric> Dice<F> {
@@ -54,7 +54,7 @@ impl<P: Provider, O: Clone> Setup<'_, P, O> {
     /// Starts the memory servers, without an index.
     ///
     /// # Panics
-    /// If there is no memory for them.
+    /// If there is not enough memory for them.
     pub fn start<L: Layout>(&self) -> Started<L, P> {
         let server = |number| MemoryServer::new(ServerId::new(number), &self.server);
         let servers = (0..self.memory_servers).map(|number| Arc::new(server(number).unwrap()));
@@ -105,7 +105,7 @@ fn compute<L: Layout, D: Design<L>>(options: &D::Options) -> D::Compute {
     D::compute(options).expect("the options are valid")
 }
 
-/// An index is created once, and cannot be opened before that.
+/// Checks that an index is created only once, and cannot be opened before that.
 pub fn opening<L, D, P>(setup: &Setup<'_, P, D::Options>)
 where
     L: Named,
@@ -218,7 +218,8 @@ where
     });
 }
 
-/// Operations that are executed together have the same outcomes as in sequence, even on one key.
+/// Operations that are executed together have the same outcomes as in sequence, even if several use
+/// one key.
 async fn random_operations_together<I, F>(index: &I, model: &mut Model, dice: &Dice<F>, space: u64)
 where
     I: RangeIndex<Key = u64, Value = u64>,
@@ -244,7 +245,7 @@ where
         let held = model.get(&edit.key).copied();
         let mut answer = answer.unwrap_or_else(|error| panic!("{edit:?}: {error}"));
         if edit.changes() && answer.applied && answer.found.is_some() {
-            // It can say what it took away, and nothing else.
+            // An applied change may return the value that it took away, and no other value.
             assert_eq!(answer.found.take(), held, "{edit:?}");
         }
         assert_eq!(answer, expected(model, edit), "{edit:?}");
@@ -340,7 +341,7 @@ where
     });
 }
 
-/// Bulk loading: contents, order, and rejected loads that leave the index as it was.
+/// Bulk loading: contents, order, and rejected loads that leave the index unchanged.
 pub fn bulk_load<L, D, P>(setup: &Setup<'_, P, D::Options>)
 where
     L: Named,
@@ -378,8 +379,8 @@ where
     }
 }
 
-/// Several clients at once, each the only one to change its keys. Each sees exactly its own
-/// changes, while other clients' splits, merges and collections happen around its keys.
+/// Several clients at once, each the only one to change its own keys. Each sees exactly its own
+/// changes, while other clients split, merge and collect the nodes around them.
 pub fn concurrent_owners<L, D, P>(setup: &Setup<'_, P, D::Options>)
 where
     L: Named,

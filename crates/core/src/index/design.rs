@@ -14,8 +14,8 @@ pub trait Design<L: Layout>: Copy + Debug + Send + Sync + 'static {
     /// Options of a new index.
     type Options: Clone + Debug + Send + Sync;
 
-    /// What all handles of an index in this process share besides the memory servers: the caches of
-    /// its compute servers. `()` for designs that cache nothing.
+    /// State that all handles of an index in this process share, apart from the memory servers: the
+    /// caches of its compute servers. `()` for designs that cache nothing.
     type Compute: Clone + Debug + Send + Sync + 'static;
 
     /// The type of handles.
@@ -31,8 +31,8 @@ pub trait Design<L: Layout>: Copy + Debug + Send + Sync + 'static {
     /// [`Design::open`].
     ///
     /// # Errors
-    /// [`IndexError::InvalidArgument`] if the options are invalid, or there is no memory for a
-    /// cache.
+    /// [`IndexError::InvalidArgument`] if the options are invalid, or if there is not enough memory
+    /// for a cache.
     fn compute(options: &Self::Options) -> Result<Self::Compute, IndexError>;
 
     /// Opens the index on the memory servers.
@@ -41,7 +41,7 @@ pub trait Design<L: Layout>: Copy + Debug + Send + Sync + 'static {
         compute: &Self::Compute,
     ) -> impl Future<Output = Result<Self::Index<F>, IndexError>>;
 
-    /// Bytes of pages in the caches of all compute servers now.
+    /// Size of the pages in the caches of all compute servers, in bytes.
     fn cached_bytes(compute: &Self::Compute) -> u64 {
         let _ = compute;
         0

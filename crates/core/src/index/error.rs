@@ -6,7 +6,7 @@ use crate::wire::{ErrorCode, Refusal};
 use farleaf_fabric::{FabricError, GlobalAddr, ServerId};
 use thiserror::Error;
 
-/// Why an operation has no answer.
+/// Why an operation failed.
 ///
 /// With every error but [`IndexError::Indeterminate`] the operation changed nothing.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -15,17 +15,17 @@ pub enum IndexError {
     /// The operation needed memory that no memory server has. The index is intact.
     #[error("memory server {server} has no memory left for another node")]
     OutOfMemory {
-        /// The memory server without memory.
+        /// The memory server that ran out of memory.
         server: ServerId,
     },
     /// It is unknown whether the operation has taken effect or still will.
     #[error("the operation's outcome is unknown: {0}")]
     Indeterminate(FabricError),
-    /// The operation lost against concurrent operations until its retries were used up.
+    /// The operation lost against concurrent operations until it ran out of retries.
     #[error("{}", contended(*.retries))]
     Contended {
-        /// The number of retries; 0 if it waited instead, or found at once that something else was
-        /// under way.
+        /// The number of retries. 0 if the operation waited instead, or found at once that another
+        /// operation was in progress.
         retries: u32,
     },
     /// A page on the path is torn, and no client is writing it: a WRITE of it stopped half-way when
@@ -41,7 +41,7 @@ pub enum IndexError {
     /// A memory server rejected the request.
     #[error("memory server {server} refused the request: {refusal}")]
     Refused {
-        /// The server.
+        /// The server that refused.
         server: ServerId,
         /// Its reason.
         refusal: Refusal,
@@ -49,13 +49,13 @@ pub enum IndexError {
     /// A memory server sent an invalid reply.
     #[error("memory server {server} sent an invalid reply")]
     BadReply {
-        /// The server.
+        /// The server that sent the reply.
         server: ServerId,
     },
-    /// A memory server holds another kind of pool.
+    /// A memory server holds a pool of a different kind.
     #[error("memory server {server}: {error}")]
     BadPool {
-        /// The server.
+        /// The server whose superblock does not match.
         server: ServerId,
         /// The mismatch found in its superblock.
         error: SuperblockError,
@@ -85,7 +85,7 @@ pub enum IndexError {
     /// Another compute server owns the key.
     #[error("compute server {owner} owns the key, as of epoch {epoch} of the partition map")]
     NotOwner {
-        /// The owner.
+        /// The compute server that owns the key.
         owner: u16,
         /// The epoch of the partition map that names the owner.
         epoch: u64,
@@ -93,7 +93,7 @@ pub enum IndexError {
     /// A compute server did not execute the operation.
     #[error("compute server {compute_server}: {code}")]
     NotServed {
-        /// The compute server.
+        /// Number of the compute server that refused.
         compute_server: u16,
         /// Its reason.
         code: ErrorCode,
@@ -103,7 +103,7 @@ pub enum IndexError {
         "compute server {compute_server} cannot be reached; nothing was sent to it, and nothing has changed"
     )]
     NotSent {
-        /// The compute server.
+        /// Number of the unreachable compute server.
         compute_server: u16,
     },
     /// An argument is out of range.

@@ -4,8 +4,8 @@
 
 use farleaf_fabric::sync::{AtomicU64, Ordering};
 
-/// How many of the fabric's memory servers are in use: all but the last ones. All handles of an
-/// index in this process share it.
+/// How many of the fabric's memory servers are in use. Unused ones are the last ones. All handles
+/// of an index in this process share this count.
 #[derive(Debug, Default)]
 pub struct MemoryUse {
     spare: AtomicU64,
@@ -22,7 +22,7 @@ impl MemoryUse {
         servers.saturating_sub(self.spare.load(Ordering::Acquire) as u16).max(1)
     }
 
-    /// Takes one more server into use; `false` if all are in use already.
+    /// Adds one more server; `false` if all are in use already.
     pub fn add_one(&self) -> bool {
         let less = |spare: u64| spare.checked_sub(1);
         self.spare.fetch_update(Ordering::AcqRel, Ordering::Acquire, less).is_ok()

@@ -12,7 +12,7 @@ pub enum Boundaries {
     /// At [`PartitionOptions::boundaries`].
     #[default]
     Kept,
-    /// At leaves such that all servers get about the same number of records.
+    /// At leaves, so that all servers get about the same number of records.
     EqualRecords,
 }
 
@@ -33,8 +33,8 @@ pub struct BalanceOptions {
     /// Once balancing has begun, it continues until no server is above this multiple of the mean
     /// load.
     pub calm: f64,
-    /// Loads that cannot be evened out are left alone until one has changed by more than this
-    /// fraction of the mean.
+    /// Loads that cannot be evened out are left alone until some server's load has changed by more
+    /// than this fraction of the mean.
     pub change: f64,
     /// A server must be overloaded in this many consecutive windows before keys move.
     pub windows: u32,
@@ -44,14 +44,14 @@ pub struct BalanceOptions {
     pub rest_windows: u32,
     /// Move no keys back within this many windows after a move.
     pub no_return_windows: u64,
-    /// Whether compute servers that own no keys take part. Otherwise they are left alone, as are
-    /// servers that have left.
+    /// Whether compute servers that own no keys take part. If not, balancing ignores them, as it
+    /// ignores servers that have left.
     pub uses_spares: bool,
 }
 
 impl BalanceOptions {
-    /// Options for compute servers that are processes of their own. A server that has been drained
-    /// stays without keys.
+    /// Options for compute servers that are separate processes. A drained server stays without
+    /// keys.
     pub fn for_processes() -> Self {
         Self { window_ns: 500_000_000, least_samples: 64, uses_spares: false, ..Self::default() }
     }
@@ -75,19 +75,19 @@ impl Default for BalanceOptions {
     }
 }
 
-/// What partitioning reads of the options of a new index.
+/// What partitioning needs from the options of a new index.
 pub trait PartitionOptions<K>: Clone + Debug + Send + Sync {
     /// Options of one compute server, for example of its cache.
     type ServerOptions;
 
-    /// The low ends of the compute servers' ranges except the first one's, strictly ascending: one
-    /// fewer than there are compute servers.
+    /// The low ends of the compute servers' ranges, without the first one; strictly ascending.
+    /// There is one fewer than there are compute servers.
     fn boundaries(&self) -> &[K];
 
     /// Further compute servers that own no keys at first.
     fn spare_compute_servers(&self) -> u16;
 
-    /// Memory servers that hold nothing at first: the last ones of the fabric's.
+    /// Memory servers that hold nothing at first: the last ones of the fabric.
     fn spare_memory_servers(&self) -> u16;
 
     /// How to balance load among compute servers, if a balancer runs.

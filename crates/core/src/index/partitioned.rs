@@ -1,17 +1,17 @@
-//! What partitioning asks of a design whose compute servers each own a range of the keys.
+//! The interface between partitioning and a design whose compute servers each own a range of keys.
 //!
 //! A compute server reads and changes the index within its range, on behalf of all clients. It may
-//! keep anything there that others do not see, such as dirty pages in a cache, as long as it can
-//! release and take over keys ([`PartIndex::release_range`], [`PartIndex::take_over`]). The design
-//! provides four things:
+//! keep private state for that range, such as dirty pages in a cache, as long as it can release and
+//! take over keys ([`PartIndex::release_range`], [`PartIndex::take_over`]). The design provides
+//! four things:
 //!
-//! - [`PartState`]: what the threads of one compute server share.
-//! - [`PartPool`]: the index in the memory pool, as one endpoint reaches it.
+//! - [`PartState`]: the state that the threads of one compute server share.
+//! - [`PartPool`]: access to the index in the memory pool over one endpoint.
 //! - [`PartIndex`]: one endpoint's handle on one compute server's part of the index.
 //! - [`BulkBuilder`]: the new content of a bulk load.
 //!
 //! In return, [`crate::partition`] provides the partition map, routing, moves of keys, balancing,
-//! bulk loads, compute servers that are processes of their own, and [`super::Design`].
+//! bulk loads, compute servers in separate processes, and [`super::Design`].
 
 use super::{IndexError, MemoryUse, PartitionOptions, Records, Scan};
 use crate::cache::{CacheCounters, OwnedRange};
@@ -32,9 +32,9 @@ pub trait Partitioned: Copy + Debug + Send + Sync + 'static {
     type Options<L: Layout>: PartitionOptions<OwnedKey<L>, ServerOptions = Self::ServerOptions>;
     /// Options of one compute server.
     type ServerOptions;
-    /// What the threads of one compute server share.
+    /// State that the threads of one compute server share.
     type State<L: Layout>: PartState<OwnedKey<L>>;
-    /// The index in the memory pool, as one endpoint reaches it.
+    /// Access to the index in the memory pool over one endpoint.
     type Pool<F: Fabric, L: Layout>: PartPool<F, L>;
     /// A handle on one compute server's part of the index.
     type Index<F: Fabric, L: Layout>: PartIndex<F, L>;
@@ -45,7 +45,7 @@ pub trait Partitioned: Copy + Debug + Send + Sync + 'static {
         options: &Self::Options<L>,
     ) -> impl Future<Output = Result<(), IndexError>>;
 
-    /// Finds the index that the memory servers hold.
+    /// Opens the index that the memory servers hold.
     fn open_pool<F: Fabric, L: Layout>(
         fabric: F,
     ) -> impl Future<Output = Result<Self::Pool<F, L>, IndexError>>;
@@ -68,29 +68,29 @@ pub trait Partitioned: Copy + Debug + Send + Sync + 'static {
     ) -> impl Future<Output = Result<Self::Index<F, L>, RemoteError>>;
 }
 
-/// What the threads of one compute server share: the range that it owns, and what it caches.
+/// State that the threads of one compute server share: the range that it owns, and its caches.
 ///
 /// *Thread safety*: any number of threads.
 pub trait PartState<K>: Debug + Send + Sync + 'static {
     /// The range of keys that the compute server owns.
     fn range(&self) -> OwnedRange<K>;
 
-    /// Changes the owned range. Only valid when no operation is running and the compute server
-    /// holds nothing of the keys whose owner changes, or as part of a move of keys.
+    /// Changes the owned range. Valid as part of a move of keys. Otherwise, call it only when no
+    /// operation is running and the compute server holds nothing of the keys whose owner changes.
     fn set_range(&self, range: OwnedRange<K>);
 
     /// Which memory servers the compute server can reach.
     fn detector(&self) -> &Detector;
 
-    /// Bytes of cached nodes now.
+    /// Size of the cached nodes, in bytes.
     fn cached_bytes(&self) -> u64;
 }
 
-/// The index in the memory pool, as one endpoint reaches it. All handles of the endpoint share it.
+/// Access to the index in the memory pool over one endpoint, shared by all handles of the endpoint.
 ///
 /// *Thread safety*: belongs to its endpoint's thread.
 pub trait PartPool<F: Fabric, L: Layout> {
-    /// New content for an empty index.
+    /// Builds the new content of an empty index.
     type Builder<'a>: BulkBuilder<L, Built = Self::Built>
     where
         Self: 'a;
@@ -102,8 +102,8 @@ pub trait PartPool<F: Fabric, L: Layout> {
     /// The endpoint through which the index is accessed.
     fn fabric(&self) -> &F;
 
-    /// A flag to set while the outcome of an operation of this endpoint, which others may wait for,
-    /// is in doubt.
+    /// A flag to set while an operation of this endpoint, which others may be waiting for, has an
+    /// unknown outcome.
     fn doubtful(&self) -> &Cell<bool>;
 
     /// Places the nodes of bulk loads on the first `servers` memory servers only.
@@ -119,19 +119,19 @@ pub trait PartPool<F: Fabric, L: Layout> {
     /// What the index occupies, to be freed once new content has replaced it.
     fn occupied(&self) -> impl Future<Output = Result<Self::Former, IndexError>>;
 
-    /// Replaces the content of the index by `built`, in a single change. Compute servers may still
-    /// cache the former content.
+    /// Replaces the content of the index with `built`, in a single change. Compute servers may
+    /// still cache the former content.
     fn replace(&self, built: &Self::Built) -> impl Future<Output = Result<(), RemoteError>>;
 
-    /// Frees what the former content occupied. Nothing may still lead to it.
+    /// Frees the memory of the former content. Nothing may still point to it.
     fn give_back(&self, former: Self::Former);
 
     /// Declares all clients of a compute server dead, so that others may finish or undo their
-    /// changes. The caller must know that they are.
+    /// changes. Call it only when they are certainly dead.
     fn declare_dead(&self, compute_server: u16) -> impl Future<Output = Result<(), RemoteError>>;
 
     /// Cleans up after the previous life of a compute server, which is fenced at all memory
-    /// servers: completes whatever it left half done in `range`. May be repeated.
+    /// servers: completes whatever it left half done in `range`. May be called repeatedly.
     fn end_former_life(
         &self,
         compute_server: u16,
@@ -139,7 +139,7 @@ pub trait PartPool<F: Fabric, L: Layout> {
     ) -> impl Future<Output = Result<(), IndexError>>;
 }
 
-/// New content for an empty index, under construction. Nothing leads to it before
+/// New content for an empty index, under construction. Nothing points to it before
 /// [`PartPool::replace`].
 ///
 /// *Thread safety*: private to one task.
@@ -154,7 +154,7 @@ pub trait BulkBuilder<L: Layout> {
         value: &L::Value,
     ) -> impl Future<Output = Result<(), RemoteError>>;
 
-    /// Completes the content: on return the pool has all of it except what [`PartPool::replace`]
+    /// Completes the content. On return the pool has all of it except what [`PartPool::replace`]
     /// writes.
     fn finish(&mut self) -> impl Future<Output = Result<Self::Built, RemoteError>>;
 
@@ -164,15 +164,15 @@ pub trait BulkBuilder<L: Layout> {
 
 /// Finished content of a bulk load.
 pub trait Built<K> {
-    /// Boundaries for `parts` compute servers such that all have about the same number of records;
-    /// `None` if there are too few nodes for that.
+    /// Boundaries that give `parts` compute servers about the same number of records each; `None`
+    /// if there are too few nodes.
     fn equal_boundaries(&self, parts: usize) -> Option<Vec<K>>;
 }
 
 /// One endpoint's handle on one compute server's part of the index.
 ///
-/// A single-key operation whose key is outside the owned range ends in [`RemoteError::Moved`] and
-/// has changed nothing.
+/// A single-key operation whose key is outside the owned range fails with [`RemoteError::Moved`]
+/// and changes nothing.
 ///
 /// *Thread safety*: belongs to its endpoint's thread; operations of one handle may overlap.
 pub trait PartIndex<F: Fabric, L: Layout> {
@@ -194,9 +194,9 @@ pub trait PartIndex<F: Fabric, L: Layout> {
         edit: LeafEdit<&L::Key, &L::Value>,
     ) -> impl Future<Output = Result<Answer<OwnedValue<L>>, RemoteError>>;
 
-    /// Executes several single-key operations, as if by concurrent calls of
-    /// [`PartIndex::execute`]: those on the same key take effect in any order. Calls `done` with
-    /// the place and the outcome of each when it ends.
+    /// Executes several single-key operations like concurrent calls of [`PartIndex::execute`]:
+    /// those on the same key take effect in any order. When an operation ends, calls `done` with
+    /// its position and outcome.
     fn execute_all(
         &self,
         edits: &[LeafEdit<&L::Key, &L::Value>],
@@ -207,8 +207,8 @@ pub trait PartIndex<F: Fabric, L: Layout> {
     /// records. Returns the owned range as it was when the scan began.
     ///
     /// # Errors
-    /// [`RemoteError::Moved`] if the range has shrunk meanwhile. `out` has the records found before
-    /// an error.
+    /// [`RemoteError::Moved`] if the range has shrunk meanwhile. `out` then has the records found
+    /// before the error.
     fn scan(
         &self,
         scan: &Scan<OwnedKey<L>>,
@@ -218,14 +218,15 @@ pub trait PartIndex<F: Fabric, L: Layout> {
     /// Writes everything back. On return the pool has every change that was made before the call.
     fn flush(&self) -> impl Future<Output = Result<(), RemoteError>>;
 
-    /// Drops what the compute server has cached of the index. Call it only when no operation is
-    /// running and everything is written back.
+    /// Drops everything that the compute server has cached of the index. Call it only when no
+    /// operation is running and everything is written back.
     fn forget(&self) -> impl Future<Output = Result<(), RemoteError>>;
 
     /// Runs the design's housekeeping in the owned range to completion.
     fn collect(&self) -> impl Future<Output = Result<(), RemoteError>>;
 
-    /// Writes old changes back until `ended`. Returns at once if there is no limit on their age.
+    /// Writes old changes back until `ended` returns true. Returns at once if their age has no
+    /// limit.
     fn write_back_by_age(&self, ended: &dyn Fn() -> bool) -> impl Future<Output = ()>;
 
     /// The cache's counters for this handle.
@@ -234,31 +235,31 @@ pub trait PartIndex<F: Fabric, L: Layout> {
     /// Whether operations of this handle left an outcome unknown.
     fn has_doubts(&self) -> bool;
 
-    /// Settles unknown outcomes as far as possible now, unless that was tried just before.
+    /// Settles unknown outcomes where that is possible now, unless this was just tried.
     fn settle_some(&self) -> impl Future<Output = ()>;
 
     /// Settles every unknown outcome of this handle's operations that can be settled. A failure of
     /// one does not stop the others.
     fn settle(&self) -> impl Future<Output = Result<(), RemoteError>>;
 
-    /// The low fence of the leaf of `key`, and its high fence if it has one. Leaves are the units
-    /// that a move does not cut.
+    /// The low fence of the leaf of `key`, and its high fence if it has one. A move never cuts a
+    /// leaf.
     fn fences(
         &self,
         key: &L::Key,
     ) -> impl Future<Output = Result<(OwnedKey<L>, Option<OwnedKey<L>>), RemoteError>>;
 
-    /// A boundary between leaves near `key`, inside the owned range: a key to which a partition
+    /// A fence between leaves near `key`, inside the owned range: a key to which a partition
     /// boundary can move.
     fn boundary_near(
         &self,
         key: &L::Key,
     ) -> impl Future<Output = Result<Option<OwnedKey<L>>, RemoteError>>;
 
-    /// Releases `keys` and keeps `rest`. On success this compute server serves and holds nothing of
-    /// `keys`, and the pool has all changes of them, until the returned guard is dropped. Returns
-    /// `None`, with nothing changed, if the boundary between the two is no longer a leaf boundary.
-    /// The caller must run one move at a time.
+    /// Releases `keys` and keeps `rest`. On success, until the returned guard is dropped, this
+    /// compute server serves and holds nothing of `keys`, and the pool has all changes to them.
+    /// Returns `None`, with nothing changed, if the boundary between the two is no longer a leaf
+    /// boundary. The caller must run one move at a time.
     ///
     /// # Errors
     /// [`RemoteError`] if something cannot be written back. Then this compute server still owns the
@@ -269,7 +270,7 @@ pub trait PartIndex<F: Fabric, L: Layout> {
         rest: &OwnedRange<OwnedKey<L>>,
     ) -> impl Future<Output = Result<Option<Self::Released<'_>>, RemoteError>>;
 
-    /// Does most of the work of [`PartIndex::take_over`] in advance, with no effect on the range.
+    /// Does most of the work of [`PartIndex::take_over`] in advance. Does not change the range.
     fn prepare_take_over(
         &self,
         grown: &OwnedRange<OwnedKey<L>>,

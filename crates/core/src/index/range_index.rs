@@ -16,22 +16,22 @@ pub(crate) const OPERATIONS_TOGETHER: usize = 32;
 /// An ordered key-value index, as one client sees it.
 ///
 /// Single-key operations are linearizable, across clients and compute servers. A scan is not a
-/// snapshot: it sees every key that is present throughout, once and in order, and no key that never
-/// was. Of keys that are added, removed or changed meanwhile it sees some state. An operation that
-/// ends in [`IndexError::Indeterminate`] may have happened, and may still happen later; with any
-/// other error it has not and will not.
+/// snapshot: it returns every key that is present throughout, once and in order, and no key that
+/// never existed. Keys that are added, removed or changed meanwhile appear in some state. An
+/// operation that ends in [`IndexError::Indeterminate`] may have happened, and may still happen
+/// later; with any other error it has not happened and will not.
 ///
-/// A key or a value that no page can hold ends in [`IndexError::KeyTooLong`] or
-/// [`IndexError::ValueTooLong`], whatever the operation; so does a scan with such a bound.
+/// An operation on a key or value that no page can hold fails with [`IndexError::KeyTooLong`] or
+/// [`IndexError::ValueTooLong`]; so does a scan with such a bound.
 ///
-/// A design implements `get`, `execute`, `scan`, `bulk_load` and `flush`; the rest follows from
-/// these. Operator functions are in [`super::IndexAdmin`].
+/// A design implements `get`, `execute`, `scan`, `bulk_load` and `flush`; the other operations are
+/// built on these. [`super::IndexAdmin`] has the functions for operators.
 ///
 /// *Thread safety*: a handle belongs to the thread of its endpoint; operations of one handle may be
 /// in flight together.
 pub trait RangeIndex {
-    /// The type of keys, in their borrowed form: operations ask by reference and return
-    /// [`Owned`] keys.
+    /// The type of keys, in their borrowed form. Operations take references and return [`Owned`]
+    /// keys.
     type Key: ?Sized + Ord + Debug + ToOwned<Owned: Clone + Ord + Debug + 'static> + 'static;
     /// The type of values, in their borrowed form.
     type Value: ?Sized + Eq + Debug + ToOwned<Owned: Clone + Eq + Debug + 'static> + 'static;
@@ -56,8 +56,8 @@ pub trait RangeIndex {
     ) -> impl Future<Output = Result<RecordsOf<Self>, IndexError>>;
 
     /// Fills an empty index from strictly ascending records, with pages filled to `fill` (0.1 to
-    /// 1.0). Returns the number of records. No other client may use the index meanwhile. Readers
-    /// see nothing of the load until it is complete; if it fails, the index stays empty.
+    /// 1.0). Returns the number of records. No other client may use the index meanwhile. The load
+    /// becomes visible only when it is complete; if it fails, the index stays empty.
     fn bulk_load(
         &self,
         records: impl Iterator<Item = (Owned<Self::Key>, Owned<Self::Value>)>,
@@ -152,10 +152,10 @@ pub trait RangeIndex {
         execute_in_rounds(self, edits)
     }
 
-    /// Settles unknown outcomes of this handle's operations: pages that it may hold, WRITEs that
-    /// may still land. Only this handle can. So after an operation that ended as indeterminate,
-    /// call this before dropping the handle, or other clients wait for these pages forever. Does
-    /// nothing in designs without such pages.
+    /// Settles unknown outcomes of this handle's operations: pages that it may hold, and WRITEs
+    /// that may still land. Only this handle can settle them. So after an operation that ended as
+    /// indeterminate, call this before dropping the handle; otherwise other clients wait for these
+    /// pages forever. Does nothing in designs without such pages.
     fn settle(&self) -> impl Future<Output = Result<(), IndexError>> {
         async { Ok(()) }
     }
@@ -181,7 +181,7 @@ async fn execute_in_rounds<I: RangeIndex + ?Sized>(
     answers
 }
 
-/// For each operation, how many operations before it are on the same key: operations with the same
+/// For each operation, the number of earlier operations on the same key: operations with the same
 /// number may overlap. All zero if nothing changes.
 pub(crate) fn rounds<K: ?Sized + Eq, V: ?Sized>(
     edits: &[LeafEdit<&K, &V>],

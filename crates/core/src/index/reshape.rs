@@ -1,5 +1,5 @@
-//! Changes to an index while operations run, in designs with compute servers that own keys. For
-//! callers that know a design only as a [`super::RangeIndex`].
+//! Changes to an index while operations run, in designs whose compute servers own keys. For callers
+//! that know a design only as a [`super::RangeIndex`].
 
 use super::IndexError;
 use std::ops::Bound;
@@ -7,9 +7,9 @@ use std::ops::Bound;
 /// A change to an index.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reshape<K> {
-    /// Move keys from one compute server to a neighbour, or to a server that owns nothing. To a
-    /// neighbour go the keys on its side of a key near `near`; to a server that owns nothing go the
-    /// keys from there on. Without `near`, all keys go.
+    /// Move keys from one compute server to a neighbour, or to a server that owns nothing. A
+    /// neighbour gets the keys on its side of a key near `near`; a server that owns nothing gets
+    /// the keys from there on. Without `near`, all keys move.
     MoveKeys {
         /// The compute server that releases the keys.
         from: u16,
@@ -18,7 +18,7 @@ pub enum Reshape<K> {
         /// The approximate boundary; `None` moves all keys.
         near: Option<K>,
     },
-    /// Place new nodes on one more memory server from now on: the next one that is present but
+    /// From now on, place new nodes on one more memory server: the next one that is present but
     /// unused.
     AddMemoryServer,
 }
@@ -30,8 +30,8 @@ pub struct Reshaped {
     pub started_ns: u64,
     /// How long it took, in nanoseconds.
     pub took_ns: u64,
-    /// WRITEs of changed nodes. This is the endpoint's counter, so it includes other work of the
-    /// handle meanwhile.
+    /// WRITEs of changed nodes. This is the endpoint's counter, so it includes other work that the
+    /// handle did meanwhile.
     pub writes: u64,
     /// Their payload, in bytes.
     pub bytes_written: u64,

@@ -1,15 +1,15 @@
 //! Word 7 of pages that clients READ one-sided: a checksum over all other words.
 //!
-//! A READ is atomic only word by word, so no version *inside* the page proves that a copy is
-//! consistent. This sum does. A bijection first mixes each word with its position. So a page that
+//! A READ is atomic only word by word, so no version *inside* the page can prove that a copy is
+//! consistent. This sum can. A bijection first mixes each word with its position. So a page that
 //! differs from a sealed one in a single word never passes, and one that differs in several words
 //! passes with probability 2^-64. Because it is a sum, it could be updated from the changed words
 //! alone.
 //!
-//! Of word 0 only the version counts, because lock bit and owner change by CAS without the rest of
-//! the page.
+//! Of word 0, only the version counts, because the lock bit and the owner change by CAS without the
+//! rest of the page.
 //!
-//! *Thread safety*: for private copies. Over shared memory the answer is about some mixture of
+//! *Thread safety*: for private copies. Over shared memory, the result describes some mixture of
 //! words.
 
 use super::layout::Layout;
@@ -19,7 +19,7 @@ use super::view::Page;
 /// The word with the checksum.
 const CHECKSUM_WORD: usize = 7;
 
-/// A word's contribution to the sum: for each position a bijection of the word.
+/// A word's contribution to the sum: a bijection of the word, different for each position.
 #[inline(always)]
 fn mix(place: usize, word: u64) -> u64 {
     let mut mixed = word.wrapping_add((place as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
@@ -34,8 +34,8 @@ pub(crate) fn sum_of(words: impl Iterator<Item = u64>) -> u64 {
     words.enumerate().fold(0, |sum, (place, word)| sum.wrapping_add(mix(place, word)))
 }
 
-/// A sum over `words` that adds little to the cost of a cache miss: one multiplication for two
-/// words, folded and chained.
+/// A sum over `words` that adds little to the cost of a cache miss: one folded multiplication per
+/// two words, chained.
 #[inline]
 pub(super) fn chained_sum(mut words: impl Iterator<Item = u64>) -> u64 {
     let mut sum = 0x9e37_79b9_7f4a_7c15_u64;
@@ -57,7 +57,7 @@ impl<L: Layout> Page<'_, L> {
         sum
     }
 
-    /// Word 0.
+    /// The latch in word 0.
     #[inline]
     pub fn lock_word(self) -> LockWord {
         LockWord::from_bits(self.load(0))
@@ -65,9 +65,9 @@ impl<L: Layout> Page<'_, L> {
 
     /// Stores `word` in word 0, and the checksum of the resulting page in word 7.
     ///
-    /// The checksum covers all words, so the words of an inner page that no entry uses are set to
-    /// zero: a log entry has only the words that change, so the others must be as in the pool and
-    /// not what a frame has left over.
+    /// The checksum covers all words, so the unused words of an inner page are set to zero. A log
+    /// entry has only the words that change, so the other words must equal the pool's instead of
+    /// whatever the frame held before.
     pub fn seal(self, word: LockWord) {
         if self.level() > 0 {
             L::clear_unused(self);

@@ -34,8 +34,8 @@ pub(super) fn choose_for_process(words: usize) {
 /// Runs `play` with pages of `words` words, where a layout's number of words is [`CHOSEN`].
 ///
 /// # Panics
-/// If it runs within another choice: pages of one size would become pages of another. If no page
-/// can have this size.
+/// If it runs within another choice, because pages of one size would become pages of another. If no
+/// page can have this size.
 pub fn with_page_words<T>(words: usize, play: impl FnOnce() -> T) -> T {
     /// Ends the choice, also after a panic.
     struct Choice;
@@ -52,12 +52,12 @@ pub fn with_page_words<T>(words: usize, play: impl FnOnce() -> T) -> T {
     play()
 }
 
-/// Whether a page of this size holds at least four entries, and one word its deleted bits.
+/// Whether a page of this size has room for four entries, and its deleted bits fit one word.
 pub(super) const fn is_sensible(words: usize) -> bool {
     16 <= words && words <= 136
 }
 
-/// The words of a page whose layout says `words`.
+/// Number of words of a page whose layout states `words`.
 #[inline]
 pub(super) fn words_of(words: usize) -> usize {
     if words != CHOSEN {

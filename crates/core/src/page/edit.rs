@@ -1,7 +1,7 @@
 //! The operations on one key, as edits of its leaf. The compute side applies them to a frame or to
 //! a copy of the page, and a memory server applies them in place.
 //!
-//! *Thread safety*: plain functions. The caller holds the leaf.
+//! *Thread safety*: plain functions. The caller holds the leaf exclusively.
 
 use super::layout::{Entry, Layout, LeafInsert, LeafReplace, OwnedValue};
 use super::limits::TooLong;
@@ -10,10 +10,11 @@ use super::weight::is_sparse;
 use super::words::Words;
 use std::borrow::Borrow;
 
-/// An operation on one key. While it runs it borrows its key and values; in a message it owns them.
+/// An operation on one key. It borrows its key and values while it runs, and owns them in a
+/// message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LeafEdit<K, V> {
-    /// The key.
+    /// The key that it reads or changes.
     pub key: K,
     /// The operation.
     pub action: Action<V>,
@@ -41,8 +42,8 @@ pub enum Action<V> {
 pub struct Answer<V> {
     /// Whether the edit was applied. For a lookup: whether the key is present.
     pub applied: bool,
-    /// The value found by a lookup, or by a compare-exchange that failed. For an edit that took a
-    /// value away which can be a reference to a value block: that value. `None` for other edits.
+    /// The value found by a lookup, or by a compare-exchange that failed. Also the value that an
+    /// edit took away, if it may be a reference to a value block. Otherwise `None`.
     pub found: Option<V>,
 }
 
@@ -55,9 +56,9 @@ pub enum LeafOutcome<T> {
     Changed {
         /// The result of the operation.
         answer: T,
-        /// No other words have changed.
+        /// A range that includes all changed words.
         words: Words,
-        /// The leaf has so few records left that it should be merged.
+        /// Whether the leaf has so few records left that it should be merged.
         sparse: bool,
     },
     /// The leaf has no room for the record and is unchanged.
@@ -106,7 +107,7 @@ impl<K: ?Sized + ToOwned, V: ?Sized + ToOwned> LeafEdit<&K, &V> {
         LeafEdit { key: self.key.to_owned(), action }
     }
 
-    /// The record that the leaf has if the edit is applied. `None` if the edit never needs room.
+    /// The record that the leaf would have after the edit. `None` if the edit never needs room.
     pub fn new_record<L: Layout<Key = K, Value = V>>(&self) -> Option<Entry<L>> {
         let value = self.new_value()?;
         Some(Entry::Record(self.key.to_owned(), value.to_owned()))
@@ -115,7 +116,7 @@ impl<K: ?Sized + ToOwned, V: ?Sized + ToOwned> LeafEdit<&K, &V> {
 
 impl<K: ?Sized + ToOwned, V: ?Sized + Eq + ToOwned> LeafEdit<&K, &V> {
     /// Whether the edit would leave the leaf with too few records. Only an operation that holds the
-    /// leaf's parents can mend that.
+    /// leaf's parents can merge it.
     pub fn would_leave_sparse<L: Layout<Key = K, Value = V>>(&self, page: Page<'_, L>) -> bool {
         matches!(self.action, Action::Remove) && {
             let record = L::record_weight(page, self.key);
@@ -153,7 +154,7 @@ impl<K: ?Sized + ToOwned, V: ?Sized + Eq + ToOwned> LeafEdit<&K, &V> {
         }
     }
 
-    /// The answer if the edit is applied to `page`, which has no room for it, after a split.
+    /// The answer of the edit once it is applied after a split of `page`, which has no room for it.
     pub fn answer_after_split<L: Layout<Key = K, Value = V>>(
         &self,
         page: Page<'_, L>,
@@ -191,7 +192,7 @@ impl<K: ?Sized + ToOwned, V: ?Sized + Eq + ToOwned> LeafEdit<&K, &V> {
 }
 
 impl<K: ?Sized, V: ?Sized> LeafEdit<&K, &V> {
-    /// The value that the key has if the edit is applied. `None` if the edit never needs room.
+    /// The value that the key would have after the edit. `None` if the edit never needs room.
     fn new_value(&self) -> Option<&V> {
         match self.action {
             Action::Insert(value)

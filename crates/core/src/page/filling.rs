@@ -6,23 +6,23 @@ use super::layout::{Layout, OwnedKey, OwnedValue};
 use super::view::Page;
 use farleaf_fabric::GlobalAddr;
 
-/// What a page begins with: the last entry of the one before, if that had no room for it with its
-/// high fence.
+/// The first entry of a page: the last entry of the previous page, if that page had no room for it
+/// together with its high fence.
 #[derive(Debug)]
 pub enum Back<L: Layout> {
-    /// Nothing yet.
+    /// No entry yet.
     Nothing,
     /// A record of a leaf.
     Record(OwnedKey<L>, OwnedValue<L>),
-    /// A child of an inner page, whose key is where the page begins.
+    /// A child of an inner page. Its key is the low fence of the page.
     Child(GlobalAddr),
 }
 
-/// Where the next page begins, and what with.
+/// The low fence of the next page, and its first entry.
 pub type NextPage<L> = (OwnedKey<L>, Back<L>);
 
-/// Ends a page at `high` (`None`: infinite), or before its last entry. Returns where the next page
-/// begins and what with; `None` if this was the last page.
+/// Ends a page at `high` (`None`: infinite), or before its last entry. Returns the beginning of the
+/// next page; `None` if this was the last page.
 pub fn fill_end<L: Layout>(
     filling: &mut L::Filling,
     page: Page<'_, L>,

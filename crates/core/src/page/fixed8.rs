@@ -7,11 +7,11 @@
 //!
 //! *Invariants*
 //! - P3. Keys ascend strictly, and all lie within the fences.
-//! - P4. Bit `i` of word 6 says that record `i` is deleted. No bit at or above `count` is set.
+//! - P4. Bit `i` of word 6 is set if record `i` is deleted. No bit at or above `count` is set.
 //! - P5. An inner page's key 0 is its low fence, and it has at least one child.
 //! - P6. Every `u64` is a valid key and a valid value.
 //!
-//! *Thread safety*: that of [`super::Page`].
+//! *Thread safety*: the same as for [`super::Page`].
 
 use super::checksum::chained_sum;
 use super::chosen::{CHOSEN, is_sensible, words_of};
@@ -24,7 +24,7 @@ use farleaf_fabric::GlobalAddr;
 use farleaf_fabric::sync::Ordering;
 use std::ops::{Bound, Range};
 
-/// `u64` keys and values in pages of `WORDS` words, or of as many as the thread has chosen
+/// `u64` keys and values in pages of `WORDS` words, or of the size that the thread has chosen
 /// ([`CHOSEN`]). A page of 128 words (1 KB) holds 60 records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fixed8<const WORDS: usize = 128>;
@@ -32,7 +32,7 @@ pub struct Fixed8<const WORDS: usize = 128>;
 const _: () = assert!(capacity_of(128) == 60);
 const _: () = assert!(HEADER_WORDS + 2 * capacity_of(128) == 128);
 
-/// Entries of a page of `words` words.
+/// Number of entries that a page of `words` words can hold.
 const fn capacity_of(words: usize) -> usize {
     (words - HEADER_WORDS) / 2
 }
@@ -90,8 +90,8 @@ impl<const WORDS: usize> Fixed8<WORDS> {
         page.store(HEADER_WORDS + Self::capacity() + slot, child);
     }
 
-    /// The number of entries with a key that satisfies `left_of`, which must hold for a prefix of
-    /// them. The search has no branches on the keys, because these would be unpredictable.
+    /// The number of entries whose key satisfies `left_of`, which must hold exactly for the first
+    /// ones. The search does not branch on keys, because such branches would be unpredictable.
     #[inline]
     fn partition(
         count: usize,
@@ -133,8 +133,8 @@ impl<const WORDS: usize> Fixed8<WORDS> {
         page.store(DELETED_WORD, bits | u64::from(deleted) << slot);
     }
 
-    /// Copies entries of `from` to the slots of `to` from `at` on. Leaf and inner pages differ only
-    /// in where the two words of an entry are.
+    /// Copies entries of `from` to `to`, starting at slot `at`. Leaf and inner pages differ only in
+    /// where the two words of an entry are.
     fn copy_entries(from: View<'_, WORDS>, slots: Range<usize>, to: View<'_, WORDS>, at: usize) {
         let leaf = from.level() == 0;
         for (offset, slot) in slots.enumerate() {
@@ -186,7 +186,7 @@ impl<const WORDS: usize> Layout for Fixed8<WORDS> {
     const HAS_HEAP: bool = false;
     const FORMAT: u8 = 1;
 
-    /// Nothing: entries go into the page at once.
+    /// Unused: entries go into the page at once.
     type Filling = ();
 
     #[inline]
@@ -294,7 +294,7 @@ impl<const WORDS: usize> Layout for Fixed8<WORDS> {
         let deleted = page.load(DELETED_WORD);
         let mut slots = Self::window_slots(page, window);
         let mut room = window.limit;
-        // Copies one run of live records after the other: nearly always all of them are one run.
+        // Copies one run of live records after the other. Nearly always, all of them form one run.
         while !slots.is_empty() && room > 0 {
             let live = match window.reverse {
                 true => (deleted << (64 - slots.end)).leading_zeros(),
@@ -486,7 +486,7 @@ impl<const WORDS: usize> Layout for Fixed8<WORDS> {
         (page.count()..Self::capacity()).for_each(|slot| set(page, slot, 0, 0));
     }
 
-    /// The middle, whatever is pending: half a page has room for another entry.
+    /// The middle, whatever is pending: either half has room for another entry.
     fn split_plan(page: View<'_, WORDS>, _pending: Option<&Entry<Self>>) -> SplitPlan<u64> {
         let slot = page.count() / 2;
         SplitPlan { slot, separator: Self::key_of(page, slot) }

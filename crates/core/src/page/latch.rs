@@ -1,14 +1,14 @@
 //! The versioned latch in word 0 of every page: `[locked:1][owner:15][version:48]`.
 //!
 //! Readers are optimistic: they take the version, read the words they need, and validate that the
-//! version has not changed. A writer turns the version that it read into a lock by one CAS, so it
-//! locks a page only if the page is still as the writer read it.
+//! version has not changed. A writer turns the version that it has read into a lock by one CAS, so
+//! it locks a page only if the page has not changed since.
 //!
 //! *Invariants*
-//! - L1. The version grows by one with every unlock and never goes back, whatever the page is
+//! - L1. The version grows by one with every unlock and never decreases, whatever the page is
 //!   reused for (48 bits: 2^48 changes of one page).
-//! - L2. While the word is locked, only the holder stores to the page.
-//! - L3. A validated read saw a page that no holder was changing.
+//! - L2. While the word is locked, only the holder writes to the page.
+//! - L3. A validated read did not overlap with any change.
 //!
 //! The order of accesses (Boehm, *Can seqlocks get along with programming language memory models?*,
 //! 2012): a reader loads the version `Acquire`, the words `Relaxed`, then fences `Acquire` and
@@ -101,7 +101,7 @@ pub struct Exclusive<'a> {
 
 impl Exclusive<'_> {
     /// Keeps the lock without a guard. A frame that holds no page stays locked this way, so that a
-    /// thread with a stale reference to it finds it locked. [`Latch::resume`] returns the guard.
+    /// thread with a stale reference to it finds it locked. [`Latch::resume`] recovers the guard.
     pub fn keep(self) {
         std::mem::forget(self);
     }

@@ -1,5 +1,5 @@
-//! The interface of a page layout. Indexes and servers are generic over it, so another kind of keys
-//! and values takes only another implementation of [`Layout`].
+//! The interface of a page layout. Indexes and servers are generic over it, so supporting another
+//! kind of keys and values takes only another implementation of [`Layout`].
 
 use super::limits::TooLong;
 use super::view::Page;
@@ -33,7 +33,7 @@ impl<K: ?Sized> Copy for Probe<'_, K> {}
 /// Where a probe lies relative to a page's fences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FencePosition {
-    /// Left of the low fence: the descent is on a wrong page.
+    /// Left of the low fence: the descent is on the wrong page.
     Below,
     /// Between the fences.
     Inside,
@@ -44,7 +44,7 @@ pub enum FencePosition {
 /// Outcome of an insertion into a leaf.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LeafInsert {
-    /// The record was added. No other words have changed.
+    /// The record was added. Only these words have changed.
     Inserted(Words),
     /// The key is present already. The leaf is unchanged.
     Exists,
@@ -83,19 +83,19 @@ pub struct SplitPlan<K> {
 /// The records of a leaf that a scan wants.
 #[derive(Clone, Debug)]
 pub struct ScanWindow<'k, K: ?Sized> {
-    /// The lower bound.
+    /// Where the range begins.
     pub lower: Bound<&'k K>,
-    /// The upper bound.
+    /// Where the range ends.
     pub upper: Bound<&'k K>,
     /// Descending instead of ascending.
     pub reverse: bool,
-    /// Largest number of records.
+    /// Maximum number of records.
     pub limit: usize,
 }
 
 impl<K: ?Sized + Ord> ScanWindow<'_, K> {
-    /// Whether wanted records may lie beyond a leaf that ends at `fence`, which is its high fence,
-    /// or its low fence in a descending scan.
+    /// Whether the scan may find records beyond a leaf that ends at `fence`, which is the leaf's
+    /// high fence, or its low fence in a descending scan.
     pub(crate) fn goes_behind(&self, fence: &K) -> bool {
         match (self.reverse, self.lower, self.upper) {
             (false, _, Bound::Included(end)) => fence <= end,
@@ -125,8 +125,8 @@ pub fn clipped<'k, K: ?Sized + Ord>(
     (lower, upper)
 }
 
-/// Whether the range `keys` lies within the range `others`. Both are from a low key, inclusive, to
-/// a high one, exclusive (`None`: infinite).
+/// Whether the range `keys` lies within the range `others`. Both extend from a low key, inclusive,
+/// to a high one, exclusive (`None`: infinite).
 pub fn lies_within<K: ?Sized + Ord>(keys: (&K, Option<&K>), others: (&K, Option<&K>)) -> bool {
     let ends = match (keys.1, others.1) {
         (_, None) => true,
@@ -137,7 +137,7 @@ pub fn lies_within<K: ?Sized + Ord>(keys: (&K, Option<&K>), others: (&K, Option<
 }
 
 /// A type that can be written as a field of a message. A borrowed form has the same bytes as its
-/// owned form, so that asking for a key needs no copy of it.
+/// owned form, so that a request can be encoded without copying its key.
 pub trait Put {
     /// Appends the value to a message.
     fn put(&self, to: &mut Message);
@@ -179,24 +179,24 @@ pub type OwnedRecord<L> = (OwnedKey<L>, OwnedValue<L>);
 
 /// The bytes of one kind of page.
 ///
-/// Functions that read a page accept that it changes meanwhile. They may then return nonsense,
-/// which validation discards, but they never read outside the page, loop for ever or panic.
-/// Functions that change a page require that the caller holds it exclusively, and keep P1–P6 of
+/// Functions that read a page accept that it changes meanwhile. They may then return meaningless
+/// values, which validation discards, but they never read outside the page, loop forever or panic.
+/// Functions that change a page require that the caller holds it exclusively, and preserve P1–P6 of
 /// `docs/internals/page-format.md`.
 ///
 /// Entries may differ in size, so a page can lack room for one entry and have room for another, and
 /// `leaf_insert`, `leaf_replace`, `inner_insert`, `inner_set_key` and `rebalance` can refuse.
 ///
 /// *Invariants*
-/// - layout.Y6. An entry that counted as pending in [`Layout::split_plan`] has room in the half
+/// - layout.Y6. An entry that was passed as pending to [`Layout::split_plan`] has room in the half
 ///   that covers its key.
-/// - layout.Y7. A plan depends on keys and on the sizes of values only, never on child words: a
+/// - layout.Y7. A plan depends only on keys and on the sizes of values, never on child words: a
 ///   page in a frame and its image in the pool have the same plan, and the same room.
 /// - layout.Y8. A change that is refused changes nothing. A change of several pages checks that all
 ///   of them have room before the first WRITE.
 pub trait Layout: Copy + Debug + Send + Sync + 'static {
-    /// The keys in their borrowed form, with their order. Operations ask by reference to it; what
-    /// outlives its page or message is [`OwnedKey`].
+    /// The keys in their borrowed form, with their order. Operations take references to it; a key
+    /// that outlives its page or message is an [`OwnedKey`].
     type Key: ?Sized
         + Ord
         + Debug
@@ -217,7 +217,7 @@ pub trait Layout: Copy + Debug + Send + Sync + 'static {
 
     /// Size of a page in words, including the header.
     fn page_words() -> usize;
-    /// Largest number of entries of a page.
+    /// Maximum number of entries of a page.
     fn capacity() -> usize;
     /// Weight of a full page, in the unit of [`Layout::weight`].
     fn full() -> usize;
@@ -254,14 +254,14 @@ pub trait Layout: Copy + Debug + Send + Sync + 'static {
     /// Whether a page can hold the record.
     ///
     /// # Errors
-    /// [`TooLong`] if no page can, for the length of its key or of its value.
+    /// [`TooLong`] if no page can, because of the length of the key or of the value.
     #[inline]
     fn check_record(_key: &Self::Key, _value: &Self::Value) -> Result<(), TooLong> {
         Ok(())
     }
-    /// The bytes of a key in a message.
+    /// Size of a key in a message, in bytes.
     fn key_bytes(key: &Self::Key) -> usize;
-    /// The bytes of a value in a message.
+    /// Size of a value in a message, in bytes.
     fn value_bytes(value: &Self::Value) -> usize;
     /// The length of a value, for limits on it.
     fn value_length(value: &Self::Value) -> usize {
@@ -269,8 +269,8 @@ pub trait Layout: Copy + Debug + Send + Sync + 'static {
     }
     /// A value that holds an address. The trees of the hybrid design map keys to leaves.
     fn value_of_address(at: GlobalAddr) -> OwnedValue<Self>;
-    /// The address in a value. Any value has one; whether a node is there is for the reader of the
-    /// node to find out.
+    /// Decodes the address in a value. Any value decodes to some address; a reader must check that
+    /// a node is there.
     fn address_of_value(value: &Self::Value) -> GlobalAddr;
 
     /// A hash of the key that spreads over all 64 bits.
@@ -280,7 +280,7 @@ pub trait Layout: Copy + Debug + Send + Sync + 'static {
     fn low(page: Page<'_, Self>) -> OwnedKey<Self>;
     /// The high fence, exclusive; `None` is infinite.
     fn high(page: Page<'_, Self>) -> Option<OwnedKey<Self>>;
-    /// Writes the entries' part of an empty page: no entries, and these fences.
+    /// Formats the entries of an empty page: no entries, and these fences.
     fn format_entries(page: Page<'_, Self>, low: &Self::Key, high: Option<&Self::Key>) {
         Self::set_low(page, low);
         Self::set_high(page, high);
@@ -318,25 +318,25 @@ pub trait Layout: Copy + Debug + Send + Sync + 'static {
     }
     /// Leaf: marks a key as deleted. Returns whether it was present.
     fn leaf_delete(page: Page<'_, Self>, key: &Self::Key) -> bool;
-    /// The number of entries that are marked as deleted, at most all.
+    /// The number of entries that are marked as deleted, never more than there are entries.
     fn deleted_count(page: Page<'_, Self>) -> usize;
     /// Leaf: removes the records marked as deleted. Returns how many.
     fn leaf_compact(page: Page<'_, Self>) -> usize;
 
-    /// Leaf: the words that can hold the record of `key`, whatever the leaf's content. A READ must
-    /// fetch these to answer for the key.
+    /// Leaf: the words that can hold the record of `key`, whatever the leaf contains. A READ must
+    /// fetch these to look up the key.
     fn record_window(key: &Self::Key) -> Range<usize>;
     /// Leaf: a range that includes every word that [`Layout::leaf_delete`] has changed in the page.
     fn deleted_words(page: Page<'_, Self>) -> Range<usize>;
 
-    /// The words that a search of the page may read besides its header and its child words. Within
-    /// the page, whatever it contains.
+    /// The words that a search of the page may read besides its header and its child words. The
+    /// range lies within the page, whatever the page contains.
     fn search_words(page: Page<'_, Self>) -> Range<usize>;
 
     /// Inner: the slot of the subtree that covers the probe.
     fn inner_slot(page: Page<'_, Self>, probe: Probe<'_, Self::Key>) -> usize;
-    /// Inner: the word that has the child at a slot below the capacity. The word lies within the
-    /// page, whatever that contains.
+    /// Inner: the position of the child word of a slot below the capacity. It lies within the page,
+    /// whatever the page contains.
     fn inner_child_word(page: Page<'_, Self>, slot: usize) -> usize;
     /// Inner: the child at a slot. Null if there is none.
     fn inner_child(page: Page<'_, Self>, slot: usize) -> GlobalAddr;
@@ -366,14 +366,14 @@ pub trait Layout: Copy + Debug + Send + Sync + 'static {
     fn weight(page: Page<'_, Self>) -> usize;
     /// Leaf: the part of [`Layout::weight`] that is due to the record of `key`; 0 if it is absent.
     fn record_weight(page: Page<'_, Self>, key: &Self::Key) -> usize;
-    /// Whether the page should be split on the way down, before an entry is refused.
+    /// Whether the page should be split on the way down, before it has to refuse an entry.
     fn is_full(page: Page<'_, Self>) -> bool;
 
-    /// Sets the words that no entry uses to zero, so that pages with equal entries have equal
-    /// words, whatever was in them before.
+    /// Sets the unused words to zero, so that pages with equal entries have equal words, whatever
+    /// those words held before.
     fn clear_unused(page: Page<'_, Self>);
 
-    /// Plans the split of a page of at least two entries, such that `pending` has room in the half
+    /// Plans the split of a page with at least two entries, so that `pending` has room in the half
     /// that covers its key (layout.Y6).
     fn split_plan(page: Page<'_, Self>, pending: Option<&Entry<Self>>)
     -> SplitPlan<OwnedKey<Self>>;
@@ -382,7 +382,7 @@ pub trait Layout: Copy + Debug + Send + Sync + 'static {
         None
     }
     /// First step of a split: formats `right` and fills it with the upper half of `left`, which
-    /// stays as it is.
+    /// does not change.
     fn split_copy(
         left: Page<'_, Self>,
         right: Page<'_, Self>,
@@ -397,23 +397,24 @@ pub trait Layout: Copy + Debug + Send + Sync + 'static {
         Self::set_high(left, Some(separator));
         left.set_sibling(right_at);
     }
-    /// Removes everything outside `low`, inclusive, to `high`, exclusive (`None`: infinite), and
-    /// makes these the fences. Some key between them must lie within the old fences. Returns
-    /// `false` if what lies inside has no room with these fences; the page is unchanged then.
+    /// Removes everything outside the range from `low`, inclusive, to `high`, exclusive (`None`:
+    /// infinite), and makes these the fences. Some key between them must lie within the old fences.
+    /// Returns `false`, with the page unchanged, if the remaining entries do not fit with the new
+    /// fences.
     #[must_use]
     fn trim(page: Page<'_, Self>, low: &Self::Key, high: Option<&Self::Key>) -> bool;
-    /// Whether these fences, which lie within the page's, need more room than they do.
+    /// Whether these fences, which lie within the page's, need more room than the page's fences do.
     fn fences_grow(_page: Page<'_, Self>, _low: &Self::Key, _high: Option<&Self::Key>) -> bool {
         false
     }
     /// Leaf: a sum over everything but the values, which may change alone. It covers the header,
-    /// including the deleted bits, and the keys. A mixture of two states of a leaf that differ in
-    /// these has the sum of neither.
+    /// including the deleted bits, and the keys. If two states of a leaf differ in these, a mixture
+    /// of them has the sum of neither.
     fn leaf_sum(page: Page<'_, Self>) -> u64;
     /// Whether the live entries of both pages fit in one.
     fn fits_merged(left: Page<'_, Self>, right: Page<'_, Self>) -> bool;
     /// Appends all of `right` to `left`, its left neighbour. `left` then covers both and is linked
-    /// past `right`. Neither page may contain deleted records.
+    /// to the page after `right`. Neither page may contain deleted records.
     fn merge(left: Page<'_, Self>, right: Page<'_, Self>);
     /// Plants a bug: merges as [`Layout::merge`] does, but what keys have in common is as long as
     /// in `left` before. Layouts that share nothing among keys merge as usual.
@@ -429,11 +430,11 @@ pub trait Layout: Copy + Debug + Send + Sync + 'static {
     ) -> Option<OwnedKey<Self>>;
 
     /// State that a bulk load keeps for a page while it fills the page, from the lowest entry up. A
-    /// layout that can lay entries out only when it knows the high fence collects them here.
+    /// layout that needs the high fence to lay out entries collects the entries here.
     type Filling: Debug + Default + Send;
-    /// Bulk load: adds a record to a leaf that was formatted empty. Returns `false` if the leaf has
-    /// its share, which is `fill` of [`Layout::full`], or has no room: the record begins the next.
-    /// A leaf without records takes any.
+    /// Bulk load: adds a record to a leaf that was formatted empty. Returns `false` if the leaf is
+    /// full to `fill`, out of [`Layout::full`], or has no room; the record then begins the next
+    /// leaf. A leaf without records accepts any record.
     fn fill_leaf(
         filling: &mut Self::Filling,
         page: Page<'_, Self>,
@@ -441,21 +442,21 @@ pub trait Layout: Copy + Debug + Send + Sync + 'static {
         fill: usize,
     ) -> bool;
     /// Bulk load: adds a child to an inner page, as [`Layout::fill_leaf`] does for records. A page
-    /// with one child takes any second.
+    /// with one child accepts any second child.
     fn fill_inner(
         filling: &mut Self::Filling,
         page: Page<'_, Self>,
         child: (&Self::Key, GlobalAddr),
         fill: usize,
     ) -> bool;
-    /// Bulk load: whether the page probably takes no other entry.
+    /// Bulk load: whether the page will probably refuse another entry.
     fn is_filled(filling: &Self::Filling, page: Page<'_, Self>, fill: usize) -> bool;
     /// Bulk load: where a leaf should end before a record with key `next`.
     fn fill_separator(_filling: &Self::Filling, next: &Self::Key) -> OwnedKey<Self> {
         next.to_owned()
     }
-    /// Bulk load: ends a leaf at `high` (`None`: infinite). With that fence the leaf may have no
-    /// room for its last record. Then it ends before it, and the record is given back, with the
+    /// Bulk load: ends a leaf at `high` (`None`: infinite). With that fence, the leaf may have no
+    /// room for its last record. It then ends before that record, and returns the record and the
     /// leaf's high fence.
     #[must_use]
     fn fill_leaf_end(
@@ -463,7 +464,7 @@ pub trait Layout: Copy + Debug + Send + Sync + 'static {
         page: Page<'_, Self>,
         high: Option<&Self::Key>,
     ) -> Option<(OwnedKey<Self>, OwnedRecord<Self>)>;
-    /// Bulk load: ends an inner page, as [`Layout::fill_leaf_end`] does a leaf. What it gives back
+    /// Bulk load: ends an inner page, as [`Layout::fill_leaf_end`] does a leaf. What it may return
     /// is a child and its key, which is the page's high fence.
     #[must_use]
     fn fill_inner_end(

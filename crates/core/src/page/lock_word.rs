@@ -1,10 +1,10 @@
 //! Word 0 as a value: `[locked:1][owner:15][version:48]`, for clients that lock by a remote CAS.
 //!
-//! The owner is the client that changed or locked the page last. It stays in the word when the page
-//! is unlocked, so that a page left half written names the client that was writing it.
+//! The owner is the client that last changed or locked the page. It stays in the word when the page
+//! is unlocked, so that a half-written page names the client that was writing it.
 //!
-//! *Thread safety*: plain values. [`super::Latch`] is the same word when one server uses it as a
-//! latch.
+//! *Thread safety*: plain values. [`super::Latch`] is the same word, used as a latch within one
+//! server.
 
 use std::fmt;
 

@@ -1,5 +1,5 @@
-//! Keys and values by names, for suites, models and checkers: they know numbers only, and a layout
-//! makes keys and values of them.
+//! Keys and values by names, for suites, models and checkers: those use only numbers, from which a
+//! layout makes keys and values.
 //!
 //! *Thread safety*: plain functions.
 
@@ -10,8 +10,8 @@ use super::stubborn::Stubborn;
 
 /// A layout with a key and a value for every number.
 ///
-/// Keys have the order of their names. Both forms can be decoded, and decoding is strict: a key or
-/// a value that is damaged, or mixed of two, has no name. Name 0 is the smallest key.
+/// Keys have the order of their names. Keys and values can be decoded, and decoding is strict: a
+/// key or value that is damaged, or a mixture of two, has no name. Name 0 is the smallest key.
 pub trait Named: Layout {
     /// The key with this name.
     fn key_named(name: u64) -> OwnedKey<Self>;
@@ -57,10 +57,10 @@ impl<const WORDS: usize, const SEED: u64> Named for Stubborn<WORDS, SEED> {
 
 /// Bytes of a name.
 const NAME_BYTES: usize = 8;
-/// Names are in groups by their highest bits. All keys of a group begin alike.
+/// Names are grouped by their highest bits. All keys of a group share a prefix.
 const GROUPS: usize = 16;
 const GROUP_SHIFT: u32 = 60;
-/// What a group's keys have before the name, repeated.
+/// The byte that a group's keys repeat before the name.
 const FILLERS: [u8; 4] = [b'/', 0, b'p', 0xff];
 
 impl<const WORDS: usize> Bytes<WORDS> {
@@ -73,7 +73,7 @@ impl<const WORDS: usize> Bytes<WORDS> {
         Self::longest_value_beside(Self::longest_named_key())
     }
 
-    /// How many bytes the keys of a group have in common, at least.
+    /// Minimum length of the prefix that the keys of a group share, in bytes.
     fn lead_length(group: usize) -> usize {
         match group {
             0 => 0,
@@ -82,22 +82,22 @@ impl<const WORDS: usize> Bytes<WORDS> {
     }
 }
 
-/// Lengths vary by this.
+/// A number that varies the lengths.
 fn spread(name: u64) -> usize {
     Fixed8::<128>::hash(&(name ^ 0x5bd1_e995)) as usize >> 8
 }
 
-/// `name_bytes`, repeated to a length. Each repetition differs, so that a shift is a difference.
+/// `name_bytes`, repeated to a length. Each repetition differs, so that a shifted copy is detected.
 fn repeated(name_bytes: &[u8], length: usize) -> Vec<u8> {
     (0..length).map(|at| name_bytes[at % NAME_BYTES] ^ (at / NAME_BYTES) as u8).collect()
 }
 
 /// Byte strings of all lengths up to the limit.
 ///
-/// A key is the lead of its group, up to the limit less a name long, and the name, big-endian.
-/// Trailing zeros are left out, so that some keys are the beginning of others, and the key with
-/// name 0 is empty. Other keys go on behind the name. Neighbours differ in their last byte, unless
-/// they go on.
+/// A key is the lead of its group, up to the limit minus the length of a name, and then the name,
+/// big-endian. Trailing zeros are omitted, so that some keys are prefixes of others, and the key
+/// with name 0 is empty. Other keys continue after the name. Neighbours differ in their last byte,
+/// unless they continue.
 ///
 /// A value repeats its name over a length that depends on it. The value with name 0 is empty.
 impl<const WORDS: usize> Named for Bytes<WORDS> {
@@ -137,7 +137,7 @@ impl<const WORDS: usize> Named for Bytes<WORDS> {
             1..=0xff => 1,
             _ => NAME_BYTES,
         };
-        // Short ones are more frequent.
+        // Short values are more frequent.
         let spread = spread(name);
         let most = Self::longest_named_value() - width + 1;
         let length = width + ((spread / 4 % most) >> (2 * (spread % 4)));
@@ -160,7 +160,8 @@ mod tests {
     use super::*;
     use std::collections::BTreeSet;
 
-    /// Names everywhere: small and large ones, with zeros at the end, and neighbours of all.
+    /// Names from all over: small and large ones, some with zeros at the end, and the neighbours of
+    /// all.
     fn names() -> BTreeSet<u64> {
         let spread = (0..64).flat_map(|shift| (1..20_u64).map(move |n| n.rotate_left(shift)));
         let even = (0..400).map(|n| n * (u64::MAX / 400));
@@ -205,7 +206,7 @@ mod tests {
         assert_eq!(Bytes::<128>::key_named(u64::MAX).len(), Bytes::<128>::max_key());
     }
 
-    /// A reader that takes words of two values sees it.
+    /// If a reader takes words of two values, the result has no name.
     #[test]
     fn a_mixture_has_no_name() {
         type B = Bytes<128>;

@@ -1,5 +1,4 @@
-//! How values are stored in leaves beside value blocks: inline, or as a reference to the block that
-//! has the value.
+//! How leaves store values if there are value blocks: inline, or as a reference to a block.
 //!
 //! ```text
 //! inline value of fewer than 19 bytes       its bytes
@@ -7,7 +6,7 @@
 //! reference, 19 bytes                       [address:64][length:24][check:64]
 //! ```
 //!
-//! The length alone tells the two apart, so short values take no byte more than without blocks.
+//! The length alone tells the two apart, so short values take no extra byte.
 //!
 //! *Invariants*
 //! - blocks.X3. `check` is a sum over the address, the length and all words of the block. Two
@@ -21,7 +20,7 @@ use std::borrow::Cow;
 
 /// The length of a reference.
 pub const REFERENCE_BYTES: usize = 19;
-/// The longest value of a block.
+/// Maximum length of a value in a block.
 pub const MOST_BLOCK_BYTES: usize = 1 << 20;
 
 const LENGTH_BYTES: usize = REFERENCE_BYTES - 2 * size_of::<u64>();
@@ -50,7 +49,7 @@ impl BlockRef {
         self.bytes.div_ceil(size_of::<u64>())
     }
 
-    /// The bytes that stand for it in a leaf.
+    /// The bytes that represent the reference in a leaf.
     pub fn to_stored(self) -> [u8; REFERENCE_BYTES] {
         let mut stored = [0; REFERENCE_BYTES];
         let (address, rest) = stored.split_at_mut(size_of::<u64>());
@@ -78,15 +77,14 @@ impl BlockRef {
 /// The meaning of the bytes of a value in a leaf.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stored<'a> {
-    /// The value.
+    /// The value itself.
     Inline(&'a [u8]),
     /// The value is in this block.
     Block(BlockRef),
 }
 
 impl<'a> Stored<'a> {
-    /// What `stored` means. Any bytes have a meaning; whether a block is where a reference leads is
-    /// for the reader of the block to find out.
+    /// Decodes `stored`. Any bytes decode to something; a reader must check that the block exists.
     pub fn of(stored: &'a [u8]) -> Self {
         match <&[u8; REFERENCE_BYTES]>::try_from(stored) {
             Ok(reference) => Self::Block(BlockRef::from_stored(reference)),
@@ -96,7 +94,7 @@ impl<'a> Stored<'a> {
     }
 }
 
-/// The bytes that stand for `value` in a leaf, if it is inline.
+/// The bytes that represent `value` in a leaf, if it is inline.
 pub fn stored_inline(value: &[u8]) -> Cow<'_, [u8]> {
     if value.len() < REFERENCE_BYTES {
         return Cow::Borrowed(value);
@@ -107,7 +105,7 @@ pub fn stored_inline(value: &[u8]) -> Cow<'_, [u8]> {
     Cow::Owned(stored)
 }
 
-/// The words of a block that has `value`.
+/// The words of a block that holds `value`.
 pub fn block_words(value: &[u8]) -> Vec<u64> {
     let word = |chunk: &[u8]| {
         let mut word = [0; size_of::<u64>()];

@@ -1,11 +1,11 @@
-//! A layout for tests: [`Fixed8`], but it refuses whatever a layout may refuse, as layouts with
+//! A layout for tests: [`Fixed8`], but it refuses changes that a layout may refuse, as layouts with
 //! entries of different sizes do.
 //!
-//! Whether a page refuses depends on its low fence and its number of entries, through a hash: a
-//! page in a frame and its image in the pool refuse alike (layout.Y7), and a page refuses again
-//! until it changes. A page that is at most half full takes every entry, so layout.Y6 holds.
+//! Whether a page refuses depends, through a hash, on its low fence and its number of entries. So a
+//! page in a frame and its image in the pool refuse alike (layout.Y7), and a page keeps refusing
+//! until it changes. A page that is at most half full accepts every entry, so layout.Y6 holds.
 //!
-//! *Thread safety*: that of [`super::Page`].
+//! *Thread safety*: the same as for [`super::Page`].
 
 use super::layout::{
     Entry, FencePosition, Layout, LeafInsert, LeafReplace, Probe, ScanWindow, SplitPlan,
@@ -28,7 +28,7 @@ fn plain<const WORDS: usize, const SEED: u64>(
 }
 
 impl<const WORDS: usize, const SEED: u64> Stubborn<WORDS, SEED> {
-    /// How rare a refusal is.
+    /// One change in this many is refused.
     pub const ONE_IN: u64 = 3;
 
     fn refuses(page: View<'_, WORDS, SEED>) -> bool {

@@ -1,4 +1,4 @@
-//! The superblock: page 0 of every memory server, which says what the rest of the region is.
+//! The superblock: page 0 of every memory server, which describes the rest of the region.
 //!
 //! ```text
 //! word 0  magic            word 1  [reserved:32][page words:16][format:16]
@@ -26,7 +26,7 @@ pub enum SuperblockError {
     /// The region has no superblock.
     #[error("the region has no superblock")]
     Missing,
-    /// The pages have another layout than the reader's.
+    /// The pages have a different layout than the reader's.
     #[error(
         "the pool has pages of {page_words} words in format {format}, not {ours_words} in {ours}"
     )]
@@ -56,7 +56,8 @@ pub enum SuperblockError {
     NoBlocks,
 }
 
-/// The index designs, as in the low byte of the superblock's options. 0 means none yet.
+/// The index designs, as encoded in the low byte of the superblock's options. 0 means that none is
+/// set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum DesignId {
@@ -64,11 +65,11 @@ pub enum DesignId {
     Coarse = 1,
     /// One tree over all memory servers, accessed one-sided.
     Fine = 2,
-    /// Upper levels kept by the memory servers, leaves accessed one-sided.
+    /// Memory servers keep the upper levels; leaves are accessed one-sided.
     Hybrid = 3,
     /// One tree over all memory servers, partitioned among compute servers that cache it.
     Dex = 4,
-    /// No records on any memory server: they are in a tree on the compute side.
+    /// No records on any memory server: the tree is on the compute side.
     SingleMachine = 5,
     /// A tree of sorted tables, written by one compute server at a time.
     Lsm = 6,
@@ -86,7 +87,7 @@ pub struct Superblock {
     /// The options of the index design, in its own encoding.
     pub options: u64,
     /// The leaf where the keys of this server's share begin, if the design keeps leaves outside the
-    /// server's own tree; else null.
+    /// server's own tree; otherwise null.
     pub first_leaf: GlobalAddr,
     /// Whether values may be in blocks, as only server 0 says.
     pub has_blocks: bool,
@@ -101,7 +102,7 @@ impl Superblock {
     /// Writes the superblock of a new pool with pages of `L`.
     ///
     /// # Panics
-    /// If `words` are fewer than [`Superblock::WORDS`].
+    /// If `words` has fewer than [`Superblock::WORDS`] words.
     pub fn write<L: Layout>(&self, words: &[AtomicU64]) {
         let format = u64::from(L::FORMAT) | (L::page_words() as u64) << 16;
         let content = [MAGIC, format, 0, self.placement_level, self.pool_bytes, self.options];
@@ -113,10 +114,10 @@ impl Superblock {
         Self::set_root(words, self.root);
     }
 
-    /// Sets the root, once the tree below it is whole.
+    /// Sets the root, once the tree below it is complete.
     ///
     /// # Panics
-    /// If `words` are fewer than [`Superblock::WORDS`].
+    /// If `words` has fewer than [`Superblock::WORDS`] words.
     pub fn set_root(words: &[AtomicU64], root: GlobalAddr) {
         words[2].store(root.to_bits(), Ordering::Release);
     }
@@ -124,7 +125,7 @@ impl Superblock {
     /// The root. Null while there is none.
     ///
     /// # Panics
-    /// If `words` are fewer than [`Superblock::WORDS`].
+    /// If `words` has fewer than [`Superblock::WORDS`] words.
     #[inline]
     pub fn root(words: &[AtomicU64]) -> GlobalAddr {
         GlobalAddr::from_bits(words[2].load(Ordering::Acquire))
@@ -133,7 +134,7 @@ impl Superblock {
     /// Sets the first leaf, once.
     ///
     /// # Panics
-    /// If `words` are fewer than [`Superblock::WORDS`].
+    /// If `words` has fewer than [`Superblock::WORDS`] words.
     pub fn set_first_leaf(words: &[AtomicU64], leaf: GlobalAddr) {
         words[6].store(leaf.to_bits(), Ordering::Release);
     }
@@ -141,15 +142,15 @@ impl Superblock {
     /// Sets the options, once.
     ///
     /// # Panics
-    /// If `words` are fewer than [`Superblock::WORDS`].
+    /// If `words` has fewer than [`Superblock::WORDS`] words.
     pub fn set_options(words: &[AtomicU64], options: u64) {
         words[5].store(options, Ordering::Release);
     }
 
-    /// The options, if the index is of `design`.
+    /// Returns the options if the index has this design.
     ///
     /// # Errors
-    /// [`SuperblockError::OtherDesign`] if it is of another design, or if there is none.
+    /// [`SuperblockError::OtherDesign`] if it has another design, or if there is no index.
     pub fn options_of(&self, design: DesignId) -> Result<u64, SuperblockError> {
         let (found, ours) = (self.options as u8, design as u8);
         if found == ours {
@@ -162,7 +163,7 @@ impl Superblock {
     /// Reads a superblock of a pool with pages of `L`.
     ///
     /// # Errors
-    /// [`SuperblockError`] if there is none, or if the pages have another layout.
+    /// [`SuperblockError`] if there is none, or if the pages have a different layout.
     pub fn read<L: Layout>(words: &[AtomicU64]) -> Result<Self, SuperblockError> {
         let word = |index: usize| words[index].load(Ordering::Relaxed);
         if words.len() < Self::WORDS || word(0) != MAGIC {

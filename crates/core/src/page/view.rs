@@ -5,7 +5,7 @@
 //! - P2. `count` is at most the layout's capacity in every validated read.
 //!
 //! *Thread safety*: a view is a borrow of atomics. Readers may see any mixture of words until they
-//! validate. Callers of setters hold the page exclusively.
+//! validate. Callers of setters must hold the page exclusively.
 
 use super::latch::Latch;
 use super::layout::Layout;
@@ -17,7 +17,7 @@ use std::marker::PhantomData;
 /// Number of words before a page's first entry.
 pub const HEADER_WORDS: usize = 8;
 
-/// Highest level of a tree. Already 2^8 entries per node would be more than enough for 2^64 keys.
+/// Highest level of a tree. Even with two entries per node, this is enough for 2^64 keys.
 pub const MAX_LEVEL: u8 = 63;
 
 pub(super) const SELF_WORD: usize = 1;
@@ -26,8 +26,8 @@ pub(super) const HIGH_WORD: usize = 3;
 /// The checksum, or the use mark of a page in a cache's frame.
 pub(crate) const MARK_WORD: usize = 7;
 pub(crate) const META_WORD: usize = 4;
-/// The right sibling's address. In designs without siblings this word has the stamp of a leaf
-/// instead, or the cache's note while the page is in a frame.
+/// The right sibling's address. In designs without siblings, the stamp of a leaf; in a frame, the
+/// cache's note.
 pub(crate) const SIBLING_WORD: usize = 5;
 pub(super) const DELETED_WORD: usize = 6;
 
@@ -192,7 +192,7 @@ impl<'a, L: Layout> Page<'a, L> {
         self.store(SIBLING_WORD, note);
     }
 
-    /// Whether the page in its frame has been marked as used. A guess, for choosing victims.
+    /// Whether the page in its frame is marked as used. This is a hint for choosing victims.
     #[inline]
     pub fn is_marked(self) -> bool {
         self.load(MARK_WORD) != 0

@@ -15,7 +15,7 @@ pub fn slot_range<L: Layout>(
 }
 
 /// The keys that are in both ranges. A path leads to a node for the keys that all of its slots
-/// have.
+/// cover.
 pub fn narrowed<K: Ord>(one: (K, Option<K>), other: (K, Option<K>)) -> (K, Option<K>) {
     let high = match (one.1, other.1) {
         (Some(one), Some(other)) => Some(one.min(other)),
@@ -31,9 +31,9 @@ pub enum Step {
     Here,
     /// Down to this child.
     Child(GlobalAddr),
-    /// Right to this sibling: the node was split, and its parent does not lead to the sibling yet.
+    /// Right to this sibling: the node was split, and its parent does not point to the sibling yet.
     Right(GlobalAddr),
-    /// The descent is on a wrong page: start again.
+    /// The descent is on the wrong page: start again.
     Lost,
 }
 

@@ -1,7 +1,7 @@
-//! When pages are merged, evened out or filled: the policies that all designs share, by weight, so
-//! that they hold for entries of any size.
+//! When to merge, rebalance or fill pages: policies that all designs share. They use weights, so
+//! they work for entries of any size.
 //!
-//! *Thread safety*: plain functions. Over a page that changes the answers are guesses.
+//! *Thread safety*: plain functions. If the page changes concurrently, the results are guesses.
 
 use super::layout::Layout;
 use super::view::Page;
@@ -11,8 +11,8 @@ pub fn is_sparse<L: Layout>(weight: usize) -> bool {
     weight < L::full() / 2
 }
 
-/// Whether one of two neighbours is less than half full, and the two can be merged or differ enough
-/// to be evened out.
+/// Whether one of two neighbours is less than half full, and the two can be merged, or differ
+/// enough to be rebalanced.
 pub fn are_too_empty<L: Layout>(left: Page<'_, L>, right: Page<'_, L>) -> bool {
     let (lefts, rights) = (L::weight(left), L::weight(right));
     is_sparse::<L>(lefts.min(rights))

@@ -1,5 +1,5 @@
 //! Which words of a page a change has touched: a range at the front, where header, fences and slots
-//! are, and one in the heap, where records are. A layout without a heap has only the former.
+//! are, and one in the heap, where records are. A layout without a heap has only the first range.
 //!
 //! ```text
 //! [heap end:16][heap start:16][front end:16][front start:16]     0 is nothing
@@ -55,7 +55,7 @@ impl Words {
         self.0
     }
 
-    /// The words of a number that [`Words::to_bits`] has made.
+    /// The words encoded by [`Words::to_bits`].
     #[inline]
     pub fn from_bits(bits: u64) -> Self {
         Self(bits)
@@ -79,7 +79,7 @@ impl Words {
         self.0 == 0
     }
 
-    /// Whether it is a single word, which readers see change at once.
+    /// Whether it is a single word, so that readers see all of the change or none of it.
     #[inline]
     pub fn is_one_word(self) -> bool {
         self.front().len() + self.heap().len() == 1
@@ -90,7 +90,7 @@ impl Words {
         self.front().contains(&index) || self.heap().contains(&index)
     }
 
-    /// The smallest two ranges that include both. Without a heap, one range.
+    /// The smallest ranges that include both. Without a heap, this is a single range.
     #[inline]
     #[must_use]
     pub fn and(self, other: Self, has_heap: bool) -> Self {
@@ -104,9 +104,9 @@ impl Words {
         Self::new(&join(self.front(), other.front()), &join(self.heap(), other.heap()))
     }
 
-    /// The ranges to write, in this order. If there are two, the first is in the heap: as long as
-    /// only that one is written, no slot refers to what is new in it (bytes.Y9). Even ranges next
-    /// to each other are not joined, because the words of one WRITE arrive in any order.
+    /// The ranges to write, in this order. If there are two, the first is in the heap: while only
+    /// that one has been written, no slot refers to the new words in it (bytes.Y9). Adjacent ranges
+    /// are not joined, because the words of one WRITE arrive in any order.
     #[inline]
     pub fn writes(self) -> (Option<Range<usize>>, Range<usize>) {
         let (front, heap) = (self.front(), self.heap());

@@ -1,5 +1,5 @@
-//! The tasks of a thread of a compute server: each takes what waits in the thread's queue, and
-//! serves it.
+//! The tasks of a thread of a compute server. Each takes requests from the thread's queue and
+//! serves them.
 //!
 //! Operations on single keys that wait together are served as one group, in any order: their
 //! clients have not seen any of the answers yet, so all of them are concurrent. The index takes a
@@ -21,12 +21,12 @@ use std::cell::Cell;
 use std::future::poll_fn;
 use std::task::Poll;
 
-/// Operations that the tasks of a thread carry out concurrently. Each can have posted several
-/// verbs, of which an endpoint accepts a limited number.
+/// Maximum number of operations that the tasks of a thread execute concurrently. Each may have
+/// several verbs posted, and an endpoint accepts only a limited number of verbs.
 const OPERATIONS: usize = 64;
-/// Requests that a task answers before others get their turn, if none of them has to wait.
+/// Number of requests that a task answers before it yields, if none of them has to wait.
 const ANSWERS_AT_ONCE: usize = 8;
-/// Records of a batch that are set before the thread turns to its other requests.
+/// Number of records of a batch that are set before the thread turns to its other requests.
 const RECORDS_AT_ONCE: usize = 32;
 
 /// How many operations a request counts as.
@@ -44,7 +44,7 @@ fn distinct<K: Eq, V>(records: &[(K, V)]) -> usize {
     (1..most).find(is_again).unwrap_or(most)
 }
 
-/// Lets the executor look at what else is ready, and send the answers.
+/// Yields, so that the executor can run other ready tasks and send answers.
 async fn give_way() {
     let mut given = false;
     poll_fn(|context| match std::mem::replace(&mut given, true) {

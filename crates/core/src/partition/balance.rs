@@ -1,21 +1,20 @@
-//! The policy that decides which keys should move so that no compute server does much more work
-//! than the others. It only decides.
+//! The policy that decides which keys should move so that no compute server has much more load than
+//! the others. It only decides; `balancer.rs` moves keys.
 //!
 //! It looks at the load of a time window and at the map, and proposes moves between neighbours, or
 //! to a compute server that owns nothing. So load spreads by diffusion. Lu et al. (DEX, §4) leave
 //! this to future work.
 //!
 //! *Invariants*
-//! - balance.B1. After a move, the busier of its two compute servers does less than the busier one
-//!   before, by at least `least_gain` of the mean. So under a steady load moves come to an end (the
-//!   sum of the squares falls), and a range that cannot be split usefully, because one key or leaf
-//!   is most of it, stays where it is.
-//! - balance.B2. Nothing moves before some compute server was above the threshold in `windows`
+//! - balance.B1. A move reduces the load of the busier of its two compute servers by at least
+//!   `least_gain` of the mean. So under a steady load, moves come to an end (the sum of the squares
+//!   decreases), and a range that cannot be split usefully, because one key or leaf makes up most
+//!   of it, stays where it is.
+//! - balance.B2. Nothing moves until some compute server has been above the threshold in `windows`
 //!   consecutive windows, nor in the `rest_windows` after a move. Keys do not move back within
-//!   `no_return_windows`. Hysteresis separates balancing from resting: balancing begins above
-//!   `threshold` and ends below `calm`.
+//!   `no_return_windows`. Hysteresis: balancing begins above `threshold` and ends below `calm`.
 //! - balance.B3. A load that cannot be improved is left alone until the load of some compute server
-//!   has changed by `change` of the mean. A proposal that fails is made again after a pause that
+//!   has changed by `change` of the mean. A proposal that fails is repeated after a pause that
 //!   doubles each time.
 //!
 //! *Thread safety*: a plain value.
@@ -28,20 +27,20 @@ use std::collections::BTreeMap;
 /// Longest pause after failed proposals, in windows.
 const LONGEST_PAUSE: u64 = 64;
 
-/// After this many attempts without a useful move, the loads are left as they are.
+/// After this many attempts without a useful move, the policy leaves the loads alone.
 const FRUITLESS: u32 = 3;
 
 /// Maximum number of proposals at a time. For each one, the balancer has to read a leaf.
 const MOST_PROPOSALS: usize = 4;
 
-/// A move that would even out the load of two compute servers.
+/// A move that would reduce the imbalance between two compute servers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Proposal<K> {
-    /// The compute server that gives keys up.
+    /// The compute server that releases the keys.
     pub from: u16,
     /// The compute server that takes them over.
     pub to: u16,
-    /// The approximate place of the new boundary.
+    /// The approximate position of the new boundary.
     pub near: K,
     /// Whether the keys below the boundary move; otherwise those at or above it do.
     lower: bool,
@@ -53,7 +52,7 @@ pub struct BalancePolicy<K> {
     options: BalanceOptions,
     /// Number of windows seen.
     now: u64,
-    /// For how many consecutive windows each compute server has been above the threshold.
+    /// For each compute server, the number of consecutive windows above the threshold.
     above: BTreeMap<u16, u32>,
     rest_until: u64,
     pause: u64,
@@ -61,7 +60,7 @@ pub struct BalancePolicy<K> {
     active: bool,
     /// Attempts without a useful move since balancing began or keys last moved.
     fruitless: u32,
-    /// The loads, relative to the mean, when balancing last gave up without getting below `calm`.
+    /// The loads, relative to the mean, when balancing last gave up before they were below `calm`.
     settled: Option<Vec<f64>>,
     /// The window in which keys last moved from one compute server to another.
     moves: BTreeMap<(u16, u16), u64>,
@@ -89,11 +88,11 @@ impl<K: Clone + Ord> BalancePolicy<K> {
     }
 
     /// Evaluates a window: the load of each compute server, by number. Returns alternative moves,
-    /// the best first. Empty if nothing should move.
+    /// best first. Empty if nothing should move.
     pub fn look(&mut self, map: &PartitionMap<K>, mut loads: Vec<Load<K>>) -> Vec<Proposal<K>> {
         self.now += 1;
         let total: u64 = loads.iter().map(|load| load.samples).sum();
-        // Shortly after a move caches are cold, and samples are from two maps.
+        // Shortly after a move, caches are cold, and some samples are from the previous map.
         if total < self.options.least_samples.max(1) || self.now < self.rest_until {
             return Vec::new();
         }
@@ -127,14 +126,14 @@ impl<K: Clone + Ord> BalancePolicy<K> {
         }
         self.active = true;
         let (proposals, waits) = self.proposals(map, spare);
-        // If keys only have to wait before they may move back, the loads are not settled.
+        // If keys only have to wait until they may move back, the loads are not settled.
         if proposals.is_empty() && !waits {
             self.refused();
         }
         proposals
     }
 
-    /// Whether the loads are still about those that could not be improved.
+    /// Whether the loads are still those that could not be improved.
     fn is_settled(&mut self) -> bool {
         let differs = |settled: &Vec<f64>| {
             let mut loads = settled.iter().zip(&self.loads);
@@ -148,9 +147,9 @@ impl<K: Clone + Ord> BalancePolicy<K> {
         self.settled.is_some()
     }
 
-    /// Proposes moves from the busiest compute server to a spare one or to a neighbour, the less
-    /// busy one first. If that server cannot give up keys, tries the next busiest. Also returns
-    /// whether keys have to wait before they may move back.
+    /// Proposes moves from the busiest compute server to a spare one or to a neighbour, starting
+    /// with the less busy neighbour. If that server cannot release keys, tries the next busiest.
+    /// Also returns whether keys have to wait until they may move back.
     fn proposals(&self, map: &PartitionMap<K>, spare: Option<u16>) -> (Vec<Proposal<K>>, bool) {
         let owners = map.owners();
         let by_load = |a: &u16, b: &u16| self.load(*a).total_cmp(&self.load(*b));
@@ -202,7 +201,7 @@ impl<K: Clone + Ord> BalancePolicy<K> {
         (self.pause, self.fruitless) = (1, 0);
     }
 
-    /// Records that no proposal was worth it at the fences of actual leaves (balance.B3).
+    /// Records that no proposal was worthwhile at the fences of actual leaves (balance.B3).
     pub fn refused(&mut self) {
         self.fruitless += 1;
         if self.fruitless >= FRUITLESS {
@@ -235,8 +234,8 @@ impl<K: Clone + Ord> BalancePolicy<K> {
         let keys = &self.loads.get(usize::from(from))?.keys;
         let mut candidates: Vec<&K> = keys.iter().filter(|key| **key > range.low).collect();
         candidates.dedup();
-        // Along the keys, the load that stays changes in one direction. So the larger of the two
-        // loads first falls and then rises.
+        // As the boundary moves up, the remaining load changes in one direction. So the larger of
+        // the two loads first falls and then rises.
         let surplus = |key: &K| {
             let (stays, gets) = self.after(from, to, lower, key);
             if lower { gets - stays } else { stays - gets }
@@ -410,7 +409,7 @@ mod tests {
         for seed in 0..3 {
             let mut model = Model::new(4, 0, seed, vec![1.0; 84_000]);
             assert_eq!(model.run(150), 0, "{:?}", model.moves);
-            // A quarter more load than others have is not worth a move.
+            // A server with a quarter more load than the others does not justify a move.
             let weight = |key| if key < 21_000 { 1.25 } else { 1.0 };
             model.asks_for(&(0..84_000).map(weight).collect::<Vec<_>>());
             assert_eq!(model.run(150), 0, "{:?}", model.moves);

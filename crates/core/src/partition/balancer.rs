@@ -1,7 +1,7 @@
 //! The task that balances load: it takes the samples of each window, asks the policy, and moves
 //! keys accordingly.
 //!
-//! *Thread safety*: belongs to its handle's thread. Run only one for an index: two would undo each
+//! *Thread safety*: belongs to its handle's thread. Run only one per index: two would undo each
 //! other's moves.
 
 use super::{BalancePolicy, Load, PartitionMap};
@@ -9,7 +9,7 @@ use crate::index::{BalanceOptions, IndexError, Reshaped};
 use farleaf_fabric::Fabric;
 use std::future::Future;
 
-/// Longest sleep, in nanoseconds. It bounds how late the task notices that it should end.
+/// Longest sleep, in nanoseconds. It limits how long the task takes to notice that it should end.
 const NAP_NS: u64 = 10_000_000;
 
 /// The compute servers that a balancer moves keys between.
@@ -22,10 +22,10 @@ pub trait BalanceTarget {
     /// The endpoint, for its clock.
     fn fabric(&self) -> &Self::Fabric;
 
-    /// The newest map that is known.
+    /// The newest known map.
     fn newest_map(&self) -> PartitionMap<Self::Key>;
 
-    /// Settles what is in doubt, as far as possible now.
+    /// Settles unknown outcomes, as far as possible now.
     fn settle_all(&self) -> impl Future<Output = ()> {
         async {}
     }
@@ -41,7 +41,7 @@ pub trait BalanceTarget {
         key: &Self::Key,
     ) -> impl Future<Output = Result<(Self::Key, Option<Self::Key>), IndexError>>;
 
-    /// Moves the keys on the far side of the boundary nearest to `at`.
+    /// Moves the keys beyond the boundary nearest to `at`.
     fn move_keys(
         &self,
         from: u16,
@@ -64,8 +64,8 @@ impl<'a, T: BalanceTarget> Balancer<'a, T> {
         Self { target, window_ns: options.window_ns.max(1), policy: BalancePolicy::new(options) }
     }
 
-    /// Balances until `ended`. Reports every move and every failed attempt to `report`. After a
-    /// failed attempt nothing has moved, and the next attempt comes later.
+    /// Balances until `ended` returns true. Reports every move and every failed attempt to
+    /// `report`. After a failed attempt, nothing has moved and the next attempt is delayed.
     pub async fn run(
         &mut self,
         ended: impl Fn() -> bool,
@@ -80,7 +80,7 @@ impl<'a, T: BalanceTarget> Balancer<'a, T> {
                 fabric.sleep((due_ns - now_ns).min(NAP_NS)).await;
                 continue;
             }
-            // What cannot be settled now is tried again in the next window.
+            // If something cannot be settled now, the next window tries again.
             self.target.settle_all().await;
             if let Some(outcome) = self.look().await.transpose() {
                 report(outcome);
@@ -92,10 +92,10 @@ impl<'a, T: BalanceTarget> Balancer<'a, T> {
     /// Takes the samples since the last call, and moves keys if that is useful.
     ///
     /// # Errors
-    /// Those of [`BalanceTarget::move_keys`]. Nothing has moved then.
+    /// Those of [`BalanceTarget::move_keys`]; nothing has moved in that case.
     pub async fn look(&mut self) -> Result<Option<Reshaped>, IndexError> {
         let (target, map) = (self.target, self.target.newest_map());
-        // A server that does not answer looks idle, but must not be given keys.
+        // A server that does not answer looks idle, but must not receive keys.
         let Some(loads) = target.loads().await else { return Ok(None) };
         let proposals = self.policy.look(&map, loads);
         for proposal in &proposals {

@@ -23,8 +23,8 @@ pub struct ComputePool<D: Partitioned, L: Layout> {
 }
 
 impl<D: Partitioned, L: Layout> ComputePool<D, L> {
-    /// Creates compute servers with empty caches: one more than there are boundaries, and the spare
-    /// ones, which own nothing yet.
+    /// Creates compute servers with empty caches: one more than there are boundaries, plus the
+    /// spare ones, which own nothing yet.
     ///
     /// # Errors
     /// [`IndexError::InvalidArgument`] if the boundaries do not ascend strictly, or if the caches'
@@ -36,8 +36,8 @@ impl<D: Partitioned, L: Layout> ComputePool<D, L> {
         Self::with_map(options, servers, map, memory)
     }
 
-    /// The same compute servers after some of them have died: those start with empty caches, and
-    /// the map is the last one published. Call it only while no operation is in flight.
+    /// Restarts some compute servers after their death: they get empty caches, and the map is the
+    /// last one published. Call it only while no operation is in flight.
     ///
     /// # Errors
     /// [`IndexError::InvalidArgument`] if the caches' memory cannot be allocated.
@@ -98,7 +98,7 @@ impl<D: Partitioned, L: Layout> ComputePool<D, L> {
         *lock(&self.map) = map;
     }
 
-    /// Which memory servers take new nodes.
+    /// The memory servers that take new nodes.
     pub(super) fn memory(&self) -> &MemoryUse {
         &self.memory
     }

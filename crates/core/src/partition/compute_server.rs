@@ -1,9 +1,9 @@
-//! One compute server: it serves the keys that the map assigns to it and no others, and nothing
-//! while it is halted.
+//! One compute server. It serves only the keys that the map assigns to it, and nothing while it is
+//! halted.
 //!
 //! *Invariant* Q3: once a caller has halted a compute server and has then seen no operation in
-//! flight, none begins before the server serves again. For this, an operation first counts itself
-//! and then checks whether it may begin.
+//! flight, none begins before the server resumes. For this, an operation first counts itself and
+//! then checks whether it may begin.
 //!
 //! *Thread safety*: any number of threads.
 
@@ -24,7 +24,7 @@ pub struct ComputeServer<D: Partitioned, L: Layout> {
     samples: LoadSamples<OwnedKey<L>>,
     /// One operation in this many is a load sample.
     sampled_one_in: u32,
-    /// Whether a thread takes part in a move of keys.
+    /// Whether a thread is taking part in a move of keys.
     moving: AtomicBool,
     /// Number of operations in flight for clients in other processes.
     under_way: AtomicU64,
@@ -32,18 +32,18 @@ pub struct ComputeServer<D: Partitioned, L: Layout> {
     halted_until_ns: AtomicU64,
 }
 
-/// One operation in this many is a load sample, unless said otherwise.
+/// Default of how many operations there are per load sample.
 const SAMPLED_ONE_IN: u32 = 64;
 
 const SERVES: u64 = 0;
 const RESUMES: u64 = u64::MAX;
 
-/// The right to move keys. Dropping it lets other keys move.
+/// The right to move keys. Dropping it permits the next move.
 #[derive(Debug)]
 pub(super) struct Moving<'a>(&'a AtomicBool);
 
 impl<'a> Moving<'a> {
-    /// Claims the right. `None` while another caller has it, unless it is shared.
+    /// Claims the right. `None` while another caller has it, unless it may be shared.
     pub(super) fn begin(moving: &'a AtomicBool, is_shared: bool) -> Option<Self> {
         // Not `then_some`: it would create a guard and drop it, which ends the move in progress.
         let is_free = !moving.swap(true, Ordering::Acquire);
@@ -116,7 +116,7 @@ impl<D: Partitioned, L: Layout> ComputeServer<D, L> {
         Moving::begin(&self.moving, false)
     }
 
-    /// Counts an operation in, if the server is serving (Q3).
+    /// Counts an operation as in flight, if the server is serving (Q3).
     pub(super) fn enter(&self) -> Option<UnderWay<'_>> {
         // SeqCst: either this thread sees the halt, or the halting thread sees this count.
         self.under_way.fetch_add(1, Ordering::SeqCst);
@@ -124,7 +124,7 @@ impl<D: Partitioned, L: Layout> ComputeServer<D, L> {
         (self.halted_until_ns.load(Ordering::SeqCst) == SERVES).then_some(entered)
     }
 
-    /// Halts the server until `until_ns`, or until it is resumed. Then wait for
+    /// Halts the server until `until_ns`, or until it is resumed. After this, wait for
     /// [`ComputeServer::is_idle`]. Returns `false`, and has no effect, while the server is being
     /// resumed.
     pub fn halt(&self, until_ns: u64) -> bool {
@@ -139,7 +139,7 @@ impl<D: Partitioned, L: Layout> ComputeServer<D, L> {
         self.under_way.load(Ordering::SeqCst) == 0
     }
 
-    /// Whether the server is halted and will not serve by itself before `now_ns`.
+    /// Whether the server is halted and will not resume by itself before `now_ns`.
     pub(super) fn has_halted(&self, now_ns: u64) -> bool {
         let until_ns = self.halted_until_ns.load(Ordering::SeqCst);
         until_ns != RESUMES && until_ns > now_ns

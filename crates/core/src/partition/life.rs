@@ -27,10 +27,10 @@ pub async fn fence_former_life<F: Fabric>(
 }
 
 /// Cleans up after the previous life: completes whatever it left half done in `range`, the range
-/// that the next life owns. Where several compute servers share a process, the endpoints of all of
-/// them may have written there, and `range` is all keys. Call it over an endpoint of the compute
-/// server itself, opened after [`fence_former_life`]. If this does not run to the end, it counts as
-/// part of the life that is ended next.
+/// that the next life owns. If several compute servers share a process, the endpoints of all of
+/// them may have written there, so `range` is all keys. Call it over an endpoint of the compute
+/// server itself, opened after [`fence_former_life`]. If this does not run to the end, its own
+/// changes count as part of the life that is ended next.
 ///
 /// # Errors
 /// [`IndexError`] if a memory server does not answer, or if they hold no index of design `D`.

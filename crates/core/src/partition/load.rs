@@ -58,7 +58,7 @@ impl<D: Partitioned, F: Fabric, L: Layout> RoutedIndex<D, F, L> {
             Ok(count) => Ok(count),
             // The new nodes may be part of the index.
             Err(IndexError::Indeterminate(error)) => Err(IndexError::Indeterminate(error)),
-            // They are, but not every compute server knows.
+            // They are part of it, but not every compute server knows that.
             Err(_) if is_shown.get() => {
                 let why = Uncertainty::NotKnownThere;
                 Err(FabricError::Indeterminate { server: ROOT_SERVER, why }.into())
@@ -77,7 +77,7 @@ impl<D: Partitioned, F: Fabric, L: Layout> RoutedIndex<D, F, L> {
         Err(IndexError::Refused { server: ROOT_SERVER, refusal: Refusal::NotEmpty })
     }
 
-    /// Replaces the content, and sets `is_shown` as soon as that has happened.
+    /// Replaces the content, and sets `is_shown` as soon as the replacement has happened.
     async fn show(
         &self,
         built: &BuiltOf<D, F, L>,

@@ -1,8 +1,8 @@
-//! Bulk loads at a compute server: the requests of one load arrive one after the other, and one
+//! Bulk loads at a compute server. The requests of one load arrive one after the other, and one
 //! task serves them.
 //!
 //! *Invariant*: loading.BL1. A compute server serves one load at a time. A request that belongs to
-//! no load is refused, and a load without a next request in time is given up.
+//! no load is refused, and a load is abandoned if its next request does not arrive in time.
 //!
 //! *Thread safety*: belongs to its endpoint's thread.
 

@@ -38,7 +38,8 @@ pub struct Move<K> {
     pub grown: OwnedRange<K>,
 }
 
-/// Maximum bytes of a map in a message (map.Q3). What else a message has takes less than the rest.
+/// Maximum size of a map in a message, in bytes (map.Q3). The other fields of a message fit in the
+/// rest.
 const MOST_MAP_BYTES: usize = MAX_MESSAGE_BYTES / 2;
 
 /// Checks that a map with these boundaries fits a message.
@@ -82,7 +83,7 @@ impl<K: Clone + Ord> PartitionMap<K> {
         Ok(Self { epoch, lowest, boundaries, owners })
     }
 
-    /// A map with given owners, for example one received from another process.
+    /// Creates a map with given owners, for example one received from another process.
     ///
     /// # Errors
     /// [`IndexError::InvalidArgument`] as for [`PartitionMap::new`], or if there is not exactly one
@@ -105,7 +106,7 @@ impl<K: Clone + Ord> PartitionMap<K> {
         self.epoch
     }
 
-    /// Number of ranges. Each has an owner of its own.
+    /// Number of ranges. Each range has its own owner.
     pub fn ranges(&self) -> u16 {
         self.owners.len() as u16
     }
@@ -153,7 +154,7 @@ impl<K: Clone + Ord> PartitionMap<K> {
         OwnedRange { low, high: self.boundaries.get(place).cloned() }
     }
 
-    /// The range of a compute server. Empty if it owns nothing.
+    /// The range of a compute server, which is empty if it owns nothing.
     pub fn range_of(&self, compute_server: u16) -> OwnedRange<K> {
         match self.place_of(compute_server) {
             Some(place) => self.range_at(place),
@@ -161,8 +162,8 @@ impl<K: Clone + Ord> PartitionMap<K> {
         }
     }
 
-    /// Plans a move of keys from one compute server to another: the keys on the side of `at` that
-    /// faces `to`, or all. A compute server that owns nothing gets the keys from `at` on.
+    /// Plans a move of keys from one compute server to another: all keys, or those on the side of
+    /// `at` that faces `to`. A compute server that owns nothing gets the keys from `at` on.
     ///
     /// # Errors
     /// [`IndexError::InvalidArgument`] if the two are not neighbours although `to` owns keys, if
@@ -198,8 +199,8 @@ impl<K: Clone + Ord> PartitionMap<K> {
         Ok(Move { from, to, keys, rest, grown })
     }
 
-    /// The map of the next epoch, after the move, if it fits a message: the new boundary may be
-    /// longer than the one that it replaces, or one more.
+    /// The map of the next epoch, after the move, if it fits a message. The move may make the map
+    /// larger: the new boundary may be longer than the old one, or additional.
     ///
     /// # Errors
     /// [`IndexError::InvalidArgument`] if it does not.
@@ -252,13 +253,13 @@ mod tests {
         }
         assert!(PartitionMap::new::<Fixed8>(0, vec![10, 10]).is_err());
         assert!(PartitionMap::new::<Fixed8>(0, vec![0]).is_err());
-        // A boundary is a fence of leaves, so it must fit a page.
+        // A boundary becomes a fence of leaves, so it must fit a page.
         assert!(PartitionMap::new::<Bytes>(0, vec![vec![7; 128]]).is_ok());
         let too_long = PartitionMap::new::<Bytes>(0, vec![vec![7; 129]]);
         assert_eq!(too_long.err(), Some(IndexError::KeyTooLong { bytes: 129, most: 128 }));
     }
 
-    /// A map must fit a message: once 500 boundaries of 256 bytes made one of twice the limit.
+    /// A map must fit a message: 500 boundaries of 256 bytes once made one of twice the limit.
     #[test]
     fn a_map_is_bounded_by_its_bytes() {
         type L = Bytes<256>;
@@ -275,7 +276,7 @@ mod tests {
         assert!(map_of(200, 256).is_ok());
         let why = "the boundaries between compute servers are too long for a message of a map";
         assert_eq!(map_of(500, 256).unwrap_err(), IndexError::InvalidArgument(why));
-        // The largest map that there is fits a message, and no move makes a larger one.
+        // The largest possible map fits a message, and no move makes a larger one.
         let most = (1..).find(|count| map_of(count + 1, 256).is_err()).unwrap();
         let map = map_of(most, 256).unwrap();
         let (boundaries, owners) = (map.boundaries().to_vec(), map.owners().to_vec());

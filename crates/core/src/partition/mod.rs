@@ -6,12 +6,12 @@
 //! map. Then the owner's part of the index runs the operation. (Lu et al., *DEX: Scalable Range
 //! Indexing on Disaggregated Memory*, VLDB 2024, §4.)
 //!
-//! Any design that implements [`crate::index::Partitioned`] can be partitioned; this module knows
-//! none by name.
+//! Any design that implements [`crate::index::Partitioned`] can be partitioned; this module refers
+//! to none by name.
 //!
-//! Compute servers of one process share a [`ComputePool`], whose keys a [`RoutedIndex`] moves.
-//! Those that are processes of their own take requests from a [`Queue`], answer them by a
-//! [`Worker`], and move keys by the record of a [`MapStore`].
+//! Compute servers in one process share a [`ComputePool`], and a [`RoutedIndex`] moves keys between
+//! them. Compute servers in separate processes take requests from a [`Queue`], answer them with a
+//! [`Worker`], and move keys through the record of a [`MapStore`].
 
 mod answering;
 mod balance;

@@ -1,10 +1,10 @@
 //! Moving keys between compute servers while operations run (Lu et al., §4): the order of the
 //! steps.
 //!
-//! 1. Choose a boundary that is a fence of leaves.
-//! 2. The owner gives the keys up: it writes back its changes to them and evicts them from its
+//! 1. Choose a boundary that is a fence between leaves.
+//! 2. The owner releases the keys: it writes back its changes to them and evicts them from its
 //!    cache.
-//! 3. The new owner reads again every node of which it has a stale copy. Then it owns the keys.
+//! 3. The new owner rereads every node of which it has a stale copy. Then it owns the keys.
 //! 4. Publish the map of the next epoch. Operations on these keys have been waiting for it since
 //!    step 2.
 //!
@@ -22,14 +22,14 @@ use farleaf_fabric::Fabric;
 /// released.
 const ATTEMPTS: u32 = 16;
 /// Shortest and longest pause after a failed move, in nanoseconds, before keys may move again.
-/// Operations look for a new map once a millisecond.
+/// Operations look for a new map every millisecond.
 const SHORTEST_REST_NS: u64 = 2_000_000;
 const LONGEST_REST_NS: u64 = 100_000_000;
 
 impl<D: Partitioned, F: Fabric, L: Layout> RoutedIndex<D, F, L> {
-    /// Moves keys from one compute server to a neighbour, or to one that owns nothing: all keys, or
-    /// those on the far side of the boundary between leaves that is nearest to `near`. Other
-    /// operations continue meanwhile; those on the moving keys wait.
+    /// Moves keys from one compute server to a neighbour, or to one that owns nothing: either all
+    /// keys, or those beyond the leaf boundary that is nearest to `near`. Other operations continue
+    /// meanwhile; those on the moving keys wait.
     ///
     /// # Errors
     /// [`IndexError::InvalidArgument`] if the two are not neighbours, or if there is no boundary
@@ -86,7 +86,7 @@ impl<D: Partitioned, F: Fabric, L: Layout> RoutedIndex<D, F, L> {
                 Ok(None) => continue,
                 Err(error) => {
                     // No compute server has served the keys meanwhile. Let the owner serve them for
-                    // as long before they may move again.
+                    // just as long before they may move again.
                     let rest_ns =
                         (fabric.now_ns() - begun_ns).clamp(SHORTEST_REST_NS, LONGEST_REST_NS);
                     fabric.sleep(rest_ns).await;

@@ -13,15 +13,15 @@ use farleaf_fabric::sync::Arc;
 use std::cell::{Cell, RefCell};
 use std::fmt::{self, Debug, Formatter};
 
-/// A compute server as a handle in this process reaches it.
+/// A compute server in this process, as seen by one handle.
 pub(super) struct OwnerHandle<D: Partitioned, F: Fabric, L: Layout> {
     pub(super) server: Arc<ComputeServer<D, L>>,
     pub(super) index: D::Index<F, L>,
     /// The range of the server in the map of `epoch`.
     range: RefCell<OwnedRange<OwnedKey<L>>>,
     epoch: Cell<u64>,
-    /// Operations until the next sample. Counted here, so that operations do not write to shared
-    /// memory for it.
+    /// Operations until the next sample. The handle counts them itself, so that operations do not
+    /// write to shared memory for it.
     until_sample: Cell<u32>,
     one_in: u32,
 }
@@ -64,7 +64,7 @@ impl<D: Partitioned, F: Fabric, L: Layout> OwnerHandle<D, F, L> {
         Ok(())
     }
 
-    /// Counts an operation, and records one in `one_in + 1` as a sample.
+    /// Counts an operation, and records every `one_in + 1`-th one as a sample.
     #[inline]
     pub(super) fn sample(&self, key: &L::Key) {
         match self.until_sample.get() {

@@ -1,12 +1,12 @@
-//! Requests that wait at a compute server for the tasks of its threads, each of which runs
+//! Requests that wait at a compute server for the tasks of its threads, which run
 //! [`Worker::answer_all`].
 //!
 //! *Invariants*
-//! - queue.QU1. No request is lost: a task takes it, or its reply goes back to the program, which
-//!   answers it or ends with its connections.
-//! - queue.QU2. While requests wait, a task is on its way to them, or tasks are working at the
-//!   limit of their thread; then each of them looks here when it has ended.
-//! - queue.QU3. Waiting requests are bounded in number.
+//! - queue.QU1. No request is lost: either a task takes it, or its reply is returned to the
+//!   program, which answers it or closes the connection.
+//! - queue.QU2. While requests wait, either a task is about to take them, or the thread's tasks are
+//!   at their limit; in that case each of them checks the queue when it has finished.
+//! - queue.QU3. The number of waiting requests is bounded.
 //!
 //! *Thread safety*: any number of threads.
 //!
@@ -27,13 +27,13 @@ const WAITING: usize = 8192;
 /// Maximum number of requests that a task takes together.
 pub(super) const GROUP: usize = 16;
 
-/// The clients of a compute server, as its program reaches them.
+/// The clients of a compute server, provided by its program.
 pub trait Clients<L: Layout> {
     /// The destination of one answer.
     type Reply;
 
-    /// Records that `ask` is about to be served. Returns whether its client still waits; if not, it
-    /// is answered as unavailable instead.
+    /// Records that `ask` is about to be served. Returns whether its client is still waiting; if
+    /// not, the request is answered as unavailable instead.
     fn begin(&self, ask: &ClientRequest<L>, reply: &Self::Reply) -> bool;
 
     /// Sends an answer.
@@ -87,7 +87,7 @@ impl<L: Layout, R> Queue<L, R> {
             return Some(reply);
         }
         waiting.asked.push_back(Asked { ask, reply });
-        // One task at a time is on its way: it wakes the next one if there is more.
+        // Wake one task at a time. It wakes the next one if there are more requests.
         let idle = match waiting.asked.len() {
             1 => waiting.idle.pop(),
             _ => None,
@@ -104,9 +104,9 @@ impl<L: Layout, R> Queue<L, R> {
         taken.pop()
     }
 
-    /// Waits for a request, and takes it. If it is an operation on a single key, also takes those
-    /// that wait behind it, up to `most()` in all. Takes none while `most()` is 0. Returns with
-    /// none once the queue is closed.
+    /// Waits for a request, and takes it. If it is an operation on a single key, also takes such
+    /// operations behind it, up to `most()` in all. Takes nothing while `most()` is 0. Returns
+    /// without a request once the queue is closed.
     pub(super) async fn take(&self, most: impl Fn() -> usize, taken: &mut Taken<L, R>) {
         poll_fn(|context| {
             let (mut waiting, most) = (lock(&self.0), most());

@@ -1,13 +1,13 @@
-//! The map record: what decides which compute server owns which keys when compute servers are
-//! processes of their own.
+//! The map record, which decides which compute server owns which keys when compute servers are
+//! separate processes.
 //!
 //! A compute server changes the record only by replacing the version that it has read. So of two
-//! changes that exclude each other, one fails, and each server can read what was decided.
+//! conflicting changes one fails, and each server can read what was decided.
 //!
 //! *Invariants*
-//! - record.MR1. Between the put of a move and the put that ends it, no compute server serves the
-//!   keys that move: the giver has released them before the first put, and the taker serves them
-//!   after the second.
+//! - record.MR1. Between the put that begins a move and the put that ends it, no compute server
+//!   serves the moving keys: the giver has released them before the first put, and the taker serves
+//!   them after the second.
 //! - record.MR2. A compute server serves keys that it has released only after a put of its own has
 //!   raised the record's version. So an earlier put of unknown outcome can no longer take effect.
 //!
@@ -37,9 +37,9 @@ pub struct PendingMove<K> {
 /// The content of the record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MapState<K> {
-    /// The owner of every key; while a move is pending, as it was before.
+    /// The owner of every key; while a move is pending, the owners before the move.
     pub map: PartitionMap<K>,
-    /// The move that is pending, at most one at a time.
+    /// The pending move. There is at most one at a time.
     pub moving: Option<PendingMove<K>>,
 }
 
@@ -60,13 +60,13 @@ pub enum Put {
     Done,
     /// The record has another version. Nothing has changed.
     Changed,
-    /// The record may have the new content, now or later, unless its version is raised before.
+    /// The record may have the new content, now or later, unless its version is raised first.
     Unknown,
 }
 
 /// Where the record is kept.
 pub trait MapStore<K>: Debug {
-    /// Whether the record can have this content. Asked before keys are released.
+    /// Whether the record has room for this content. Called before keys are released.
     fn takes(&self, state: &MapState<K>) -> bool {
         let _ = state;
         true
@@ -82,12 +82,12 @@ pub trait MapStore<K>: Debug {
 /// Pauses between attempts to read or replace the record, in nanoseconds.
 const SHORTEST_PAUSE_NS: u64 = 1_000_000;
 const LONGEST_PAUSE_NS: u64 = 200_000_000;
-/// Attempts to read or replace the record before a life begins.
+/// Attempts to read or replace the record at the beginning of a life.
 const ATTEMPTS: u32 = 100;
 
-/// Begins the next life of a compute server: ends a move in which its previous life was the giver,
-/// and raises the record's version, so that no put of the previous life can still take effect
-/// (MR2). Returns the map to serve by. Call it after the previous life has been fenced.
+/// Begins the next life of a compute server: cancels a move in which its previous life was the
+/// giver, and raises the record's version, so that no put of the previous life can still take
+/// effect (MR2). Returns the map to serve by. Call it after the previous life has been fenced.
 ///
 /// # Errors
 /// [`IndexError::Contended`] if the record cannot be read or replaced.

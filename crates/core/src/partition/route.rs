@@ -1,4 +1,4 @@
-//! A handle's copy of the partition map. It may be stale: the owner that it names redirects.
+//! A handle's copy of the partition map. It may be stale; a former owner then redirects the handle.
 //!
 //! *Thread safety*: belongs to its handle's thread.
 
@@ -15,7 +15,7 @@ impl<K: Clone + Ord> Route<K> {
         Self(RefCell::new(map))
     }
 
-    /// The map.
+    /// The map that operations currently use.
     pub fn map(&self) -> Arc<PartitionMap<K>> {
         Arc::clone(&self.0.borrow())
     }

@@ -1,9 +1,9 @@
-//! A client's handle on compute servers in this process: routing an operation to one is a function
-//! call. The client's endpoint performs the remote operations for the owner.
+//! A client's handle on compute servers in this process: routing an operation to one of them is a
+//! function call. The client's endpoint performs the remote operations on behalf of the owner.
 //!
 //! *Invariant* (`docs/internals/cache.md`)
-//! - C26. While an operation of a handle waits at one compute server, the handle settles what it
-//!   has in doubt at the others. Otherwise two handles could wait for each other.
+//! - C26. While an operation of a handle waits at one compute server, the handle settles its
+//!   unknown outcomes at the others. Otherwise two handles could wait for each other.
 //!
 //! *Thread safety*: belongs to its endpoint's thread; operations of one handle may overlap.
 
@@ -29,17 +29,16 @@ use std::pin::{Pin, pin};
 /// A client's handle on the index.
 pub type RoutedIndex<D, F, L> = Router<PoolOwners<D, F, L>>;
 
-/// The compute servers of a [`ComputePool`], as one endpoint reaches them.
+/// The compute servers of a [`ComputePool`], accessed over one endpoint.
 pub struct PoolOwners<D: Partitioned, F: Fabric, L: Layout> {
     pub(super) compute: Arc<ComputePool<D, L>>,
     pub(super) pool: D::Pool<F, L>,
     pub(super) parts: Vec<OwnerHandle<D, F, L>>,
 }
 
-/// How long an operation waits for keys that are moving, in nanoseconds. After that, it ends as
-/// contended.
+/// How long an operation waits for moving keys, in nanoseconds, before it fails as contended.
 pub const LONGEST_MOVE_NS: u64 = 10_000_000_000;
-/// The first and the longest pause before looking for a newer map.
+/// First and longest pause before looking for a newer map.
 const SHORTEST_WAIT_NS: u64 = 1_000;
 const LONGEST_WAIT_NS: u64 = 1_000_000;
 
@@ -49,7 +48,7 @@ impl<D: Partitioned, F: Fabric, L: Layout> Debug for PoolOwners<D, F, L> {
     }
 }
 
-/// Keys that are moving have no owner for a while.
+/// The keys are moving and have no owner for a while.
 pub(super) fn no_owner() -> Unserved {
     Unserved::Elsewhere(IndexError::Contended { retries: 0 })
 }
@@ -66,7 +65,7 @@ impl<D: Partitioned, F: Fabric, L: Layout> PoolOwners<D, F, L> {
         &self.parts[usize::from(compute_server)]
     }
 
-    /// The part of a compute server that has accepted an operation on `key`.
+    /// Returns the handle on a compute server, once it has accepted an operation on `key`.
     #[inline]
     fn accepting(&self, owner: u16, key: &L::Key) -> Result<&D::Index<F, L>, Unserved> {
         let part = self.part(owner);
@@ -76,8 +75,8 @@ impl<D: Partitioned, F: Fabric, L: Layout> PoolOwners<D, F, L> {
         }
     }
 
-    /// Settles what this handle has in doubt at any compute server, as far as possible now. Other
-    /// handles may wait for it at a compute server that this handle's operations no longer visit.
+    /// Settles this handle's unknown outcomes at all compute servers, as far as possible now. Other
+    /// handles may be waiting for them at compute servers that this handle no longer visits.
     async fn settle_some(&self) {
         for part in &self.parts {
             part.index.settle_some().await;
@@ -85,9 +84,9 @@ impl<D: Partitioned, F: Fabric, L: Layout> PoolOwners<D, F, L> {
         self.pool.doubtful().set(self.parts.iter().any(|part| part.index.has_doubts()));
     }
 
-    /// Runs `work` and meanwhile settles what this handle has in doubt (C26). Otherwise this handle
-    /// could wait for another one at one compute server while that one waits for this handle at
-    /// another.
+    /// Runs `work` and meanwhile settles this handle's unknown outcomes (C26). Otherwise this
+    /// handle could wait for another one at one compute server while that one waits for this handle
+    /// at another.
     pub(super) async fn while_settling<T>(&self, work: impl Future<Output = T>) -> T {
         let mut work = pin!(work);
         let mut settling: Option<Pin<Box<dyn Future<Output = ()> + '_>>> = None;
@@ -190,7 +189,7 @@ impl<D: Partitioned, F: Fabric, L: Layout> Owners for PoolOwners<D, F, L> {
                 return Ok(behind(scan, covered, &L::min_key()));
             }
             // The owner's range differs from the map's, or has changed: these records may not even
-            // begin where the scan was.
+            // begin where the scan continues.
             Ok(_) => no_owner(),
             Err(error) => unserved(error),
         };
@@ -264,9 +263,9 @@ impl<D: Partitioned, F: Fabric, L: Layout> RoutedIndex<D, F, L> {
         self.owners().learn_known(self.route());
     }
 
-    /// Lets new nodes go to one more memory server, the next one that is reachable and unused.
-    /// Nodes above the placement level go to it in turn with the others; nodes below it do when
-    /// their own memory server is nearly full. Applies to all handles of the index in this process.
+    /// Adds one more memory server for new nodes: the next one that is reachable and unused. Nodes
+    /// above the placement level go to it in turn with the others; nodes below go there when their
+    /// own memory server is nearly full. Applies to all handles of the index in this process.
     ///
     /// # Errors
     /// [`IndexError::InvalidArgument`] if all memory servers are in use.
@@ -334,7 +333,8 @@ impl<D: Partitioned, F: Fabric, L: Layout> IndexAdmin for RoutedIndex<D, F, L> {
     }
 
     /// Balancing covers the whole index. A handle on a compute server's endpoint writes back the
-    /// dirty nodes of that compute server, any other handle those of all.
+    /// dirty nodes of that compute server; any other handle writes back those of all compute
+    /// servers.
     async fn background(
         &self,
         work: Background,

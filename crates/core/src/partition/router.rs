@@ -1,17 +1,17 @@
-//! A handle's router: it sends each operation to the owner of its key, and follows keys that move.
+//! A handle's router: it sends each operation to the owner of its key, and follows moving keys.
 //!
 //! A [`Router`] has a map, which may be stale. If the owner that the map names does not own the
-//! key, the router looks for a newer map and tries again there. If there is none yet, or if the
-//! owner cannot serve now, the router waits, within the limits of its [`Patience`].
+//! key, the router looks for a newer map and retries there. If there is none yet, or if the owner
+//! cannot serve now, the router waits, within the limits of its [`Patience`].
 //!
-//! [`Owners`] is how a router reaches the owners: by function calls ([`super::RoutedIndex`]), or by
-//! messages ([`crate::client::ClientIndex`]).
+//! [`Owners`] defines how a router reaches the owners: by function calls ([`super::RoutedIndex`]),
+//! or by messages ([`crate::client::ClientIndex`]).
 //!
 //! *Invariants*
-//! - router.RT1. An operation is tried again only if the last attempt had no effect, or if
-//!   repeating it has none: [`Unserved`] tells.
+//! - router.RT1. An operation is retried only if the last attempt had no effect, or if repeating it
+//!   is harmless; [`Unserved`] distinguishes the cases.
 //! - router.RT2. A scan takes the owner and its range from one map, and continues exactly where the
-//!   owner's part ended. So it sees each range once, although maps may change in between.
+//!   owner's part ended. So it covers each range once, even if maps change in between.
 //!
 //! *Thread safety*: belongs to its endpoint's thread; operations of one handle may overlap.
 
@@ -38,22 +38,22 @@ type ValueOf<O> = <<O as Owners>::Layout as Layout>::Value;
 type OwnedKeyOf<O> = OwnedKey<<O as Owners>::Layout>;
 /// Its values in their owned form.
 type OwnedValueOf<O> = OwnedValue<<O as Owners>::Layout>;
-/// The outcome of an operation of several; `None` before it ends.
+/// The outcome of one of several operations; `None` before it ends.
 type Ended<O> = RefCell<Option<Result<Answer<OwnedValueOf<O>>, IndexError>>>;
 
-/// The compute servers of an index, as one endpoint reaches them.
+/// The compute servers of an index, accessed over one endpoint.
 pub trait Owners: Sized {
     /// The endpoint's type.
     type Fabric: Fabric;
     /// The layout of the index.
     type Layout: Layout;
-    /// What the map says about an owner, for a scan to compare with what the owner covers.
+    /// A map's description of an owner, which a scan compares with what the owner covers.
     type Expected;
 
-    /// The endpoint.
+    /// The endpoint on which the operations run.
     fn fabric(&self) -> &Self::Fabric;
 
-    /// How long operations are tried again.
+    /// How long operations are retried.
     fn patience(&self) -> Patience;
 
     /// Whether the owners can take a record.
@@ -84,8 +84,8 @@ pub trait Owners: Sized {
         edit: LeafEdit<&KeyOf<Self>, &ValueOf<Self>>,
     ) -> impl Future<Output = Result<Answer<OwnedValueOf<Self>>, Unserved>>;
 
-    /// Executes single-key operations on different keys at `owner`. Calls `done` with the place and
-    /// the outcome of each when it ends.
+    /// Executes single-key operations on different keys at `owner`. When an operation ends, calls
+    /// `done` with its position and outcome.
     fn execute_all(
         &self,
         owner: u16,
@@ -113,19 +113,19 @@ pub trait Owners: Sized {
         out: &mut Records<OwnedKeyOf<Self>, OwnedValueOf<Self>>,
     ) -> impl Future<Output = Result<Option<Bound<OwnedKeyOf<Self>>>, Unserved>>;
 
-    /// Brings the route up to date after `asked` has named another owner. Returns whether a newer
-    /// map was found.
+    /// Updates the route after `asked` has named another owner. Returns whether a newer map was
+    /// found.
     fn learn(&self, asked: u16, route: &Route<OwnedKeyOf<Self>>) -> impl Future<Output = bool>;
 
-    /// Brings the route up to date as far as that costs no message.
+    /// Updates the route as far as possible without a message.
     fn learn_known(&self, route: &Route<OwnedKeyOf<Self>>);
 
-    /// What to do before waiting for another attempt.
+    /// Runs before waiting for another attempt.
     fn before_wait(&self) -> impl Future<Output = ()> {
         async {}
     }
 
-    /// Maximum number of operations of one call in flight.
+    /// Maximum number of operations in flight for one call.
     fn operations_together(&self) -> usize {
         OPERATIONS_TOGETHER
     }
@@ -146,29 +146,30 @@ pub trait Owners: Sized {
     }
 }
 
-/// Why an owner has not served an operation. The error is the operation's if it is not tried again.
+/// Why an owner has not served an operation. If the operation is not retried, this error is its
+/// result.
 #[derive(Debug)]
 pub enum Unserved {
-    /// Another compute server owns the key, or will. Nothing has happened.
+    /// Another compute server owns the key, or will own it. Nothing has happened.
     Elsewhere(IndexError),
-    /// For a reason that may pass. Nothing has happened, or it does no harm to do it again.
+    /// The operation cannot be served now. Nothing has happened, or repeating it is harmless.
     Again(IndexError),
-    /// Permanently, or with an outcome that forbids another attempt.
+    /// The operation failed permanently, or with an outcome that forbids another attempt.
     Failed(IndexError),
 }
 
-/// How long operations are tried again, in nanoseconds.
+/// How long operations are retried, in nanoseconds.
 #[derive(Clone, Copy, Debug)]
 pub struct Patience {
     /// The deadline of an operation, counted from its first failure.
     pub deadline_ns: u64,
     /// Minimum time left before the deadline for another attempt.
     pub attempt_ns: u64,
-    /// The first wait. Each one is twice as long as the one before.
+    /// The first wait. Each further wait is twice as long as the previous one.
     pub shortest_wait_ns: u64,
-    /// The longest wait.
+    /// Upper bound on the waits.
     pub longest_wait_ns: u64,
-    /// Whether a wait may be up to half shorter, at random.
+    /// Whether to shorten each wait at random, by up to half.
     pub varies: bool,
 }
 
@@ -205,7 +206,7 @@ impl<O: Owners> Router<O> {
         &self.route
     }
 
-    /// The endpoint.
+    /// The endpoint on which the operations run.
     pub fn fabric(&self) -> &O::Fabric {
         self.owners.fabric()
     }
@@ -259,8 +260,8 @@ impl<O: Owners> Router<O> {
         }
     }
 
-    /// Returns `Ok` when the operation should be tried again, or its error. The deadline counts
-    /// from the first failure, so the common case reads no clock.
+    /// Returns `Ok` if the operation should be retried, or its error. The deadline counts from the
+    /// first failure, so the common case does not read the clock.
     #[cold]
     pub(crate) async fn after(
         &self,
@@ -288,8 +289,8 @@ impl<O: Owners> Router<O> {
         Attempts { patience, until_ns, wait_ns: patience.shortest_wait_ns }
     }
 
-    /// Waits before another attempt, and then brings the route up to date. Returns `false` if there
-    /// is no time for another attempt.
+    /// Waits before another attempt, and then updates the route. Returns `false` if there is no
+    /// time for another attempt.
     pub(crate) async fn wait(&self, attempts: &mut Attempts) -> bool {
         let (fabric, patience) = (self.fabric(), attempts.patience);
         let wait_ns = match patience.varies {
@@ -308,7 +309,7 @@ impl<O: Owners> Router<O> {
         true
     }
 
-    /// Executes operations on different keys that `owner` is said to own.
+    /// Executes operations on different keys that `owner` owns according to the map.
     async fn execute_at(
         &self,
         owner: u16,
@@ -321,7 +322,7 @@ impl<O: Owners> Router<O> {
             Err(unserved) => refused.borrow_mut().push((place, unserved)),
         };
         self.owners.execute_all(owner, edits, &done).await;
-        // This was the first attempt of each: its deadline counts from here.
+        // That was the first attempt of each operation: its deadline counts from here.
         let again = refused.into_inner().into_iter().map(async |(place, unserved)| {
             let edit = edits[place];
             let work = |owner| self.owners.execute(owner, edit);
@@ -331,8 +332,7 @@ impl<O: Owners> Router<O> {
         all(again).await;
     }
 
-    /// Executes a few operations, those of one owner together. Operations that may overlap run
-    /// concurrently.
+    /// Executes a few operations, grouped by owner. Operations that may overlap run concurrently.
     async fn execute_some(&self, edits: &[LeafEdit<&KeyOf<O>, &ValueOf<O>>], ended: &[Ended<O>]) {
         let rounds = rounds(edits);
         let Some(first) = edits.first() else { return };
@@ -360,7 +360,7 @@ impl<O: Owners> Router<O> {
         }
     }
 
-    /// Executes operations one after the other, some of which no page can serve.
+    /// Executes operations one after the other. Some of them no page can serve.
     #[cold]
     async fn execute_in_turn(
         &self,
@@ -475,7 +475,7 @@ impl<O: Owners> RangeIndex for Router<O> {
     }
 }
 
-/// Where a scan continues once it has completed `range`; `None` if there can be no more records.
+/// Where a scan continues after completing `range`; `None` if there can be no more records.
 pub(super) fn behind<K: Clone + Ord>(
     scan: &Scan<K>,
     range: OwnedRange<K>,

@@ -1,7 +1,8 @@
-//! Load of a compute server, by samples: how many operations, and a random selection of their keys.
+//! Sampled load of a compute server: the number of operations, and a random selection of their
+//! keys.
 //!
-//! Handles count operations for themselves and report only one in many here, so that operations
-//! share no cache line for this. Memory is bounded even if the samples are never taken.
+//! Each handle counts its own operations and reports only one in many, so that operations do not
+//! contend for a cache line. Memory is bounded even if the samples are never taken.
 //!
 //! *Thread safety*: any number of threads.
 

@@ -1,7 +1,8 @@
-//! Moves of keys between compute servers that are processes of their own.
+//! Key moves between compute servers in separate processes.
 //!
 //! A client asks the giver to release keys ([`Worker::release`]), and meanwhile repeatedly asks the
-//! taker to take them over ([`Worker::take_over`]). They meet at the map record (`record.rs`):
+//! taker to take them over ([`Worker::take_over`]). The two coordinate through the map record
+//! (`record.rs`):
 //!
 //! 1. The giver writes its changes back, chooses a boundary, releases the keys, and then puts the
 //!    pending move into the record.
@@ -9,8 +10,8 @@
 //! 3. The giver reads the new map. If the taker does not respond, the giver removes the move from
 //!    the record and serves the keys again.
 //!
-//! The client only speeds this up: a taker that was not asked finds the pending move when it looks
-//! at the record. Whatever happened before, [`Worker::reconcile`] does what the record says.
+//! The client only speeds this up: without it, the taker finds the pending move when it next reads
+//! the record. Whatever happened before, [`Worker::reconcile`] carries out what the record says.
 //!
 //! *Thread safety*: belongs to its endpoint's thread. One thread of a compute server at a time
 //! takes part in a move or reconciles.
@@ -28,15 +29,15 @@ use farleaf_fabric::sync::Arc;
 /// Number of boundaries to try, in case leaves merge across the chosen one before the keys are
 /// released.
 const BOUNDARIES_TRIED: u32 = 16;
-/// How long a giver waits for the taker. Longer than a taker needs to see the record by itself, and
-/// short enough that operations on the keys end before their deadline.
+/// How long a giver waits for the taker: long enough for a taker to find the move in the record by
+/// itself, and short enough that operations on the keys end before their deadline.
 const TAKER_PATIENCE_NS: u64 = 1_500_000_000;
 /// How long a giver waits for a decision. After that, `follow_map` continues the move.
 const DECISION_PATIENCE_NS: u64 = 3_000_000_000;
 /// Interval at which the record is read during a move: the first, and the longest.
 const SHORTEST_LOOK_NS: u64 = 500_000;
 const LONGEST_LOOK_NS: u64 = 10_000_000;
-/// Interval at which the record is read while no move is known of.
+/// Interval at which the record is read while no move is known.
 const FOLLOW_NS: u64 = 200_000_000;
 
 /// The result of reconciling with the record.
@@ -55,7 +56,7 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
     /// compute server is enough.
     pub async fn follow_map(&self, ended: &dyn Fn() -> bool) {
         while !ended() {
-            // Read before entering, so that a halt does not wait for a catalog that hangs.
+            // Read before entering, so that a hanging catalog does not delay a halt.
             if let Some((state, version)) = self.store().read().await
                 && let Some(_moving) = self.server().begin_move()
                 && let Some(_entered) = self.server().enter()
@@ -66,8 +67,8 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
         }
     }
 
-    /// Releases keys to `to`: those on its side of a boundary near `near`, or all. Answers when the
-    /// move is decided, with the map that is valid then.
+    /// Releases keys to `to`: all of them, or those on its side of a boundary near `near`. Answers
+    /// once the move is decided, with the map that is then valid.
     pub(super) async fn release(&self, to: u16, near: Option<&L::Key>) -> ClientResponse<L> {
         let Some(_moving) = self.server().begin_move() else {
             return ClientResponse::Error(ErrorCode::Contended);
@@ -80,8 +81,7 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
 
     async fn try_release(&self, to: u16, near: Option<&L::Key>) -> Result<(), IndexError> {
         let contended = IndexError::Contended { retries: 0 };
-        // Flush now: less remains to be written back after the release, while the keys have no
-        // owner.
+        // Flush now, to leave less to write back after the release, while the keys have no owner.
         self.index().flush().await?;
         let read = self.store().read().await;
         let Some((state, version)) = read else { return Err(contended) };
@@ -126,8 +126,8 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
         Err(IndexError::Contended { retries: BOUNDARIES_TRIED })
     }
 
-    /// Waits until the move that this server has put into the record is decided. If its put did not
-    /// arrive, a later map may give the keys back to this server.
+    /// Waits until the move that this server has put into the record is decided. If its put was
+    /// lost, a later map may give the keys back to this server.
     async fn await_decision(&self, planned: &Move<OwnedKey<L>>) -> Result<(), IndexError> {
         let since_ns = self.fabric().now_ns();
         let mut look_ns = SHORTEST_LOOK_NS;
@@ -148,7 +148,7 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
     }
 
     /// Takes over the keys that `from` has released to this server, if the record has that move.
-    /// Answers with the map that is valid then.
+    /// Answers with the map that is then valid.
     pub(super) async fn take_over(&self, from: u16) -> ClientResponse<L> {
         let me = self.server().number();
         let is_here = |state: &MapState<OwnedKey<L>>| {
@@ -167,7 +167,7 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
         }
     }
 
-    /// Makes this server's range and map those of the record, as far as that is possible now.
+    /// Brings this server's range and map in line with the record, as far as possible now.
     /// `released_ns` is when this server released the keys of a pending move.
     async fn reconcile(&self, released_ns: Option<u64>) -> Reconciled {
         let Some((state, version)) = self.store().read().await else { return Reconciled::Again };
@@ -191,7 +191,7 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
         match &state.moving {
             Some(pending) if pending.to == me => {
                 let planned = state.planned(pending)?;
-                // Fails here rather than after the put, as far as possible.
+                // If this is going to fail, let it fail here rather than after the put.
                 index.prepare_take_over(&planned.grown).await?;
                 let decided = MapState { map: state.map.after(&planned), moving: None };
                 if self.fabric().breaks(rules::TAKEN_AFTER_PUT) {
@@ -213,7 +213,8 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
                 }
                 return self.serve_again(state, version).await;
             }
-            // Released, but the record does not say so: the put may still be on its way (MR2).
+            // The keys are released, but the record does not show it: the put may still be in
+            // flight (MR2).
             _ if state.map.epoch() == server.epoch()
                 && !state.map.range_of(me).is_same(&server.state().range()) =>
             {

@@ -36,7 +36,7 @@ const HALT_LEFT_NS: u64 = 10_000_000_000;
 const LONGEST_DRAIN_NS: u64 = 8_000_000_000;
 const DRAIN_LOOK_NS: u64 = 100_000;
 
-/// Interval at which a thread without other background work settles what is in doubt.
+/// Interval at which a thread without other background work settles unknown outcomes.
 const SETTLE_NS: u64 = 50_000_000;
 /// Interval at which memory servers are probed.
 const LOOK_AT_MEMORY_NS: u64 = 100_000_000;
@@ -47,11 +47,11 @@ pub struct Worker<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L> = InLeav
     part: OwnerHandle<D, F, L>,
     values: V::Values<F>,
     store: Rc<dyn MapStore<OwnedKey<L>>>,
-    /// Operations that its tasks carry out now.
+    /// Number of operations that its tasks are executing.
     under_way: Cell<usize>,
 }
 
-/// Maps an error to the code that a client is sent.
+/// Maps an error to the code that is sent to a client.
 pub(super) fn error_code(error: &IndexError) -> ErrorCode {
     match error {
         IndexError::Indeterminate(_) => ErrorCode::Indeterminate,
@@ -102,25 +102,25 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
         Ok(Self { pool, part, values, store, under_way: Cell::new(0) })
     }
 
-    /// What the cache has done for this thread.
+    /// The cache's counters for this thread.
     pub fn cache_counters(&self) -> CacheCounters {
         let mut counters = self.part.index.cache_counters();
         counters += self.values.counters();
         counters
     }
 
-    /// The endpoint.
+    /// The endpoint that its thread posts verbs to.
     pub fn fabric(&self) -> &F {
         self.pool.fabric()
     }
 
-    /// Until `ended`, writes back nodes that have been dirty for a long time, if the cache has a
-    /// limit on their age, and settles what is in doubt.
+    /// Until `ended` returns true, writes back nodes that have been dirty for a long time, if the
+    /// cache has an age limit, and settles unknown outcomes.
     pub async fn write_back_by_age(&self, ended: &dyn Fn() -> bool) {
         self.part.index.write_back_by_age(ended).await;
         while !ended() {
-            // Other threads may wait for what this thread has in doubt, and none of its operations
-            // may settle it.
+            // Other threads may be waiting for this thread's unknown outcomes, which none of its
+            // operations may be settling.
             self.part.index.settle_some().await;
             self.fabric().sleep(SETTLE_NS).await;
         }
@@ -190,8 +190,8 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
     fn not_owner(&self, key: &L::Key) -> ClientResponse<L> {
         let map = self.map();
         match map.owner_of(key) {
-            // By the map this server owns the key, but it refused the operation: the key is moving
-            // to or from it.
+            // According to the map, this server owns the key, but it refused the operation: the key
+            // is moving to or from it.
             owner if owner == self.part.server.number() => {
                 ClientResponse::Error(ErrorCode::Unavailable)
             }
@@ -199,8 +199,8 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
         }
     }
 
-    /// Answers any request except [`ClientRequest::LoadBegin`] and those that follow it, which are
-    /// for [`Worker::load`].
+    /// Answers any request except [`ClientRequest::LoadBegin`] and the requests that follow it,
+    /// which go to [`Worker::load`].
     pub async fn answer(&self, ask: ClientRequest<L>) -> ClientResponse<L> {
         self.fabric().charge(Work::Client).await;
         if ask.check(V::check).is_err() {
@@ -223,7 +223,7 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
         self.certain(is_change, told)
     }
 
-    /// Counts a request in, if the server is serving.
+    /// Counts a request as in flight, if the server is serving.
     #[inline]
     pub(super) async fn enter(&self) -> Option<UnderWay<'_>> {
         let server = &self.part.server;
@@ -324,7 +324,7 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
         let mut room = RecordRoom::for_records(SCAN_REPLY_RECORDS);
         let (most, step) = (scan.limit.min(SCAN_REPLY_RECORDS), room.records_of_any_size::<L>());
         let mut records = Records::new();
-        // Steps, so that little more is collected than the reply takes.
+        // Scan in steps, so that little more is collected than fits the reply.
         loop {
             scan.limit = most.min(records.len() + step);
             let scanned = self.values.scan(self.index(), &scan, &mut room, &mut records).await;
@@ -353,8 +353,8 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
     /// Stops serving, waits for the operations in flight, and writes everything back.
     ///
     /// # Errors
-    /// [`IndexError`] if something cannot be written, or if operations or a resume under way do not
-    /// end in time. The compute server is halted nevertheless, unless it was being resumed.
+    /// [`IndexError`] if something cannot be written, or if operations or a resume in progress do
+    /// not end in time. The compute server is halted even so, unless it was being resumed.
     pub async fn halt(&self) -> Result<(), IndexError> {
         let (fabric, server) = (self.fabric(), &self.part.server);
         let until_ns = fabric.now_ns().saturating_add(LONGEST_DRAIN_NS);
@@ -372,11 +372,11 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
         }
     }
 
-    /// Serves again, starting with an empty cache.
+    /// Resumes serving, starting with an empty cache.
     ///
     /// # Errors
     /// [`IndexError`] if dirty nodes cannot be written or the root cannot be read. The compute
-    /// server stays halted then.
+    /// server then stays halted.
     pub async fn resume(&self) -> Result<(), IndexError> {
         match self.part.server.begin_resume(u64::MAX - 1) {
             Some(resuming) => {
@@ -388,13 +388,13 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
         }
     }
 
-    /// Drops the cached tree after writing it back, in case the halt before failed to do that.
+    /// Drops the cached tree after writing it back, in case the preceding halt failed to do that.
     async fn begin_anew(&self) -> Result<(), RemoteError> {
         self.values.flush(self.index()).await?;
         self.part.index.forget().await
     }
 
-    /// Serves again if the halt has lasted too long, because the client that asked for it may be
+    /// Resumes serving if the halt has lasted too long, because the client that requested it may be
     /// dead.
     async fn resume_if_due(&self) -> bool {
         let Some(resuming) = self.part.server.begin_resume(self.fabric().now_ns()) else {
@@ -409,9 +409,9 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
         }
     }
 
-    /// Builds a tree from the records that `next` returns, and replaces the empty tree by it at the
-    /// end. Returns boundaries that would give each owner about the same number of records; none if
-    /// there are too few, or if these are too long for a map.
+    /// Builds a tree from the records that `next` returns, and finally replaces the empty tree with
+    /// it. Returns boundaries that would give each owner about the same number of records; none if
+    /// there are too few records, or if the boundaries are too long for a map.
     ///
     /// # Errors
     /// [`IndexError`]. Unless the outcome is unknown, the index is unchanged.
@@ -443,8 +443,8 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
             }
             let built = builder.finish().await?;
             self.check_halted()?;
-            // No key moves while every compute server is halted, but some may have moved before. A
-            // put from before may even arrive late: raising the version makes it fail (record.MR2).
+            // No key moves while every compute server is halted, but keys may have moved earlier.
+            // An earlier put may even arrive late: raising the version makes it fail (record.MR2).
             let state = MapState { map: map.clone(), moving: None };
             match self.store.read().await {
                 Some((read, version)) if read == state => {
@@ -478,8 +478,8 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
         outcome
     }
 
-    /// A tree may be replaced only while the compute server is halted and will stay so for
-    /// [`HALT_LEFT_NS`].
+    /// Checks that the compute server is halted and will stay so for [`HALT_LEFT_NS`], which
+    /// replacing a tree requires.
     fn check_halted(&self) -> Result<(), IndexError> {
         let until_ns = self.fabric().now_ns().saturating_add(HALT_LEFT_NS);
         match self.part.server.has_halted(until_ns) {

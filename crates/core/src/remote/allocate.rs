@@ -1,14 +1,14 @@
-//! Allocation on the compute side: chunks by RPC, nodes carved from them locally. This holds all
-//! free nodes of one endpoint, also those whose grace period has not passed. Only a DEX server has
-//! another list, because all threads of a compute server share it.
+//! Allocation on the compute side: chunks by RPC, nodes carved from them locally. The allocator
+//! holds all free nodes of one endpoint, including those still in their grace period. Only a DEX
+//! server has another list, because all threads of a compute server share it.
 //!
 //! *Invariants*
-//! - A1. A node is handed out to one holder at a time.
+//! - A1. A node belongs to at most one holder at a time.
 //! - A2. A freed node goes back to the free list of its server, and is the next to be allocated
 //!   there.
 //! - A3. The metadata never leaves this compute server's memory.
 //! - A4. A request for a chunk that is repeated, or arrives late, gets the same chunk
-//!   (`chunks.rs`): an outage does not empty the pool.
+//!   (`chunks.rs`), so an outage does not drain the pool.
 //! - A5. A retired node is handed out only after its grace period.
 //!
 //! *Thread safety*: belongs to one endpoint's thread; tasks of that thread share it.
@@ -35,7 +35,7 @@ pub struct NodeAllocator<F: Fabric, L: Layout> {
 }
 
 impl<F: Fabric, L: Layout> NodeAllocator<F, L> {
-    /// An allocator without chunks, which requests chunks of `chunk_bytes`.
+    /// Creates an allocator without chunks, which requests chunks of `chunk_bytes`.
     pub fn new(fabric: F, chunk_bytes: u64) -> Self {
         let servers = fabric.memory_servers();
         let carvers = (0..servers).map(|_| RefCell::new(NodeCarver::new(L::page_words() * 8)));
@@ -43,8 +43,7 @@ impl<F: Fabric, L: Layout> NodeAllocator<F, L> {
         Self {
             carvers: carvers.collect(),
             resting: RefCell::default(),
-            // Start at a random server, so that the first nodes of many endpoints do not pile up on
-            // one.
+            // Start at a random server, to spread the first nodes of many endpoints.
             next_server: Cell::new((random % u64::from(servers.max(1))) as u16),
             used_servers: Cell::new(servers.max(1)),
             chunks: ChunkClient::new(fabric),
@@ -52,11 +51,11 @@ impl<F: Fabric, L: Layout> NodeAllocator<F, L> {
         }
     }
 
-    /// Allocates a node on `server`; one RPC if there is no freed node and no room in the chunk. If
-    /// the server is full, waits for the first retired node of this endpoint.
+    /// Allocates a node on `server`. Takes one RPC if there is no freed node and no room in the
+    /// chunk. If the server is full, waits for the first retired node of this endpoint.
     ///
     /// # Errors
-    /// [`RemoteError::OutOfMemory`] if there is none, or it is on another server.
+    /// [`RemoteError::OutOfMemory`] if there is no such node, or if it is on another server.
     pub async fn take(&self, server: ServerId) -> Result<GlobalAddr, RemoteError> {
         self.wake_rested();
         match self.take_at_once(server).await {
@@ -104,7 +103,7 @@ impl<F: Fabric, L: Layout> NodeAllocator<F, L> {
     /// retired node of this endpoint.
     ///
     /// # Errors
-    /// [`RemoteError::OutOfMemory`] if there is none.
+    /// [`RemoteError::OutOfMemory`] if there is no such node.
     pub async fn take_anywhere(&self) -> Result<GlobalAddr, RemoteError> {
         self.wake_rested();
         match self.take_anywhere_at_once().await {
@@ -173,8 +172,8 @@ impl<F: Fabric, L: Layout> NodeAllocator<F, L> {
     /// Returns free nodes on `server` beyond `keep` to that server, for other clients.
     ///
     /// # Errors
-    /// [`RemoteError`] if the server does not take them. If the outcome is unknown, the nodes are
-    /// lost: a node in two lists would be worse (A1).
+    /// [`RemoteError`] if the server does not accept them. If the outcome is unknown, the nodes are
+    /// lost, because a node in two lists would be worse (A1).
     pub async fn share(&self, server: ServerId, keep: usize) -> Result<(), RemoteError> {
         loop {
             let nodes = {
@@ -200,11 +199,10 @@ impl<F: Fabric, L: Layout> NodeAllocator<F, L> {
         }
     }
 
-    /// Returns free nodes beyond `keep` on each server, also those whose grace period has passed by
-    /// now.
+    /// Returns free nodes beyond `keep` on each server, including those whose grace period is over.
     ///
     /// # Errors
-    /// As [`NodeAllocator::share`], at the first server that does not take them.
+    /// As [`NodeAllocator::share`], for the first server that does not accept them.
     pub async fn share_all(&self, keep: usize) -> Result<(), RemoteError> {
         self.wake_rested();
         for number in 0..self.chunks.rpc().fabric().memory_servers() {

@@ -1,13 +1,13 @@
 //! Backoff between attempts: randomised, exponential, with a cap.
 //!
-//! On a hot page the holder's WRITE and every waiting client's CAS queue at one NIC. A client that
-//! retries at once lengthens that queue and mostly fails. A client that doubles its wait without a
-//! cap starves behind clients that came later. `docs/decisions/` has the measurements behind the
+//! On a hot page, the holder's WRITE and the CAS of every waiting client queue at one NIC. A client
+//! that retries at once lengthens that queue and mostly fails. A client that doubles its wait
+//! without a cap starves behind newer clients. `docs/decisions/` has the measurements behind the
 //! constants.
 
 use farleaf_fabric::Fabric;
 
-/// The window of the first wait, in nanoseconds: about a round trip, which is how long a lock is
+/// The window of the first wait, in nanoseconds: about one round trip, which is how long a lock is
 /// held.
 const FIRST_NS: u64 = 2_000;
 /// The largest window, in nanoseconds.
@@ -19,7 +19,7 @@ const PATIENT_AFTER: u32 = 256;
 const PATIENT_EVERY: u32 = 64;
 const MOST_PATIENCE: u32 = 5;
 
-/// Attempts before an operation gives up, after about 0.8 s; the first 256 attempts take 6 ms.
+/// Attempts before an operation gives up, about 0.8 s in total; the first 256 attempts take 6 ms.
 const MAX_ATTEMPTS: u32 = 1_500;
 
 /// The failed attempts of one operation.
@@ -37,7 +37,7 @@ impl Default for Backoff {
 }
 
 impl Backoff {
-    /// A backoff with a window that grows from `first_ns` to at most `cap_ns`; for experiments.
+    /// Creates a backoff whose window grows from `first_ns` to at most `cap_ns`. For experiments.
     pub const fn with_window(first_ns: u64, cap_ns: u64) -> Self {
         Self { attempts: 0, first_ns, cap_ns }
     }
@@ -47,7 +47,7 @@ impl Backoff {
         self.attempts
     }
 
-    /// Counts a failed attempt; `false` if it was the last.
+    /// Counts a failed attempt; `false` if that was the last one.
     pub(super) fn count(&mut self) -> bool {
         self.attempts += 1;
         self.attempts < MAX_ATTEMPTS

@@ -1,5 +1,5 @@
-//! The space for value blocks that the handles of one process share: chunks of the memory servers,
-//! cut into blocks of a few sizes, and blocks on their way back to the free ones.
+//! The space for value blocks that the handles of one process share: chunks from the memory
+//! servers, cut into blocks of a few sizes, and lost blocks that will become free again.
 //!
 //! ```text
 //! free ──▶ in use ──▶ lost by a leaf ──▶ resting ──▶ free
@@ -10,15 +10,16 @@
 //! ```
 //!
 //! *Invariants*
-//! - blocks.X4. A block that a leaf referred to is used again only after the leaf without the
-//!   reference is in the pool, and a grace period has passed since: a crash does not bring the
-//!   reference back, and a reader that still has it does not find another value.
-//! - blocks.X6. Sizes go in eight steps from each power of two to the next, from 64 bytes on. A
-//!   block is in one list at most. A larger free block is cut before another chunk is taken.
-//! - blocks.X8. Blocks whose WRITE may still land are never used again, nor are those which a leaf
-//!   may refer to after an operation of unknown outcome.
+//! - blocks.X4. A block that a leaf referred to is reused only after the leaf without the reference
+//!   is in the pool, and after a further grace period. So a crash does not bring the reference
+//!   back, and a reader that still has it does not find a different value.
+//! - blocks.X6. From 64 bytes on, there are eight sizes from each power of two to the next. A block
+//!   is in at most one list. A larger free block is cut before another chunk is taken.
+//! - blocks.X8. Blocks whose WRITE may still land are never reused, nor are those that a leaf may
+//!   refer to after an operation of unknown outcome.
 //!
-//! The metadata is in this process only. What a process has taken stays taken when it ends.
+//! The metadata exists only in this process. Blocks that a process has taken stay taken when it
+//! ends.
 //!
 //! *Thread safety*: any number of threads; a mutex that is never held across a wait.
 
@@ -42,7 +43,7 @@ pub(crate) struct SizeClass(u8);
 impl SizeClass {
     const COUNT: usize = Self::of(MOST_BLOCK_BYTES).0 as usize + 1;
 
-    /// The smallest blocks that hold `bytes` bytes, at most [`MOST_BLOCK_BYTES`].
+    /// The smallest class whose blocks hold `bytes` bytes, at most [`MOST_BLOCK_BYTES`].
     pub(crate) const fn of(bytes: usize) -> Self {
         if bytes <= LEAST_BYTES {
             return Self(0);
@@ -53,21 +54,21 @@ impl SizeClass {
         Self(((power - LEAST_BYTES.ilog2()) as usize * STEPS + steps) as u8)
     }
 
-    /// The size of its blocks.
+    /// The size of the class's blocks.
     pub(crate) const fn bytes(self) -> u64 {
         let class = self.0 as usize;
         let base = LEAST_BYTES << (class / STEPS);
         (base + class % STEPS * (base / STEPS)) as u64
     }
 
-    /// The largest blocks that `bytes` bytes have room for; `None` if there are none.
+    /// The largest class whose blocks fit in `bytes` bytes; `None` if there is none.
     fn within(bytes: u64) -> Option<Self> {
         let fits = |class: &Self| class.bytes() <= bytes;
         (0..Self::COUNT as u8).rev().map(Self).find(fits)
     }
 }
 
-/// A block's place.
+/// A block's address and size class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
     at: GlobalAddr,
@@ -75,7 +76,7 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// Where the block is.
+    /// The place of a block.
     pub(crate) fn of(block: BlockRef) -> Self {
         Self { at: block.at, class: SizeClass::of(block.bytes) }
     }
@@ -86,16 +87,16 @@ impl Place {
     }
 }
 
-/// What the space holds.
+/// How the space is used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BlockUsage {
     /// Bytes of chunks.
     pub chunk_bytes: u64,
-    /// Blocks that are neither free nor on their way.
+    /// Blocks that are neither free nor waiting to become free.
     pub blocks_in_use: u64,
-    /// Bytes of these, with what their sizes round up.
+    /// Size of these blocks, rounded up to their size classes.
     pub bytes_in_use: u64,
-    /// Blocks that leaves have lost and that cannot be used yet.
+    /// Blocks that leaves have lost and that cannot be reused yet.
     pub blocks_waiting: u64,
 }
 
@@ -103,14 +104,14 @@ pub struct BlockUsage {
 #[derive(Debug)]
 pub struct BlockSpace {
     inner: Mutex<Inner>,
-    /// This many lost blocks make it worth writing leaves back.
+    /// After this many lost blocks, leaves should be written back.
     most_lost: usize,
 }
 
 #[derive(Debug, Default)]
 struct Inner {
     servers: Vec<OnServer>,
-    /// Lost by leaves that may not be in the pool yet.
+    /// Lost by leaves that may not have been written to the pool yet.
     lost: Vec<Place>,
     /// The leaves are not worth writing back before there are this many lost blocks: it failed with
     /// some fewer.
@@ -123,10 +124,10 @@ struct Inner {
 
 #[derive(Debug)]
 struct OnServer {
-    /// The part of the current chunk that has no blocks yet.
+    /// The part of the current chunk that has not been cut into blocks yet.
     next: GlobalAddr,
     left: u64,
-    /// Chunks that several handles asked for at the same time.
+    /// Extra chunks, from handles that requested chunks at the same time.
     spare: Vec<(GlobalAddr, u64)>,
     free: Vec<Vec<GlobalAddr>>,
 }
@@ -165,7 +166,7 @@ impl OnServer {
         Some(at)
     }
 
-    /// Makes free blocks of a piece of memory.
+    /// Cuts a piece of memory into free blocks.
     fn cut(&mut self, mut at: GlobalAddr, mut bytes: u64) {
         while let Some(class) = SizeClass::within(bytes) {
             self.free[usize::from(class.0)].push(at);
@@ -175,20 +176,20 @@ impl OnServer {
 }
 
 impl BlockSpace {
-    /// A space without chunks. After leaves have lost `most_lost` blocks, they should be written
-    /// back.
+    /// Creates a space without chunks. After leaves have lost `most_lost` blocks, they should be
+    /// written back.
     pub fn new(most_lost: usize) -> Self {
         Self { inner: Mutex::default(), most_lost: most_lost.max(1) }
     }
 
-    /// What it holds.
+    /// How much block memory is in use.
     pub fn usage(&self) -> BlockUsage {
         let inner = lock(&self.inner);
         let blocks_waiting = (inner.lost.len() + inner.resting.len()) as u64;
         BlockUsage { blocks_waiting, ..inner.usage }
     }
 
-    /// All of `servers` servers, from the next one in turn on.
+    /// All of the first `servers` servers, starting at the next one in turn.
     pub(super) fn servers(&self, servers: u16) -> impl Iterator<Item = ServerId> + use<> {
         let mut inner = lock(&self.inner);
         let first = inner.next_server % servers.max(1);
@@ -196,7 +197,7 @@ impl BlockSpace {
         (first..servers).chain(0..first).map(ServerId::new)
     }
 
-    /// A block on `server`; `None` if another chunk is needed.
+    /// Takes a block on `server`; `None` if another chunk is needed.
     pub(super) fn take(&self, server: ServerId, class: SizeClass, now_ns: u64) -> Option<Place> {
         let mut inner = lock(&self.inner);
         while let Some(&(due_ns, place)) = inner.resting.front()
@@ -218,7 +219,7 @@ impl BlockSpace {
         inner.on(at.server()).spare.push((at, bytes));
     }
 
-    /// Frees a block that no leaf has ever referred to and whose WRITE cannot land any more.
+    /// Frees a block to which no leaf has ever referred and whose WRITE can no longer land.
     pub(crate) fn give_back(&self, place: Place) {
         let mut inner = lock(&self.inner);
         inner.count_out(place);
@@ -235,13 +236,13 @@ impl BlockSpace {
         inner.lost.len() >= self.most_lost.max(inner.not_before)
     }
 
-    /// Takes out the blocks that leaves have lost until now. Once these leaves are in the pool,
-    /// call [`LostBlocks::rest`].
+    /// Takes out the blocks that leaves have lost so far. Once these leaves are in the pool, call
+    /// [`LostBlocks::rest`].
     pub(crate) fn lost(&self) -> LostBlocks<'_> {
         LostBlocks { places: std::mem::take(&mut lock(&self.inner).lost), space: self }
     }
 
-    /// When the first block that is resting can be used; `None` if none is resting.
+    /// When the first resting block can be reused; `None` if none is resting.
     pub(super) fn first_rested_ns(&self) -> Option<u64> {
         lock(&self.inner).resting.front().map(|(due_ns, _)| *due_ns)
     }
@@ -260,13 +261,13 @@ impl Inner {
     }
 
     fn count_out(&mut self, place: Place) {
-        // A block of another process can be lost here, so these are not exact.
+        // Another process's block can be lost here, so the counts are not exact.
         self.usage.blocks_in_use = self.usage.blocks_in_use.saturating_sub(1);
         self.usage.bytes_in_use = self.usage.bytes_in_use.saturating_sub(place.class.bytes());
     }
 }
 
-/// Blocks that leaves have lost. Unless they rest, they are lost as before once this is dropped.
+/// Blocks that leaves have lost. If this is dropped before they rest, they count as lost again.
 #[derive(Debug)]
 pub(crate) struct LostBlocks<'a> {
     space: &'a BlockSpace,
@@ -279,7 +280,7 @@ impl LostBlocks<'_> {
         self.places.is_empty()
     }
 
-    /// The leaves are in the pool: the blocks can be used from `due_ns` on.
+    /// The leaves are in the pool: the blocks can be reused from `due_ns` on.
     pub(crate) fn rest(mut self, due_ns: u64) {
         let places = std::mem::take(&mut self.places);
         let mut inner = lock(&self.space.inner);

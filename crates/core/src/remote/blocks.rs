@@ -3,10 +3,10 @@
 //! *Invariants* (`docs/internals/page-format.md` has all of them)
 //! - blocks.X1. A block is written before a leaf refers to it: [`BlockClient::write`] returns the
 //!   reference once all its WRITEs have completed.
-//! - blocks.X2. A block never changes while a leaf refers to it. Another value is another block.
-//! - blocks.X5. A reader accepts a block only if its check matches, and if it looked at the leaf
-//!   less than half of [`GRACE_NS`] before the block arrived, or finds the same reference there
-//!   afterwards. Otherwise it starts again at the leaf.
+//! - blocks.X2. A block never changes while a leaf refers to it. A new value goes to a new block.
+//! - blocks.X5. A reader accepts a block only if its check matches, and if the block arrived less
+//!   than half of [`GRACE_NS`] after the reader looked at the leaf, or the reader finds the same
+//!   reference there afterwards. Otherwise it starts again at the leaf.
 //!
 //! *Thread safety*: belongs to its endpoint's thread; tasks of that thread share it.
 
@@ -22,7 +22,7 @@ use farleaf_fabric::{Buffer, Fabric, FabricError, GlobalAddr, ServerId};
 use std::collections::VecDeque;
 use std::ops::Range;
 
-/// Pieces of one block in flight together.
+/// Maximum number of pieces of one block in flight together.
 const PIECES_TOGETHER: usize = 4;
 /// Attempts to write a block.
 const WRITE_ATTEMPTS: u32 = 16;
@@ -36,7 +36,7 @@ pub struct BlockClient<F: Fabric, L: Layout> {
 }
 
 impl<F: Fabric, L: Layout> BlockClient<F, L> {
-    /// A handle of this endpoint, which allocates chunks of `chunk_bytes`.
+    /// Creates a handle on this endpoint, which allocates chunks of `chunk_bytes`.
     pub fn new(fabric: F, space: &Arc<BlockSpace>, chunk_bytes: u64) -> Self {
         Self { chunks: ChunkClient::new(fabric), space: Arc::clone(space), chunk_bytes }
     }
@@ -50,12 +50,12 @@ impl<F: Fabric, L: Layout> BlockClient<F, L> {
     /// leaf refers to it.
     ///
     /// # Errors
-    /// [`RemoteError`]; no block is left then, unless a WRITE of it may still land.
+    /// [`RemoteError`]; the block is freed in that case, unless a WRITE of it may still land.
     pub async fn write(&self, value: &[u8]) -> Result<BlockRef, RemoteError> {
         let (class, words) = (SizeClass::of(value.len()), block_words(value));
         let mut outcome = Err(RemoteError::OutOfMemory { server: ServerId::new(0) });
         for server in self.space.servers(self.fabric().memory_servers()) {
-            // A server that is full or cannot be reached leaves the others.
+            // If a server is full or cannot be reached, try the others.
             outcome = self.take(server, class).await;
             if outcome.is_ok() {
                 break;
@@ -66,7 +66,7 @@ impl<F: Fabric, L: Layout> BlockClient<F, L> {
         self.fill(block, &words).await.map(|()| block)
     }
 
-    /// A place for a block on `server`.
+    /// Takes a place for a block on `server`.
     async fn take(&self, server: ServerId, class: SizeClass) -> Result<GlobalAddr, RemoteError> {
         let mut wanted = self.chunk_bytes.max(class.bytes());
         loop {
@@ -75,7 +75,7 @@ impl<F: Fabric, L: Layout> BlockClient<F, L> {
             }
             match self.chunks.allocate(server, wanted, false).await {
                 Ok((at, bytes)) => self.space.add_chunk(at, bytes),
-                // There is no room for a chunk, but perhaps for this block.
+                // There is no room for a chunk, but there may be room for this block.
                 Err(RemoteError::OutOfMemory { .. }) if wanted > class.bytes() => {
                     wanted = class.bytes();
                 }
@@ -101,8 +101,8 @@ impl<F: Fabric, L: Layout> BlockClient<F, L> {
             match &outcome {
                 Ok(()) => return Ok(()),
                 Err(FabricError::Indeterminate { .. }) => {
-                    // No earlier WRITE may land later (blocks.X8). If that cannot be had, the place
-                    // is given up.
+                    // Ensure that no earlier WRITE can land later (blocks.X8). If that is
+                    // impossible, the place is abandoned.
                     self.fabric().reset(server).await?;
                 }
                 Err(FabricError::QueueFull { .. } | FabricError::NoBuffer { .. }) => {}
@@ -112,7 +112,7 @@ impl<F: Fabric, L: Layout> BlockClient<F, L> {
             backoff.count();
             backoff.wait(self.fabric()).await;
         }
-        // Settled after the last attempt, or nothing was sent in it.
+        // The last attempt was settled, or sent nothing.
         self.space.give_back(place);
         Ok(outcome?)
     }
@@ -157,7 +157,7 @@ impl<F: Fabric, L: Layout> BlockClient<F, L> {
         }
     }
 
-    /// A buffer. If there is none, waits for this block's own pieces, and then for other tasks.
+    /// Gets a buffer. If none is free, waits for this block's own pieces, and then for other tasks.
     async fn buffer(
         &self,
         bytes: usize,
@@ -175,12 +175,12 @@ impl<F: Fabric, L: Layout> BlockClient<F, L> {
         Err(FabricError::NoBuffer { bytes })
     }
 
-    /// READs a block, whose reference was taken from a leaf at `since_ns` or later: one READ of
+    /// READs a block whose reference was taken from a leaf at `since_ns` or later: one READ of
     /// exactly its words, or several in one doorbell if it is larger than a buffer. Also returns
-    /// whether that look at the leaf is recent enough (blocks.X5).
+    /// whether that reference is recent enough (blocks.X5).
     ///
     /// # Errors
-    /// [`Miss::Restart`] if there is another block, or none.
+    /// [`Miss::Restart`] if another block is there, or none.
     pub async fn read(&self, block: BlockRef, since_ns: u64) -> Result<(Vec<u8>, bool), Miss> {
         let trusts = self.fabric().breaks(rules::BLOCKS_CHECKED);
         if !self.is_sensible(block) {
@@ -198,7 +198,7 @@ impl<F: Fabric, L: Layout> BlockClient<F, L> {
         Ok((value, is_recent || trusts))
     }
 
-    /// Whether a block can be there. Anything can be in a leaf that another program wrote.
+    /// Whether a block can be there. A leaf that another program wrote can contain anything.
     fn is_sensible(&self, block: BlockRef) -> bool {
         block.bytes <= MOST_BLOCK_BYTES
             && !block.at.is_null()
@@ -258,13 +258,13 @@ impl<F: Fabric, L: Layout> BlockClient<F, L> {
         Ok(words)
     }
 
-    /// Frees a block that no leaf has referred to.
+    /// Frees a block to which no leaf has referred.
     pub fn give_back(&self, block: BlockRef) {
         self.space.give_back(Place::of(block));
     }
 
-    /// Takes back a block whose reference an operation has taken out of its leaf. Returns whether
-    /// the leaves should be written back before long, so that lost blocks can be used again.
+    /// Takes back a block whose reference an operation has removed from its leaf. Returns whether
+    /// the leaves should be written back soon, so that lost blocks can be reused.
     pub fn lose(&self, block: BlockRef) -> bool {
         if !self.is_sensible(block) {
             return false;
@@ -276,17 +276,17 @@ impl<F: Fabric, L: Layout> BlockClient<F, L> {
         self.space.lose(Place::of(block))
     }
 
-    /// The blocks that leaves have lost until now.
+    /// The blocks that leaves have lost so far.
     pub(crate) fn lost(&self) -> LostBlocks<'_> {
         self.space.lost()
     }
 
-    /// The leaves are in the pool that lost these blocks.
+    /// Records that the leaves that lost these blocks are in the pool.
     pub(crate) fn rest(&self, lost: LostBlocks<'_>) {
         lost.rest(self.now_ns() + GRACE_NS);
     }
 
-    /// Waits until the first block that is resting can be used. Returns whether there is one.
+    /// Waits until the first resting block can be reused. Returns whether there is one.
     pub async fn wait_for_rested(&self) -> bool {
         let Some(due_ns) = self.space.first_rested_ns() else { return false };
         self.fabric().sleep(due_ns.saturating_sub(self.now_ns())).await;

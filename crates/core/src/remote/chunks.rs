@@ -12,7 +12,7 @@ use std::cell::{Cell, RefCell};
 #[derive(Debug)]
 pub(super) struct ChunkClient<F: Fabric, L: Layout> {
     client: RpcClient<F, L>,
-    /// By server: tokens of requests of unknown outcome. The next request repeats one.
+    /// By server: tokens of requests of unknown outcome, which the next requests reuse.
     in_doubt: Vec<RefCell<Vec<u64>>>,
     /// The next unused token.
     next_token: Cell<u64>,
@@ -36,12 +36,13 @@ impl<F: Fabric, L: Layout> ChunkClient<F, L> {
         &self.client
     }
 
-    /// Allocates a chunk of `bytes` bytes on `server`, which exists. For nodes it can be smaller,
-    /// such as the server's last chunk, or a node that was given back. Otherwise it is whole, and
-    /// was never used. A request that is repeated, or arrives late, gets the same chunk.
+    /// Allocates a chunk of `bytes` bytes on `server`, which exists. For nodes the chunk can be
+    /// smaller, such as the server's last chunk, or a node that was given back. Otherwise it has
+    /// the full size and was never used. A request that is repeated, or arrives late, gets the same
+    /// chunk.
     ///
     /// # Errors
-    /// [`RemoteError`]; after an unknown outcome the next request asks for the same chunk.
+    /// [`RemoteError`]; after an unknown outcome, the next request asks for the same chunk.
     pub(super) async fn allocate(
         &self,
         server: ServerId,

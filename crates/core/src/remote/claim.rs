@@ -1,5 +1,5 @@
-//! The creation of an index: writes its first pages, then claims memory servers, which makes their
-//! pools part of it.
+//! The creation of an index: writes its first pages, then claims memory servers, which adds their
+//! pools to the index.
 
 use super::pages::READ_RETRIES;
 use super::{Image, PageClient, RemoteError, RpcClient};
@@ -68,7 +68,7 @@ impl<F: Fabric, L: Layout> RpcClient<F, L> {
     }
 
     /// Claims all servers for an index with these roots, [`ROOT_SERVER`] last. Until then there is
-    /// no index to open, and of two clients that try, only one gets past the first claim.
+    /// no index to open. If two clients try at the same time, only one gets past the first claim.
     ///
     /// # Errors
     /// [`RemoteError`] if a server belongs to another index.
@@ -76,7 +76,7 @@ impl<F: Fabric, L: Layout> RpcClient<F, L> {
         self.claim_each(options, roots, async |_| Ok(())).await
     }
 
-    /// Like [`RpcClient::claim_all`], and calls `claimed` for each server after its claim.
+    /// Like [`RpcClient::claim_all`], but calls `claimed` for each server after its claim.
     ///
     /// # Errors
     /// [`RemoteError`] if a server belongs to another index; errors of `claimed`.
@@ -86,8 +86,8 @@ impl<F: Fabric, L: Layout> RpcClient<F, L> {
         roots: &[GlobalAddr],
         claimed: impl AsyncFn(ServerId) -> Result<(), E>,
     ) -> Result<(), E> {
-        // A unique number distinguishes two clients that create the same index, in any process, so
-        // each can repeat a claim of unknown outcome.
+        // A unique number distinguishes clients that create the same index, in any process, so each
+        // of them can repeat a claim of unknown outcome.
         let options = options | self.fabric().unique() << 32;
         for number in (0..self.fabric().memory_servers()).rev() {
             let server = ServerId::new(number);

@@ -1,5 +1,5 @@
-//! Writes changes: the log entry, then the pages, each by a WRITE of its body and a WRITE that
-//! unlocks it.
+//! Committing changes: the log entry first, then the pages, each by a WRITE of its body and a WRITE
+//! that unlocks it.
 //!
 //! A change of one page is one doorbell: entry and page go to the same server, where WRITEs take
 //! effect in posting order (contract F3). A change of several pages waits for its entry, then
@@ -8,15 +8,15 @@
 //! the gaining page.
 //!
 //! A page that only this client's compute server reads and changes needs no lock: its entry and the
-//! page go out together ([`PageClient::post_logged`]).
+//! page are posted together ([`PageClient::post_logged`]).
 //!
 //! *Invariants*
-//! - W1. The entry is in the log before a word of a page changes.
-//! - W2. No client can validate a page, and so none can lock it, before every word of its WRITE has
+//! - W1. The entry is in the log before any word of a page changes.
+//! - W2. No client can validate a page, and so none can lock it, before all words of its WRITE have
 //!   landed.
 //! - W3. When a commit returns `Ok`, every page is written.
-//! - W4. A commit that has begun will happen, if this client lives: what could not be finished is
-//!   kept with the content of its pages, and finished later ([`PageClient::settle_doubts`]).
+//! - W4. A commit that has begun will complete if this client lives: unfinished parts are kept with
+//!   the content of their pages, and finished later ([`PageClient::settle_doubts`]).
 
 use super::identity::{LeftSlot, Slot};
 use super::pieces::{Pieces, pieces};
@@ -64,7 +64,7 @@ pub(crate) enum Committed {
 }
 
 impl<'a, L: Layout> Change<'a, L> {
-    /// Changes a locked page from `before`, the copy that it was locked by, to `after`.
+    /// A change of a locked page from `before`, the copy that the lock was taken with, to `after`.
     pub fn new(locked: Locked<'a>, before: &PageCopy<L>, after: Image<L>) -> Self {
         let owner = locked.word.owner();
         after.page().seal(locked.word.next_by(owner));
@@ -88,7 +88,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     }
 
     /// Writes and unlocks up to three pages: all of them or, if this client dies too early, none.
-    /// They are written in the given order, which must put those that lose keys first.
+    /// They are written in the given order; pages that lose keys must come first.
     ///
     /// # Errors
     /// [`RemoteError::Indeterminate`] if a memory server is unreachable: the commit happens later
@@ -195,12 +195,11 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     }
 
     /// Posts the WRITEs of a page that no other client reads or changes: first an entry in `slot`,
-    /// which is on the page's server, then the whole page. So a page that is left half written can
-    /// be completed ([`PageClient::half_written`]). `before` is the page as the pool has it, if
-    /// known.
+    /// which is on the page's server, then the whole page. So a half-written page can be completed
+    /// ([`PageClient::half_written`]). `before` is the pool's content of the page, if known.
     ///
     /// # Errors
-    /// [`FabricError`] if too few buffers are free; nothing is posted then.
+    /// [`FabricError`] if too few buffers are free; nothing is posted in that case.
     pub(crate) fn post_logged(
         &self,
         slot: &Slot<'_>,

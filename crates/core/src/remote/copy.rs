@@ -20,15 +20,14 @@ pub struct Pointer {
 }
 
 impl Pointer {
-    /// A pointer to an address that never changes its meaning, such as the root's. It never
-    /// expires.
+    /// A pointer to an address whose meaning never changes, such as the root's. It never expires.
     pub fn fixed(at: GlobalAddr) -> Self {
         Self { at, since_ns: u64::MAX }
     }
 }
 
-/// A page as one READ fetched it: of one piece and at its own address, but possibly not the newest
-/// version.
+/// A page as fetched by one READ. It is consistent and has the expected address, but may not be the
+/// newest version.
 #[derive(Debug)]
 pub struct PageCopy<L> {
     pub(super) at: GlobalAddr,
@@ -39,8 +38,8 @@ pub struct PageCopy<L> {
 }
 
 impl<L: Layout> PageCopy<L> {
-    /// A copy made from cached content: `buffer` holds the page as the pool had it at the version
-    /// in `buffer`'s word 0. Locking the copy tells whether that is still current.
+    /// Creates a copy from cached content: `buffer` holds the pool's page at the version in
+    /// `buffer`'s word 0. Locking the copy shows whether that is still current.
     pub fn from_cached(at: GlobalAddr, buffer: Buffer, now_ns: u64) -> Self {
         Self { at, buffer, read_ns: now_ns, layout: PhantomData }
     }
@@ -56,7 +55,7 @@ impl<L: Layout> PageCopy<L> {
         Page::new(self.buffer.words())
     }
 
-    /// Word 0. If it is locked, this copy is the page before the holder's change.
+    /// Word 0. If it is locked, this copy has the content before the holder's change.
     #[inline]
     pub fn word(&self) -> LockWord {
         self.page().lock_word()
@@ -68,7 +67,7 @@ impl<L: Layout> PageCopy<L> {
         Pointer { at, since_ns: self.read_ns }
     }
 
-    /// A pointer to this page, for reading it again.
+    /// A pointer to this page, for rereading it.
     pub fn itself(&self) -> Pointer {
         Pointer { at: self.at, since_ns: self.read_ns }
     }
@@ -88,7 +87,7 @@ impl<L: Layout> Image<L> {
         Self { words, layout: PhantomData }
     }
 
-    /// A copy of `page`'s words.
+    /// Copies the words of `page`.
     pub fn of(page: Page<'_, L>) -> Self {
         let copy = |word: &AtomicU64| AtomicU64::new(word.load(Ordering::Relaxed));
         Self { words: page.words().iter().map(copy).collect(), layout: PhantomData }

@@ -1,7 +1,7 @@
-//! Failure detector: which memory servers a compute server can reach, as far as its threads know.
+//! Failure detector: which memory servers a compute server can reach, as known to its threads.
 //!
-//! All threads of a compute server report the errors that they see. A change in a cache is only as
-//! durable as the memory servers under it. So from the first sign that one of them may be gone, no
+//! All threads of a compute server report errors here. A change in a cache is only as durable as
+//! the memory servers that will store it. So from the first sign that one of them may be gone, no
 //! change is acknowledged until all of them have answered again.
 //!
 //! *Invariant* Q4: a sign counts until a round of probes that began after it has reached every
@@ -16,11 +16,11 @@ use std::collections::BTreeSet;
 /// The known state of the memory servers.
 #[derive(Debug, Default)]
 pub struct Detector {
-    /// The number of signs so far that a memory server may be gone.
+    /// Number of signs so far that a memory server may be gone.
     signs: AtomicU64,
-    /// The number of signs that a complete round has settled.
+    /// Number of signs that a complete round has settled.
     settled: AtomicU64,
-    /// The memory servers that the unsettled signs were about.
+    /// The memory servers that unsettled signs refer to.
     missing: Mutex<BTreeSet<u16>>,
 }
 

@@ -1,13 +1,13 @@
-//! Changes one page: edit a private image, lock the page, write it.
+//! Changes of one page: edit a private image, lock the page, write it.
 
 use super::{Change, Image, Miss, PageClient, PageCopy};
 use crate::page::{Answer, Layout, LeafEdit, LeafOutcome, OwnedValue};
 use farleaf_fabric::{Fabric, Work};
 
 impl<F: Fabric, L: Layout> PageClient<F, L> {
-    /// Applies `edit` to the leaf that `copy` was read from, if it is still as in the copy: one CAS
-    /// and three WRITEs, or nothing if the edit changes nothing. Returns `None` if the leaf has no
-    /// room.
+    /// Applies `edit` to the leaf that `copy` was read from, if the leaf still equals the copy: one
+    /// CAS and three WRITEs, or nothing if the edit changes nothing. Returns `None` if the leaf has
+    /// no room.
     ///
     /// # Errors
     /// As [`PageClient::replace`].
@@ -27,11 +27,11 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         }
     }
 
-    /// Replaces the content of the page that `copy` was read from by `image`, if it is still as in
-    /// the copy: one CAS and three WRITEs.
+    /// Replaces the content of the page that `copy` was read from with `image`, if the page still
+    /// equals the copy: one CAS and three WRITEs.
     ///
     /// # Errors
-    /// [`Miss::Restart`] if the page has changed or is locked; nothing has changed then.
+    /// [`Miss::Restart`] if the page has changed or is locked; nothing has changed in that case.
     pub async fn replace(&self, copy: &PageCopy<L>, image: Image<L>) -> Result<(), Miss> {
         let locked = self.lock(copy).await?;
         self.fabric().charge(Work::ChangeNode).await;

@@ -21,7 +21,7 @@ pub enum RemoteError {
     /// The operation may have happened, or may still happen.
     #[error("the operation's outcome is unknown: {0}")]
     Indeterminate(FabricError),
-    /// The operation used up its retries: every attempt lost to a concurrent operation.
+    /// The operation ran out of retries: every attempt lost to a concurrent operation.
     #[error("gave up after {retries} retries against concurrent operations")]
     Contended {
         /// Retries made.
@@ -47,7 +47,7 @@ pub enum RemoteError {
         /// Its reason.
         refusal: Refusal,
     },
-    /// A memory server sent a reply that does not fit the request.
+    /// A memory server sent a reply that does not match the request.
     #[error("memory server {server} sent an invalid reply")]
     BadReply {
         /// The server that replied.
@@ -66,7 +66,7 @@ pub enum RemoteError {
 impl RemoteError {
     /// The error of an operation that has begun to change pages on `server` and could not be
     /// completed. Its outcome is unknown whatever stopped it, even if the last verb itself
-    /// certainly did not happen.
+    /// certainly had no effect.
     pub(crate) fn after_a_change(self, server: ServerId) -> Self {
         match self {
             Self::Indeterminate(error) => Self::Indeterminate(error),

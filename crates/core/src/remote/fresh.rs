@@ -1,12 +1,11 @@
-//! Writes many new pages that no other client can reach yet: allocates nodes round robin and keeps
+//! Writing many new pages that no other client can reach yet: allocates nodes round robin and keeps
 //! many WRITEs in flight.
 //!
 //! *Invariants*
 //! - N1. Page `i` is on server `i mod S`.
 //! - N2. After [`FreshWriter::finish`] every page is written; until then nothing may point to any
 //!   of them.
-//! - N3. A node goes back to the allocator only when no operation in flight can land after its
-//!   reuse.
+//! - N3. A node returns to the allocator only when no operation in flight can land after its reuse.
 //!
 //! *Thread safety*: private to one task.
 
@@ -66,7 +65,7 @@ impl<F: Fabric, L: Layout> fmt::Debug for FreshWriter<'_, F, L> {
 }
 
 impl<'a, F: Fabric, L: Layout> FreshWriter<'a, F, L> {
-    /// A writer that has allocated no node yet.
+    /// Creates a writer that has allocated no node yet.
     pub fn new(pages: &'a PageClient<F, L>) -> Self {
         Self { pages, in_flight: VecDeque::new(), nodes: Vec::new(), in_doubt: false }
     }
@@ -94,7 +93,7 @@ impl<'a, F: Fabric, L: Layout> FreshWriter<'a, F, L> {
         Ok(FreshNode { at, word: self.pages.post_fresh_word(at)? })
     }
 
-    /// Allocates a node on `server`, or on another server if that is full.
+    /// Allocates a node on `server`, or on another one if that server is full.
     ///
     /// # Errors
     /// [`RemoteError::OutOfMemory`] if no server has room.
@@ -153,8 +152,8 @@ impl<'a, F: Fabric, L: Layout> FreshWriter<'a, F, L> {
         Ok(())
     }
 
-    /// Ensures that a WRITE which has failed cannot land any more: neither over a retry nor over
-    /// the next use of its node (N3).
+    /// Ensures that a failed WRITE can no longer land, neither over a retry nor after its node is
+    /// reused (N3).
     async fn settle(&mut self, server: ServerId) -> Result<(), RemoteError> {
         let settled = self.pages.fabric().reset(server).await;
         self.in_doubt |= settled.is_err();

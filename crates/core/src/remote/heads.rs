@@ -1,10 +1,10 @@
 //! Head nodes: pages between leaves that list the leaves after them, so that a scan can READ those
 //! together.
 //!
-//! A head stands in the chain of siblings before the leaves that it lists. Both of its fences are
-//! the low key of the leaf after it: it covers no key, so a walk to the right passes it like any
+//! A head stands in the chain of siblings before the leaves that it lists. Both of its fences equal
+//! the low key of the leaf after it. It covers no key, so a walk to the right passes it like any
 //! page that ends too early, and no parent points to it. Its list is a hint, because leaves come
-//! and go: a scan takes a listed leaf only if the chain leads to it.
+//! and go: a scan uses a listed leaf only if the chain leads to it.
 //!
 //! After Ziegler et al. (SIGMOD 2019), §4.3.
 
@@ -12,19 +12,18 @@ use super::Image;
 use crate::page::{Layout, OwnedKey, Page};
 use farleaf_fabric::GlobalAddr;
 
-/// Maximum number of leaves that a head of `L` lists. If their low keys are long, it has room for
-/// fewer.
+/// Maximum number of leaves that a head of `L` lists. If their low keys are long, fewer fit.
 pub fn head_leaves<L: Layout>() -> usize {
     L::capacity()
 }
 
-/// A head at `at` that stands before the leaf at `leaf`, which begins at `low`, and lists that one.
+/// Creates a head at `at` before the leaf at `leaf`, which begins at `low`, and lists that leaf.
 pub(crate) fn open_head<L: Layout>(at: GlobalAddr, low: &L::Key, leaf: GlobalAddr) -> Image<L> {
     let image = Image::<L>::empty();
     image.page().format_empty(at, 0, low, Some(low));
     image.page().set_sibling(leaf);
     image.page().set_head();
-    // A head whose list is empty does no harm.
+    // A head with an empty list is harmless.
     let _ = list_leaf(image.page(), low, leaf);
     image
 }
@@ -35,8 +34,8 @@ pub(crate) fn list_leaf<L: Layout>(head: Page<'_, L>, low: &L::Key, leaf: Global
     L::inner_insert(head, low, leaf)
 }
 
-/// A head at `at` that stands before the first of `leaves`, each given by its low key and address.
-/// It lists the first [`head_leaves`] of them, or as many as it has room for.
+/// Creates a head at `at` before the first of `leaves`, each given by its low key and address. It
+/// lists the first [`head_leaves`] of them, or as many as fit.
 ///
 /// # Panics
 /// If `leaves` is empty.

@@ -1,5 +1,5 @@
-//! A client's identity: its number, and the location of its log on each memory server. It requests
-//! both once, when its first change needs them; a client that only reads never does.
+//! A client's identity: its number, and the location of its log on each memory server. The client
+//! requests both when its first change needs them; a client that only reads never does.
 
 use super::{PageClient, RemoteError};
 use crate::page::Layout;
@@ -7,7 +7,7 @@ use crate::wire::{LOG_SLOTS, OwnerRequest, Reply, Request, TICKETS, Ticket, log_
 use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
 use std::cell::{Cell, RefCell};
 
-/// The memory server that numbers the clients and records the dead ones.
+/// The memory server that assigns numbers to clients and records the dead ones.
 pub(super) const REGISTRAR: ServerId = ServerId::new(0);
 
 /// A client's number, logs and tickets. *Thread safety*: one endpoint's thread.
@@ -21,7 +21,7 @@ pub(super) struct Identity {
     pinned: RefCell<Vec<Pinned>>,
     /// Number of times a slot was pinned.
     pins: Cell<u64>,
-    /// For each ticket slot: the last number given out, and whether it is in use.
+    /// For each ticket slot: the last number issued, and whether it is in use.
     tickets: RefCell<[(u32, bool); TICKETS]>,
 }
 
@@ -29,7 +29,7 @@ pub(super) struct Identity {
 struct Log {
     at: GlobalAddr,
     used: u64,
-    /// The used slots that no operation will free, because their pages may not be written.
+    /// Used slots that operations do not free, because their pages may still be unwritten.
     kept: u64,
 }
 
@@ -40,21 +40,21 @@ pub(crate) struct Slot<'a> {
     server: ServerId,
     number: u64,
     pub(super) at: GlobalAddr,
-    /// The entry may still be needed: the slot stays in use after the drop.
+    /// Whether the entry may still be needed, so that the slot stays in use after the drop.
     pub(super) keep: bool,
-    /// The slot stays in use until the node at this address is whole.
+    /// The slot stays in use until the node at this address is complete.
     pinned_for: Option<GlobalAddr>,
 }
 
-/// A slot that is kept for a node. Tasks of this thread free slots and use them again while another
-/// one READs what they hold, so what was found counts only while the same pin is there.
+/// A slot that is kept for a node. While one task READs the entries of slots, other tasks of this
+/// thread may free and reuse them, so a result counts only if the pin has not changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Pinned {
     node: GlobalAddr,
     server: ServerId,
     number: u64,
     pub(super) at: GlobalAddr,
-    /// Different for each time that a slot is pinned.
+    /// Different each time a slot is pinned.
     pin: u64,
 }
 
@@ -82,12 +82,12 @@ impl Drop for Slot<'_> {
 
 impl Slot<'_> {
     /// Keeps the slot in use until the node at `at`, which is not locked and may be half written,
-    /// is known to be whole.
+    /// is known to be complete.
     pub(crate) fn pin(&mut self, at: GlobalAddr) {
         self.pinned_for = Some(at);
     }
 
-    /// Frees the slot when dropped: its node is whole, or nothing of the node was ever written.
+    /// Frees the slot on drop, because its node is complete, or none of the node was ever written.
     pub(crate) fn is_done(&mut self) {
         (self.keep, self.pinned_for) = (false, None);
     }
@@ -122,8 +122,8 @@ impl Identity {
         Some(self.owner.get()).filter(|owner| *owner != 0)
     }
 
-    /// Whether no slot is in use, and no ticket was ever given out: memory servers remember tickets
-    /// by client number.
+    /// Whether no slot is in use and no ticket was ever issued, because memory servers remember
+    /// tickets by client number.
     pub(super) fn is_at_rest(&self) -> bool {
         self.pinned.borrow().is_empty()
             && self.logs.borrow().iter().flatten().all(|log| log.used == 0)
@@ -152,10 +152,10 @@ impl Identity {
         }
     }
 
-    /// A free slot. `None` if there is none, or this server's log has not been prepared.
+    /// A free slot. `None` if there is none, or if this server's log has not been prepared.
     ///
-    /// Not one that is pinned, not even for another entry of its node: a client that dies while it
-    /// overwrites the entry would leave none, and the node may be half written.
+    /// Never a pinned slot, not even for another entry of its node: if the client died while it
+    /// overwrote the entry, no entry would be left, and the node may be half written.
     fn take(&self, server: ServerId, slot_bytes: u64) -> Option<Slot<'_>> {
         let mut logs = self.logs.borrow_mut();
         let log = logs.get_mut(server.index())?.as_mut()?;
@@ -187,9 +187,9 @@ impl Identity {
         }
     }
 
-    /// Of all slots pinned for a node, with the versions of the whole entries that were found in
-    /// them, frees those that the newest one replaces. Frees nothing if the node's slots have
-    /// changed since `found` was collected: the newest entry may be gone.
+    /// Given the slots pinned for a node, and the versions of the complete entries found in them,
+    /// frees the slots that the newest entry replaces. Frees nothing if the node's slots have
+    /// changed since `found` was collected, because the newest entry may be gone.
     pub(super) fn unpin_replaced(
         &self,
         server: ServerId,
@@ -199,8 +199,8 @@ impl Identity {
         if !self.pinned_for(server, node).iter().eq(found.iter().map(|(pin, _)| pin)) {
             return;
         }
-        // A slot without a whole entry is of no use either: its node's WRITE came after it, so it
-        // has not landed.
+        // A slot without a complete entry is useless too: its node's WRITE was posted after the
+        // entry, so it has not landed.
         let newest = found.iter().filter_map(|(_, version)| *version).max();
         for (pin, version) in found {
             if version.is_none() || *version < newest {
@@ -223,17 +223,17 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         }))
     }
 
-    /// Returns a ticket under which nothing can still happen.
+    /// Returns a ticket under which nothing can happen any more.
     pub(crate) fn give_ticket(&self, ticket: Ticket) {
         self.identity.tickets.borrow_mut()[usize::from(ticket.slot)].1 = false;
     }
 
-    /// This client's number; registers by one RPC the first time.
+    /// This client's number. The first call registers the client by one RPC.
     pub(super) async fn owner(&self) -> Result<u16, RemoteError> {
         if let Some(owner) = self.identity.owner() {
             return Ok(owner);
         }
-        // Retrying after an unknown outcome wastes a number, and nothing else.
+        // Retrying after an unknown outcome only wastes a number.
         let reply = self.rpc.ask_harmless(REGISTRAR, &OwnerRequest::Register).await?;
         let Reply::Owner { owner, .. } = reply else {
             return Err(RemoteError::BadReply { server: REGISTRAR });
@@ -263,7 +263,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         }
     }
 
-    /// Ensures that this client has a log on `server`, by one RPC the first time. Returns the
+    /// Ensures that this client has a log on `server`. The first call takes one RPC. Returns the
     /// client's number.
     pub(crate) async fn prepare_log(&self, server: ServerId) -> Result<u16, RemoteError> {
         let owner = self.owner().await?;
@@ -280,7 +280,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         Ok(owner)
     }
 
-    /// Frees the slots that were pinned for the node at `at`, which is whole.
+    /// Frees the slots that were pinned for the node at `at`, which is now complete.
     pub(crate) fn unpin(&self, at: GlobalAddr) {
         self.unpin_unless(|node| node != at);
     }
@@ -291,8 +291,8 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         pinned.into_iter().filter(|pin| !needed(pin.node)).for_each(|pin| self.identity.unpin(pin));
     }
 
-    /// Frees the slots pinned for nodes that other clients have written since: those nodes are
-    /// whole.
+    /// Frees the slots pinned for nodes that other clients have written since, which makes those
+    /// nodes complete.
     async fn unpin_whole(&self, server: ServerId) -> Result<(), RemoteError> {
         let pinned = self.identity.pinned.borrow().clone();
         for pin in pinned.into_iter().filter(|pin| pin.server == server) {
@@ -303,8 +303,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         Ok(())
     }
 
-    /// Of the slots pinned for the node at `node`, frees those whose entries a newer whole one
-    /// replaces.
+    /// Frees slots pinned for the node at `node` if a newer complete entry replaces theirs.
     pub(super) async fn unpin_replaced(
         &self,
         server: ServerId,
@@ -312,7 +311,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     ) -> Result<(), RemoteError> {
         let mut found = Vec::new();
         for pin in self.identity.pinned_for(server, node) {
-            // The slot may still hold an entry of its last use.
+            // The slot may still hold an entry from its previous use.
             let entry = self.entry_in(pin.at).await?;
             let own = entry.filter(|entry| Some(entry.owner) == self.identity.owner());
             let page = own.and_then(|entry| entry.pages.into_iter().find(|page| page.at == node));
@@ -322,8 +321,8 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         Ok(())
     }
 
-    /// Prepares this client's logs on all memory servers that have room, because they may have none
-    /// later.
+    /// Prepares this client's logs on all memory servers that have room, because they may have no
+    /// room later.
     pub(crate) async fn prepare_logs(&self) {
         for number in 0..self.fabric().memory_servers() {
             // An operation that needs this log will report the error.
@@ -331,16 +330,16 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         }
     }
 
-    /// Takes a slot of this client's log on `server`, which must have been prepared. The entry is
-    /// about `node`, which this client is about to write, or about locked nodes if that is `None`.
-    /// Waits while all slots are in use; a slot is in use for a round trip or two.
+    /// Takes a slot of this client's log on `server`, which must have been prepared. The entry
+    /// concerns `node`, which this client is about to write, or locked nodes if `node` is `None`.
+    /// Waits while all slots are in use; a slot is in use for one or two round trips.
     pub(crate) async fn slot(
         &self,
         server: ServerId,
         node: Option<GlobalAddr>,
     ) -> Result<Slot<'_>, RemoteError> {
         let take = || self.identity.take(server, log_slot_bytes::<L>());
-        // WRITEs of one node that keep failing must not take all slots.
+        // Repeatedly failing WRITEs of one node must not take all slots.
         if let Some(node) = node
             && self.identity.pinned_for(server, node).len() > 1
         {
@@ -361,8 +360,9 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
                     if let Some(slot) = take() {
                         return Ok(slot);
                     }
-                    // All slots are pinned, for nodes that only their next WRITEs make whole. One
-                    // has to begin, even if a death within its entry now leaves the node torn.
+                    // All slots are pinned, for nodes that only their next WRITEs can complete. One
+                    // of these has to begin, even though a crash within its entry would then leave
+                    // the node torn.
                     if waits > 0
                         && let Some(slot) = self.identity.take_pinned(server, node)
                     {

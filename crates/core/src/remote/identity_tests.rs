@@ -1,4 +1,4 @@
-//! Deaths between the pieces of log entries, and slots that are pinned.
+//! Crashes between the pieces of log entries, and slots that are pinned.
 
 use super::identity::REGISTRAR;
 use super::pieces::pieces;
@@ -19,7 +19,7 @@ fn cluster() -> LocalCluster<MemoryServer<Large>> {
     LocalConfig::default().start(vec![Arc::new(server)])
 }
 
-/// A nearly full inner node in its version number `version`.
+/// A nearly full inner node with version number `version`.
 fn node(at: GlobalAddr, owner: u16, version: u64) -> Image<Large> {
     let image = Image::<Large>::empty();
     image.page().format_empty(at, 1, b"", None);
@@ -36,7 +36,7 @@ fn words(image: &Image<Large>) -> Vec<u64> {
     image.words().iter().map(|word| word.load(farleaf_fabric::sync::Ordering::Relaxed)).collect()
 }
 
-/// WRITEs some of `words` to where all of them belong.
+/// WRITEs some of `words` to their positions in the page.
 async fn write<F: Fabric>(
     fabric: &F,
     to: GlobalAddr,
@@ -48,7 +48,7 @@ async fn write<F: Fabric>(
     fabric.write(to.plus(which.start as u64 * 8), buffer).await.unwrap();
 }
 
-/// A client whose node is half written, in version 2 of which the log has an entry.
+/// A client whose node is half written. The log has an entry for the node's version 2.
 async fn with_half_a_node<F: Fabric>(fabric: &F) -> (PageClient<F, Large>, GlobalAddr) {
     let client = PageClient::<F, Large>::new(fabric.clone(), 1 << 18);
     let owner = client.prepare_log(REGISTRAR).await.unwrap();
@@ -65,9 +65,9 @@ async fn with_half_a_node<F: Fabric>(fabric: &F) -> (PageClient<F, Large>, Globa
     (client, at)
 }
 
-/// A WRITE of a node had failed half-way, and the client died between the two pieces of the
-/// entry of the node's next version. That went over the entry of the version before, so nothing
-/// could complete the node.
+/// A WRITE of a node had failed half-way, and the client died between the two pieces of the entry
+/// for the node's next version. That entry overwrote the previous version's entry, so nothing could
+/// complete the node.
 #[test]
 fn a_death_between_the_pieces_of_an_entry_leaves_the_entry_before() {
     for landed in [1, 16, 256] {
@@ -97,7 +97,7 @@ fn a_death_between_the_pieces_of_an_entry_leaves_the_entry_before() {
     }
 }
 
-/// Attempts to write a node that all fail pin a slot each. The newest whole entry is enough.
+/// Each failed attempt to write a node pins a slot. Only the newest complete entry is needed.
 #[test]
 fn entries_that_were_replaced_give_up_their_slots() {
     cluster().run_one(async |fabric| {
@@ -107,7 +107,7 @@ fn entries_that_were_replaced_give_up_their_slots() {
             slot.pin(at);
             let redo = RedoPage::whole(at, node(at, slot.owner(), version).page());
             let entry = Redo { owner: slot.owner(), pages: vec![redo] }.words();
-            // Half of the entries do not become whole.
+            // Half of the entries stay incomplete.
             let end = if version % 2 == 0 { entry.len() } else { 300 };
             client.post_pieces(slot.at, &entry[..end]).await.unwrap().done().await.unwrap();
             drop(slot);
@@ -123,8 +123,8 @@ fn entries_that_were_replaced_give_up_their_slots() {
     });
 }
 
-/// A slot that was pinned before its entry landed holds the entry of another node, which may have a
-/// higher version. It replaced the only entry about the node.
+/// A slot that was pinned before its entry landed held the entry of another node, whose version may
+/// be higher. That entry once displaced the only entry of the node.
 #[test]
 fn the_entry_of_another_node_replaces_none() {
     cluster().run_one(async |fabric| {
@@ -143,8 +143,8 @@ fn the_entry_of_another_node_replaces_none() {
     });
 }
 
-/// While one task READs the entries of a node, another one makes the node whole, and its slots get
-/// other entries. The first task freed the slot of such an entry.
+/// While one task READs the entries of a node, another one completes the node, and its slots get
+/// other entries. The first task once freed the slot of such an entry.
 #[test]
 fn a_slot_that_was_used_since_is_not_freed() {
     cluster().run_one(async |fabric| {

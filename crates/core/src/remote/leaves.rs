@@ -1,10 +1,10 @@
-//! Walks to the right along the leaves, with READs ahead.
+//! Walks to the right along the leaves, with READs ahead of the walk.
 //!
-//! A leaf that was read ahead becomes the next one if the walk would have come to it: either the
-//! previous leaf points to it, or it was found through a fresh pointer of a parent and begins where
-//! the previous leaf ends. (A head's list may be older than any grace period, so its leaves need
-//! the former.) The leaf may have been read before the previous one. Scans permit that: they
-//! promise no snapshot, only each leaf at some moment of the scan.
+//! A leaf that was read ahead becomes the next one if the walk would have reached it: either the
+//! previous leaf points to it, or a fresh pointer of a parent does and it begins where the previous
+//! leaf ends. (A head's list may be older than any grace period, so its leaves need the former.)
+//! The leaf may have been read before the previous one. Scans permit that: they promise no
+//! snapshot, only each leaf at some moment of the scan.
 //!
 //! *Thread safety*: private to one task.
 
@@ -16,15 +16,14 @@ use farleaf_fabric::{Fabric, GlobalAddr, Work};
 use std::collections::VecDeque;
 use std::fmt;
 
-/// Maximum number of heads, and of siblings without a parent's pointer, between two leaves of a
-/// walk.
+/// Maximum number of heads, and of siblings missing in their parents, between two leaves of a walk.
 const MAX_STEPS: usize = 64;
 
 /// A walk, and the leaves in flight for it.
 pub struct LeafStream<'a, F: Fabric, L: Layout> {
     pages: &'a PageClient<F, L>,
     ahead: VecDeque<Ahead<F, L>>,
-    /// Maximum number of leaves that a head's list may bring into flight.
+    /// Maximum number of leaves from a head's list that are in flight.
     window: usize,
 }
 
@@ -47,17 +46,17 @@ struct Ahead<F: Fabric, L> {
 }
 
 impl<'a, F: Fabric, L: Layout> LeafStream<'a, F, L> {
-    /// A walk with nothing in flight.
+    /// Creates a walk with nothing in flight.
     pub fn new(pages: &'a PageClient<F, L>) -> Self {
         Self { pages, ahead: VecDeque::new(), window: 0 }
     }
 
-    /// Sets how many leaves a head's list may bring into flight from now on.
+    /// Sets the maximum number of leaves in flight because of a head's list.
     pub fn set_window(&mut self, leaves: usize) {
         self.window = leaves;
     }
 
-    /// Posts the READ of a leaf that comes after those posted so far; `fresh` if the pointer is
+    /// Posts the READ of a leaf that comes after those posted so far. `fresh` if the pointer is
     /// from a parent's copy. Best effort: without a free buffer, the walk reads the leaf when it
     /// gets there.
     pub fn read_ahead(&mut self, pointer: Pointer, fresh: bool) {
@@ -71,7 +70,7 @@ impl<'a, F: Fabric, L: Layout> LeafStream<'a, F, L> {
         self.ahead.len()
     }
 
-    /// The first page in flight, unchecked: the caller must find out whether it fits.
+    /// The first page in flight, unchecked: the caller must check that it is the right one.
     ///
     /// # Errors
     /// [`Miss::Restart`] if there is none, or it cannot be read.
@@ -105,7 +104,8 @@ impl<'a, F: Fabric, L: Layout> LeafStream<'a, F, L> {
             let listed: Vec<_> = listed(page).take(self.window).collect();
             if self.ahead.is_empty() {
                 for (_, at) in listed {
-                    // The list may be older than that: the chain decides whether the leaf counts.
+                    // The list may be older than the copy: the chain decides whether the leaf
+                    // counts.
                     let pointer = Pointer { at, since_ns: copy.read_ns };
                     self.read_ahead(pointer, false);
                 }
@@ -132,7 +132,7 @@ impl<'a, F: Fabric, L: Layout> LeafStream<'a, F, L> {
                 },
             };
             let page = copy.page();
-            // A page from a head's list may have been reused since: check what it is.
+            // A page from a head's list may have been reused since: check that it is a leaf.
             let is_leaf = page.level() == 0 && !page.is_head();
             let low = L::low(page);
             if is_leaf

@@ -1,10 +1,9 @@
-//! Bulk loads into the memory servers' own trees, for designs whose servers have them.
+//! Bulk loads into the memory servers' own trees, for designs that use such trees.
 //!
-//! A load has a number that no other load has, and servers remember the latest numbers that they
-//! have closed. So a request that arrives late, or is sent again, concerns the load that it was
-//! sent for or none.
+//! Each load has a unique number, and servers remember the latest numbers that they have closed. So
+//! a request that arrives late, or is sent again, affects only the load that it was sent for.
 //!
-//! *Thread safety*: that of [`RpcClient`].
+//! *Thread safety*: the same as for [`RpcClient`].
 
 use super::{RemoteError, RpcClient};
 use crate::page::Layout;
@@ -12,8 +11,8 @@ use crate::wire::{Reply, TreeRequest};
 use farleaf_fabric::{Fabric, ServerId};
 
 impl<F: Fabric, L: Layout> RpcClient<F, L> {
-    /// Starts load number `load` into the server's empty tree. A former load of this compute server
-    /// is aborted.
+    /// Starts load number `load` into the server's empty tree. Aborts an earlier load of this
+    /// compute server.
     ///
     /// # Errors
     /// [`crate::wire::Refusal::Loading`] if another compute server is loading; others as
@@ -30,13 +29,14 @@ impl<F: Fabric, L: Layout> RpcClient<F, L> {
     /// Publishes the tree of a load.
     ///
     /// # Errors
-    /// As [`RpcClient::ask`]. The load is still open then, except after
+    /// As [`RpcClient::ask`]. The load is then still open, except after
     /// [`RemoteError::Indeterminate`].
     pub async fn end_load(&self, server: ServerId, load: u64) -> Result<(), RemoteError> {
         let end = TreeRequest::LoadEnd { load };
         match self.expect_done(server, &end).await {
-            // Repeat the request: the server publishes the tree now, or answers that it has. If it
-            // does not answer, or has closed the load, the first request may still have done so.
+            // Repeat the request: the server publishes the tree now, or answers that it already
+            // has. If it does not answer, or has closed the load, the first request may still have
+            // succeeded.
             Err(RemoteError::Indeterminate(_)) => {
                 let again = self.harmless(server, &end).await;
                 again.map_err(|error| error.after_a_change(server))
@@ -56,7 +56,7 @@ impl<F: Fabric, L: Layout> RpcClient<F, L> {
     /// Aborts the loads of a compute server that is dead, on all memory servers.
     ///
     /// # Errors
-    /// As [`RpcClient::ask`]. The other memory servers have been asked nevertheless.
+    /// As [`RpcClient::ask`]. The other memory servers have been asked even so.
     pub async fn abandon_loads(&self, compute_server: u16) -> Result<(), RemoteError> {
         let mut outcome = Ok(());
         for number in 0..self.fabric().memory_servers() {

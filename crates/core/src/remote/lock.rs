@@ -1,16 +1,16 @@
 //! The remote lock: one CAS on word 0, from the version of a validated copy to the same version
-//! locked.
+//! with the lock bit set.
 //!
 //! *Invariants*
-//! - K1. The CAS succeeds only if the page is still as in the copy, so the holder need not read it
+//! - K1. The CAS succeeds only if the page still equals the copy, so the holder need not read it
 //!   again.
-//! - K2. Within one client a page has at most one holder. So a word that names this client as its
-//!   owner means that holder, or a page without a holder that is in doubt.
+//! - K2. Within one client, a page has at most one holder. So a word that names this client as its
+//!   owner means that holder, or a page in doubt that has no holder.
 //! - K3. A lock is released by the WRITE of the page's next version or, if nothing changed, by
 //!   restoring the previous word.
-//! - K4. An operation that ends without knowing whether it holds a page leaves a doubt, and later
-//!   operations of this client settle it. They also finish unfinished commits (W4). One task at a
-//!   time does so.
+//! - K4. An operation that ends without knowing whether it holds a page leaves a doubt, which later
+//!   operations of this client settle. They also finish unfinished commits (W4). One task at a time
+//!   does so.
 //!
 //! *Thread safety*: belongs to its endpoint's thread.
 
@@ -23,7 +23,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
-/// A page that this client may hold without knowing it, or may have half written.
+/// A page that this client may hold or may have half written, without being certain.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Doubt {
     pub(super) at: GlobalAddr,
@@ -46,12 +46,12 @@ impl Locked<'_> {
         self.at
     }
 
-    /// The page is unlocked: nothing is left to settle.
+    /// Records that the page is unlocked and nothing is left to settle.
     pub(super) fn settled(mut self) {
         self.hold.in_doubt = false;
     }
 
-    /// The page stays marked as held: it will be written later (W4).
+    /// Keeps the page marked as held: it will be written later (W4).
     pub(super) fn stays(self) {
         std::mem::forget(self.hold);
     }
@@ -91,7 +91,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         marked.then(|| Hold { at, held: &self.held, doubts: &self.doubts, in_doubt: false })
     }
 
-    /// Marks a page that is in doubt and therefore marked already. The caller takes over the doubt.
+    /// Marks a page that is in doubt and therefore already marked. The caller takes over the doubt.
     pub(super) fn hold_again(&self, at: GlobalAddr) -> Hold<'_> {
         self.held.borrow_mut().insert(at);
         Hold { at, held: &self.held, doubts: &self.doubts, in_doubt: false }
@@ -109,7 +109,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         hold
     }
 
-    /// A page that is locked in this client's name already.
+    /// A page that is already locked in this client's name.
     pub(super) fn already_locked<'a>(
         &self,
         mut hold: Hold<'a>,
@@ -120,7 +120,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         Locked { at, word, before: word.unlocked_by(word.owner()), hold }
     }
 
-    /// Locks the page that `copy` was read from, if it is still as in the copy.
+    /// Locks the page that `copy` was read from, if the page still equals the copy.
     ///
     /// # Errors
     /// [`Miss::Restart`] if the page has changed or is locked.
@@ -189,8 +189,8 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
             if outcome.is_ok() {
                 return locked.settled();
             }
-            // The WRITE may have landed, and another client may hold the page by now: check before
-            // writing again.
+            // The WRITE may have landed, and another client may hold the page by now, so check
+            // before writing again.
             outcome = match self.find_out(locked.at, locked.word).await {
                 Ok(true) => self.write_word(locked.at, locked.before).await,
                 Ok(false) => Ok(()),
@@ -204,13 +204,14 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         Ok(())
     }
 
-    /// Whether the last page that could not be used is the one at `at`, and a client holds it.
+    /// Whether a client holds the page at `at`, and that page was the last one that could not be
+    /// used.
     pub(crate) fn is_held_up_at(&self, at: GlobalAddr) -> bool {
         self.suspect.get().is_some_and(|(page, word)| page == at && word.is_locked())
     }
 
     /// Prepares another attempt of an operation: settles this client's doubts, which may be what
-    /// blocks the operation, and waits. Every `LOOK_AFTER_ATTEMPTS` attempts it checks whether the
+    /// blocks the operation, and waits. Every `LOOK_AFTER_ATTEMPTS` attempts, checks whether the
     /// owner of the blocking page is dead.
     ///
     /// # Errors
@@ -263,7 +264,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     }
 
     /// Settles what earlier operations of this client left in doubt, if anything is due. Best
-    /// effort: a memory server that is unreachable now is tried again later.
+    /// effort: an unreachable memory server is tried again later.
     pub async fn settle_doubts(&self) {
         let due = self.fabric().now_ns() >= self.doubts_due_ns.get();
         if !self.has_doubts() || !due || self.fabric().breaks(rules::DOUBTS_SETTLED) {
@@ -312,7 +313,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
             }
         }
         if !self.has_doubts() {
-            // Every kept slot has a doubt, so none is needed.
+            // Every kept slot belongs to a doubt, so none is needed any more.
             self.identity.free_kept();
         }
     }
@@ -334,7 +335,7 @@ impl Drop for Settling<'_> {
     }
 }
 
-/// Attempts between two checks whether the owner of a blocking page is dead.
+/// Number of attempts between two checks whether the owner of a blocking page is dead.
 const LOOK_AFTER_ATTEMPTS: u32 = 8;
 /// Pause before doubts that could not be settled are tried again, in nanoseconds.
 const DOUBT_PAUSE_NS: u64 = 1_000_000;

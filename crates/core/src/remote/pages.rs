@@ -2,13 +2,13 @@
 //! changes.
 //!
 //! *Invariants*
-//! - V1. A copy that [`PageClient::read`] returns is of one piece, and was the page at its address
-//!   at some moment between posting and completion. If the page is locked, the copy is the page
+//! - V1. A copy that [`PageClient::read`] returns is untorn, and was the content at its address at
+//!   some moment between posting and completion. If the page is locked, the copy has the content
 //!   before the holder's change, which no client has seen yet.
 //! - V2. A page is discarded if its pointer was read more than [`GRACE_NS`] / 2 before the page
-//!   arrived, and a freed node is not reused before [`GRACE_NS`] have passed. So the page that
-//!   arrives is the one the pointer meant, or that page marked dead.
-//! - V3. A page's version never goes back, whatever the node is used for.
+//!   arrived, and a freed node is not reused until [`GRACE_NS`] have passed. So the page that
+//!   arrives is the one that the pointer meant, or that page marked as dead.
+//! - V3. A page's version never decreases, whatever the node is used for.
 //! - V4. Only copies of live pages are returned, so no caller can forget to check.
 //!
 //! *Thread safety*: belongs to its endpoint's thread; tasks of that thread share it.
@@ -52,7 +52,7 @@ pub struct PageClient<F: Fabric, L: Layout> {
     pub(super) doubts: RefCell<Vec<Doubt>>,
     /// Commits that have begun but not finished (W4).
     pub(super) unfinished: RefCell<Vec<Rc<Unfinished<L>>>>,
-    /// Whether a user of this client, such as a cache, may have an operation in doubt of its own.
+    /// Whether a user of this client, such as a cache, may have an unsettled operation of its own.
     doubtful: Cell<bool>,
     /// Whether a task is settling doubts and finishing commits.
     pub(super) settling: Cell<bool>,
@@ -67,8 +67,8 @@ pub struct PageClient<F: Fabric, L: Layout> {
 }
 
 impl<F: Fabric, L: Layout> Drop for PageClient<F, L> {
-    /// Returns this client's number for reuse, if nothing can ever be done or recovered under it
-    /// any more. This does not wait for the answer: if the request is lost, the number is lost too.
+    /// Returns this client's number for reuse, if nothing can be done or recovered under it any
+    /// more. This does not wait for the reply: if the request is lost, the number is lost too.
     fn drop(&mut self) {
         let Some(owner) = self.identity.owner() else { return };
         let is_at_rest = self.held.borrow().is_empty()
@@ -107,7 +107,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         L::page_words() * 8
     }
 
-    /// A client that allocates memory in chunks of `chunk_bytes`.
+    /// Creates a client that allocates memory in chunks of `chunk_bytes`.
     pub fn new(fabric: F, chunk_bytes: u64) -> Self {
         Self {
             nodes: NodeAllocator::new(fabric.clone(), chunk_bytes),
@@ -131,8 +131,8 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         self.rpc.fabric()
     }
 
-    /// A flag to set while a user of this client has an operation in doubt, which others may wait
-    /// for.
+    /// A flag to set while a user of this client has an operation in doubt that others may be
+    /// waiting for.
     pub(crate) fn doubtful(&self) -> &Cell<bool> {
         &self.doubtful
     }
@@ -147,9 +147,9 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         self.backoff.set(backoff);
     }
 
-    /// Whether [`PageClient::read`] READs a page's word 0 before and after the page, one after the
-    /// other, and trusts a page with the same word three times: what designs do that have no
-    /// checksums. The checksum is checked as well; for experiments.
+    /// Sets whether [`PageClient::read`] READs a page's word 0, the page, and word 0 again, one
+    /// after the other, and trusts the page if the word is the same all three times. Designs
+    /// without checksums do this. The checksum is still checked. For experiments.
     pub fn validate_by_versions(&self, by_versions: bool) {
         self.by_versions.set(by_versions);
     }
@@ -159,8 +159,8 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         &self.rpc
     }
 
-    /// A scratch buffer. Waits, for a bounded time, while other tasks of this endpoint use them
-    /// all.
+    /// Takes a scratch buffer. While other tasks of this endpoint use all of them, waits for a
+    /// bounded time.
     pub(super) async fn buffer(&self, bytes: usize) -> Result<Buffer, RemoteError> {
         for _ in 0..BUSY_WAITS {
             match self.fabric().buffer(bytes) {
@@ -287,7 +287,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
             && (page.address() == copy.at || self.fabric().breaks(rules::OWN_ADDRESS))
     }
 
-    /// The copy, if its page is live (V4).
+    /// Returns the copy if its page is live (V4).
     #[inline]
     fn living(&self, copy: PageCopy<L>) -> Result<PageCopy<L>, Miss> {
         match copy.page().is_dead() && !self.fabric().breaks(rules::DEAD_PAGES_REFUSED) {
@@ -338,15 +338,15 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         Err(Miss::Restart)
     }
 
-    /// The page as it is in the pool, without validation. Retries if the outcome is unknown, since
-    /// a READ changes nothing.
+    /// Reads the pool's content of a page, without validation. Retries if the outcome is unknown,
+    /// which is safe because a READ changes nothing.
     pub(crate) async fn read_raw(&self, at: GlobalAddr) -> Result<PageCopy<L>, RemoteError> {
         let buffer = self.read_words(at, Self::page_bytes()).await?;
         let read_ns = self.fabric().now_ns();
         Ok(PageCopy { at, buffer, read_ns, layout: PhantomData })
     }
 
-    /// `bytes` bytes at `at`. Retries if the outcome is unknown.
+    /// Reads `bytes` bytes at `at`. Retries if the outcome is unknown.
     pub(crate) async fn read_words(
         &self,
         at: GlobalAddr,
@@ -382,9 +382,9 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     /// Posts two WRITEs for a page that this client holds: the body, then word 0, which unlocks the
     /// page. They take effect in this order (F3).
     ///
-    /// One WRITE would not do. A word that the change leaves as it was could land last, and until
-    /// then a reader would find the page whole. Another client could lock and change the page, and
-    /// the late word would overwrite that change.
+    /// A single WRITE would not be enough. A word that does not change could land last, and until
+    /// then a reader would consider the page complete. Another client could lock and change the
+    /// page, and the late word would overwrite that change.
     pub(super) async fn post_unlock(
         &self,
         at: GlobalAddr,
@@ -436,7 +436,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     /// Allocates a node on `server`. If the server is full, waits for a freed node of this client.
     ///
     /// # Errors
-    /// [`RemoteError::OutOfMemory`] if there is none.
+    /// [`RemoteError::OutOfMemory`] if there is no such node.
     pub async fn take_node(&self, server: ServerId) -> Result<GlobalAddr, RemoteError> {
         self.nodes.take(server).await
     }
@@ -492,8 +492,8 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     /// except those that this client is likely to need soon.
     ///
     /// # Errors
-    /// [`RemoteError`] if a memory server does not take them. They stay with this client then,
-    /// unless the outcome is unknown: then they are lost.
+    /// [`RemoteError`] if a memory server does not accept them. In that case they stay with this
+    /// client, unless the outcome is unknown, which means that they are lost.
     pub async fn share_free_nodes(&self) -> Result<(), RemoteError> {
         self.nodes.share_all(KEPT_NODES).await
     }

@@ -1,18 +1,18 @@
 //! READs and WRITEs of more words than an endpoint's buffer holds, in pieces. Log entries need
-//! them: one about several pages of 2 or 4 KB is larger than a buffer.
+//! them: an entry about several pages of 2 or 4 KB is larger than a buffer.
 //!
 //! *Invariants*
 //! - R4. The piece with word 0 is posted last, so it takes effect last (contract F3). An entry's
 //!   word 0 is the checksum of all other words: a client that dies between two pieces leaves a slot
-//!   that holds no entry, or still the one before.
-//! - R5. A wait for a buffer holds none.
+//!   without an entry, or with the previous entry.
+//! - R5. A task that waits for a buffer holds no buffer.
 //!
 //! *Thread safety*: belongs to its endpoint's thread.
 
 use farleaf_fabric::{BUFFER_BYTES, Buffer, Fabric, FabricError, GlobalAddr};
 use std::ops::Range;
 
-/// The pieces of `words` words, the one with word 0 first.
+/// Splits `words` words into pieces. The piece with word 0 comes first.
 pub(super) fn pieces(words: usize) -> impl DoubleEndedIterator<Item = Range<usize>> {
     const PIECE_WORDS: usize = BUFFER_BYTES / 8;
     (0..words.div_ceil(PIECE_WORDS))
@@ -21,7 +21,7 @@ pub(super) fn pieces(words: usize) -> impl DoubleEndedIterator<Item = Range<usiz
 
 /// A WRITE in flight, in one or several pieces.
 pub(crate) struct Pieces<F: Fabric> {
-    /// Without an allocation as long as there is only one piece.
+    /// Empty, and not allocated, if there is only one piece.
     earlier: Vec<F::Op<Buffer>>,
     last: Option<F::Op<Buffer>>,
 }
@@ -58,8 +58,8 @@ impl<F: Fabric> Pieces<F> {
     }
 }
 
-/// The outcome of two operations. If one is unknown and the other failed, it is unknown: the
-/// connection must be reset before anything is written again (C15).
+/// Combines the outcomes of two operations. If one is unknown and the other failed, the result is
+/// unknown: the connection must be reset before anything is written again (C15).
 pub(crate) fn both(
     one: Result<(), FabricError>,
     other: Result<(), FabricError>,
@@ -95,7 +95,7 @@ mod tests {
         }
     }
 
-    /// The largest entry there is, with words drawn from `seed`.
+    /// The largest possible entry, with words drawn from `seed`.
     fn largest(mut seed: u64) -> Redo {
         let page = |number: u64| {
             let (image, at) = (Image::<Large>::empty(), number * 4096);
@@ -111,8 +111,8 @@ mod tests {
         Redo { owner: 3, pages: (1..=MAX_PAGES as u64).map(page).collect() }
     }
 
-    /// A client dies after any of the WRITEs of an entry, or within one, of which any words may
-    /// have landed.
+    /// A client dies after one of an entry's WRITEs, or within one, of which any subset of words
+    /// may have landed.
     #[test]
     fn a_death_between_two_pieces_leaves_no_entry() {
         let (before, after) = (largest(1), largest(2));
@@ -136,7 +136,7 @@ mod tests {
         assert_eq!(Redo::decode(&slot).as_ref(), Some(&after));
     }
 
-    /// The entry before was shorter, and is whole as long as none of its words is overwritten.
+    /// The previous entry was shorter. It stays complete until one of its words is overwritten.
     #[test]
     fn the_words_behind_a_short_entry_do_not_matter() {
         let before = Redo { owner: 3, pages: largest(1).pages[..1].to_vec() };

@@ -2,18 +2,19 @@
 //!
 //! A client that is blocked by a page for a long time asks memory server 0 whether the page's owner
 //! has been declared dead. If so, it fences the dead client's compute server at all memory servers,
-//! so that nothing it has posted can still land. (It skips the fence if that has been done, because
-//! the compute server may live again.) Then it looks for the page in the dead client's log. Let `t`
-//! be the version that an entry gives the page. The page belongs to the entry if its word is
+//! so that nothing it has posted can still land. (It skips the fence if another client has already
+//! done so, because the compute server may be running again.) Then it looks for the page in the
+//! dead client's log. Let `t` be the version that an entry gives the page. The page belongs to the
+//! entry if its word is
 //!
 //! - `locked, owner, t-1`: the lock is held, and some of the body may be written;
-//! - `owner, t` and not of one piece: the WRITE has stopped half-way;
-//! - `locked, owner, t` and not of one piece: another client was about to finish such a page.
+//! - `owner, t` and torn: the WRITE has stopped half-way;
+//! - `locked, owner, t` and torn: another client was about to finish such a page.
 //!
 //! To recover a page of an entry, a client logs the same change in its own name, takes the page
-//! over by a CAS on its word, and writes the page as after the change. A locked page without an
-//! entry is untouched (inv. R1) and is unlocked as it is, the page as before the change. The pages
-//! of one entry are finished in their order (inv. R3).
+//! over by a CAS on its word, and writes the page's content after the change. A locked page without
+//! an entry is untouched (inv. R1): it is unlocked with its content before the change. The pages of
+//! one entry are finished in order (inv. R3).
 //!
 //! A client settles its own doubts in the same way, with a reset in place of the fence.
 //!
@@ -42,8 +43,8 @@ struct Gone {
 }
 
 impl<F: Fabric, L: Layout> PageClient<F, L> {
-    /// Declares all clients dead that `compute_server` has registered so far. The caller must know
-    /// that they are: other clients will fence them.
+    /// Declares all clients dead that `compute_server` has registered so far. Call it only when
+    /// they are certainly dead, because other clients will fence them.
     ///
     /// # Errors
     /// [`RemoteError`] if memory server 0 does not answer.
@@ -59,7 +60,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
 
     async fn tell_dead(&self, compute_server: u16, fenced: bool) -> Result<(), RemoteError> {
         let request = Request::from(OwnerRequest::DeclareDead { compute_server, fenced });
-        // Declaring them dead twice does no harm.
+        // Declaring them dead twice is harmless.
         match self.rpc.ask_harmless(REGISTRAR, &request).await? {
             Reply::Done => Ok(()),
             _ => Err(RemoteError::BadReply { server: REGISTRAR }),
@@ -82,7 +83,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
             return Ok(());
         }
         // The page may depend on another page of its entry, which a second client took over before
-        // it died as well. Retries always find this page first, so recover the other one here.
+        // it died too. Retries always find this page first, so recover the other one here.
         match self.suspect.take() {
             Some((other, word)) if other != at => self.look_after_one(other, word).await.map(drop),
             _ => Ok(()),
@@ -102,7 +103,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
                     dead.then_some((compute_server, fenced))
                 }
                 Ok(_) => return Err(RemoteError::BadReply { server: REGISTRAR }),
-                // Without an answer, assume that the owner lives.
+                // Without an answer, assume that the owner is alive.
                 Err(RemoteError::Indeterminate(_) | RemoteError::Refused { .. }) => None,
                 Err(error) => return Err(error),
             };
@@ -187,13 +188,13 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         if word.is_locked() && of_one_piece && !self.fabric().breaks(rules::UNTOUCHED_UNLOCKED) {
             let free = word.unlocked_by(gone.owner);
             let swap = self.fabric().compare_swap(at, word.to_bits(), free.to_bits()).await;
-            // If the outcome is unknown, the next attempt finds out.
+            // If the outcome is unknown, the next attempt will find it out.
             swap.map_err(|_| Miss::Restart)?;
         }
         Ok(())
     }
 
-    /// The clients of a compute server that were declared dead, the latest first.
+    /// The clients of a compute server that were declared dead, latest first.
     async fn dead_owners(&self, compute_server: u16) -> Result<Vec<u16>, RemoteError> {
         let request = Request::from(OwnerRequest::DeadOwners { compute_server });
         match self.rpc.ask_harmless(REGISTRAR, &request).await? {
@@ -202,9 +203,9 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         }
     }
 
-    /// Finishes every change of locked pages that clients of a dead compute server have logged. The
-    /// next life of the compute server does so before it touches the nodes below: finishing them
-    /// later would undo what it has done there since.
+    /// Finishes every logged change of locked pages by clients of a dead compute server. The next
+    /// life of the compute server does so before it touches the nodes below: finishing these
+    /// changes later would undo newer ones.
     ///
     /// # Errors
     /// [`RemoteError`] if a memory server does not answer.
@@ -215,7 +216,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
                 if !word.is_locked() || word.owner() != owner {
                     continue; // finished already; the page may have been reused
                 }
-                // Other clients may be recovering it as well.
+                // Other clients may be recovering the page as well.
                 self.attempts(async || self.recover(Gone { owner }, page.at).await).await?;
             }
         }
@@ -223,9 +224,8 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     }
 
     /// Pages that a dead compute server left half written without holding their locks
-    /// ([`PageClient::post_logged`]), each as it was to become, upper levels first. They can
-    /// include pages that no pointer leads to. The compute server must be fenced at all memory
-    /// servers.
+    /// ([`PageClient::post_logged`]), each with its intended content, upper levels first. They can
+    /// include unreachable pages. The compute server must be fenced at all memory servers.
     ///
     /// # Errors
     /// [`RemoteError`] if a memory server does not answer.
@@ -233,7 +233,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         &self,
         compute_server: u16,
     ) -> Result<Vec<(GlobalAddr, Image<L>)>, RemoteError> {
-        // After failed WRITEs a node has entries of several versions; the last one counts.
+        // After failed WRITEs, a node has entries of several versions; the latest one counts.
         let mut last = BTreeMap::<GlobalAddr, RedoPage>::new();
         for owner in self.dead_owners(compute_server).await? {
             for redo in self.log_entries(owner).await?.into_iter().flat_map(|entry| entry.pages) {
@@ -262,7 +262,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         Ok(pages)
     }
 
-    /// `words` words at `at`, piece by piece. Nothing may be writing them.
+    /// Reads `words` words at `at`, piece by piece. No client may be writing them.
     async fn read_pieces(&self, at: GlobalAddr, words: usize) -> Result<Vec<u64>, RemoteError> {
         let mut found = Vec::with_capacity(words);
         for piece in pieces(words) {
@@ -273,13 +273,13 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         Ok(found)
     }
 
-    /// The whole entry in the slot at `at`, if there is one. Nothing may be writing it.
+    /// The complete entry in the slot at `at`, if there is one. No client may be writing it.
     pub(super) async fn entry_in(&self, at: GlobalAddr) -> Result<Option<Redo>, RemoteError> {
         let slot = self.read_pieces(at, log_slot_bytes::<L>() as usize / 8).await?;
         Ok(Redo::decode(&slot))
     }
 
-    /// All whole entries in a client's log, on all memory servers.
+    /// All complete entries in a client's log, on all memory servers.
     async fn log_entries(&self, owner: u16) -> Result<Vec<Redo>, RemoteError> {
         let mut entries = Vec::new();
         for server in self.all_servers() {
@@ -301,8 +301,8 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         let found = self.read_raw(redo.at).await?;
         let word = found.word();
         if !self.belongs(word, gone, redo, found.page().is_of_one_piece()) {
-            // Another client has taken the page over and not finished it yet. The pages after it
-            // must wait for that.
+            // Another client has taken the page over and has not finished it yet. The pages after
+            // it must wait for that.
             let under_way = word.version() < redo.version
                 || (word.version() == redo.version && !found.page().is_of_one_piece());
             return if under_way && !self.fabric().breaks(rules::SURVIVORS_AWAITED) {
@@ -315,7 +315,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         let Some(after) = redo.apply(found.page()) else { return Err(Miss::Restart) };
         let owner = self.prepare_log(redo.at.server()).await?;
         let own_doubt = owner == gone.owner;
-        // A client that settles its own doubt has the page marked already.
+        // If a client settles its own doubt, it has already marked the page.
         let hold = match self.hold(redo.at) {
             Some(hold) => hold,
             None if own_doubt => self.hold_again(redo.at),
@@ -326,7 +326,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         after.page().seal(LockWord::from_bits(redo.version).unlocked_by(owner));
         let entry = RedoPage::between(redo.at, found.page(), after.page());
         let words = Redo { owner, pages: vec![entry.clone()] }.words();
-        // From here on the entry stays in the slot as long as the page is in doubt.
+        // From here on, the entry stays in the slot for as long as the page is in doubt.
         slot.keep = true;
         let hold = self.doubt(hold);
         let logs = !self.fabric().breaks(rules::SURVIVORS_LOG);

@@ -1,4 +1,4 @@
-//! Log entries: what a holder is about to write, so that other clients can finish it.
+//! Log entries: they record what a holder is about to write, so that other clients can finish it.
 //!
 //! ```text
 //! word 0  checksum of the rest        word 1  [owner:16][pages:16][words:16][reserved:16]
@@ -6,12 +6,12 @@
 //! a run:                [words:32][first word:32],  words
 //! ```
 //!
-//! An entry names, for each page, the version that the change makes and the words that it changes.
+//! For each page, an entry has the version that the change makes and the words that it changes.
 //! Applied to the page before the change, or to any mixture of before and after, it yields the page
 //! after the change.
 //!
 //! *Invariants*
-//! - R1. An entry is in the log, whole, before a word of its pages is written (contract F3, or an
+//! - R1. A complete entry is in the log before any word of its pages is written (contract F3, or an
 //!   awaited WRITE).
 //! - R2. It stays until all of its pages are written.
 //! - R3. Its pages are in the order in which they must be written: those that lose keys before
@@ -43,7 +43,7 @@ pub(super) struct RedoPage {
     runs: Vec<(usize, Vec<u64>)>,
 }
 
-/// An entry.
+/// A decoded log entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Redo {
     pub(super) owner: u16,
@@ -75,14 +75,13 @@ impl RedoPage {
         Self { at, version: after.lock_word().version(), runs }
     }
 
-    /// The whole of a sealed image, for a page whose words in the pool are unknown.
+    /// The complete content of a sealed image, for a page whose words in the pool are unknown.
     pub(super) fn whole<L: Layout>(at: GlobalAddr, after: Page<'_, L>) -> Self {
         let words = after.words()[1..].iter().map(|word| word.load(Ordering::Relaxed));
         Self { at, version: after.lock_word().version(), runs: vec![(1, words.collect())] }
     }
 
-    /// The page after the change, made from the page as found; `None` if the entry was made for
-    /// other content.
+    /// Applies the change to the page as found. `None` if the entry was made for other content.
     pub(super) fn apply<L: Layout>(&self, found: Page<'_, L>) -> Option<Image<L>> {
         let image = Image::of(found);
         for (first, words) in &self.runs {
@@ -112,12 +111,12 @@ impl Redo {
         words
     }
 
-    /// The entry as the words of its slot.
+    /// Encodes the entry as the words of its slot.
     pub(super) fn words(&self) -> Vec<u64> {
         self.encode()
     }
 
-    /// The entry in a slot, if it is whole.
+    /// Decodes the entry in a slot, if it is complete.
     pub(super) fn decode(slot: &[u64]) -> Option<Self> {
         let word = |index: usize| slot.get(index).copied();
         let head = word(1)?;

@@ -13,11 +13,11 @@ use std::marker::PhantomData;
 const READ_RETRIES: u32 = 4;
 /// Retries of a request that was refused as contended, or that found the endpoint full.
 const BUSY_RETRIES: u32 = 16;
-/// The first wait before such a retry, in nanoseconds. It doubles with each, and half of it is
-/// random.
+/// The first wait before such a retry, in nanoseconds. It doubles with each retry, and half of it
+/// is random.
 const BACKOFF_NS: u64 = 2_000;
 
-/// Requests and replies over one endpoint. *Thread safety*: that of the endpoint.
+/// Requests and replies over one endpoint. *Thread safety*: the same as for the endpoint.
 #[derive(Clone, Debug)]
 pub struct RpcClient<F, L> {
     fabric: F,
@@ -25,7 +25,7 @@ pub struct RpcClient<F, L> {
 }
 
 impl<F: Fabric, L: Layout> RpcClient<F, L> {
-    /// A client over this endpoint.
+    /// Creates a client over this endpoint.
     pub fn new(fabric: F) -> Self {
         Self { fabric, layout: PhantomData }
     }
@@ -42,11 +42,12 @@ impl<F: Fabric, L: Layout> RpcClient<F, L> {
     }
 
     /// Sends one request and returns its reply. Retries, within bounds, if the server is busy,
-    /// because it has done nothing then. Does not retry if the outcome is unknown: only the caller
-    /// knows whether that would be harmless.
+    /// because it has done nothing in that case. Does not retry if the outcome is unknown: only the
+    /// caller knows whether that is harmless.
     ///
     /// # Errors
-    /// [`RemoteError`]; every variant but `Indeterminate` says that the server has changed nothing.
+    /// [`RemoteError`]; every variant but `Indeterminate` means that the server has changed
+    /// nothing.
     #[inline]
     pub async fn ask(
         &self,
@@ -108,7 +109,7 @@ impl<F: Fabric, L: Layout> RpcClient<F, L> {
         }
     }
 
-    /// Sends a request that can be repeated without harm, and repeats it if its outcome is unknown.
+    /// Sends a request that is harmless to repeat, and repeats it if its outcome is unknown.
     ///
     /// # Errors
     /// As [`RpcClient::ask`].
@@ -182,7 +183,7 @@ impl<F: Fabric, L: Layout> RpcClient<F, L> {
     /// Reads the superblock of a server's pool, whose pages must have layout `L`; one READ.
     ///
     /// # Errors
-    /// [`RemoteError::BadPool`] if they have another.
+    /// [`RemoteError::BadPool`] if they have a different layout.
     pub async fn superblock(&self, server: ServerId) -> Result<Superblock, RemoteError> {
         let at = GlobalAddr::new(server, 0);
         let mut outcome = self.fabric.read(at, self.fabric.buffer(Superblock::WORDS * 8)?).await;
@@ -199,7 +200,7 @@ impl<F: Fabric, L: Layout> RpcClient<F, L> {
     }
 }
 
-/// Whether the operation surely has not happened and may succeed on retry.
+/// Whether the operation certainly has not happened and may succeed on retry.
 fn is_busy(error: &RemoteError) -> bool {
     matches!(
         error,

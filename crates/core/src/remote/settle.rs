@@ -1,13 +1,13 @@
 //! Finishes a commit after a WRITE of unknown outcome: reset, read the pages, write what is
 //! missing.
 //!
-//! After the reset nothing that this client has posted to that server can still land. Each page is
+//! After the reset, nothing that this client has posted to that server can still land. Each page is
 //! then in one of three states:
 //!
 //! - Still locked by this client: no other client has touched it.
-//! - Unlocked by this client in the new version, but not of one piece: no other client could lock
-//!   it (W2). This client locks it again before it writes the rest, since other clients could take
-//!   the page the moment the last word lands.
+//! - Unlocked by this client in the new version, but torn: no other client could lock it (W2). This
+//!   client locks it again before it writes the rest, because other clients could take the page the
+//!   moment the last word lands.
 //! - Written, and possibly changed by other clients since.
 
 use super::commit::Rewrite;
@@ -54,7 +54,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
                 self.fabric().reset(server).await?;
             }
         }
-        // Rewriting the entry is safe: it overwrites itself with the same words.
+        // Rewriting the entry is safe: it only overwrites itself with the same words.
         self.post_entry(slot, rewrites).await?.done().await?;
         for page in rewrites {
             self.finish_page(page).await?;
@@ -77,7 +77,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         } else if word != page.held && word != relocked {
             return Ok(());
         }
-        // The version stays: no client has ever seen it whole.
+        // The version does not change: no client has ever seen it complete.
         self.write_unlock(at, &page.after).await
     }
 }

@@ -15,12 +15,12 @@ pub struct BadShares(pub &'static str);
 /// How keys are divided among memory servers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Partitioning<K> {
-    /// By a hash: even for any keys, but a scan asks every server.
+    /// By a hash: even for any keys, but a scan must query every server.
     Hash,
     /// By ranges: server `i` holds the keys from boundary `i - 1`, inclusive, to boundary `i`,
     /// exclusive.
     Range {
-        /// One fewer than servers, strictly ascending, above the smallest key.
+        /// Strictly ascending, above the smallest key; one fewer than there are servers.
         boundaries: Vec<K>,
     },
 }
@@ -29,7 +29,8 @@ impl<K: Clone + Ord> Partitioning<K> {
     /// Each server's share.
     ///
     /// # Errors
-    /// [`BadShares`] if there are too few or too many boundaries, or they do not ascend strictly.
+    /// [`BadShares`] if there are too few or too many boundaries, or if they do not ascend
+    /// strictly.
     pub fn shares<L: Layout<Key: ToOwned<Owned = K>>>(
         &self,
         servers: u16,
@@ -59,7 +60,7 @@ impl<K: Clone + Ord> Partitioning<K> {
     }
 }
 
-/// The servers' shares, in the form in which a client looks up keys.
+/// The servers' shares, in a form for looking up keys.
 #[derive(Clone, Debug)]
 pub enum ShareMap<K> {
     /// The server is the hash modulo the number of servers.

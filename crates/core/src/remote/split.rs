@@ -2,7 +2,7 @@
 //!
 //! *Invariants*
 //! - S1. The new nodes are allocated before the first change.
-//! - S2. A new node is written, whole, before the page that points to it.
+//! - S2. A new node is completely written before the page that points to it.
 //! - S3. The separator goes into the parent afterwards. Until then, readers find the sibling
 //!   through the page that was split.
 
@@ -18,11 +18,11 @@ pub struct Separator<K> {
     pub level: u8,
     /// The lowest key of the child.
     pub key: K,
-    /// The child.
+    /// The address of the new child.
     pub child: GlobalAddr,
 }
 
-/// The halves of a full page plus one entry.
+/// The two halves of a full page with one more entry.
 struct Halves<L: Layout> {
     left: Image<L>,
     right: Image<L>,
@@ -55,8 +55,8 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     /// `node`, and `entry` goes into the half that covers its key.
     ///
     /// # Errors
-    /// [`Miss::Restart`] if the page has changed; nothing has changed then, and the node is still
-    /// free. After [`Miss::Failed`] the node must not be reused.
+    /// [`Miss::Restart`] if the page has changed; nothing has happened in that case, and the node
+    /// is still free. After [`Miss::Failed`], the node must not be reused.
     pub async fn split(
         &self,
         copy: &PageCopy<L>,
@@ -116,7 +116,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         Ok(self.commit_with_fresh(&fresh, change).await?)
     }
 
-    /// Gives up a split that has changed nothing.
+    /// Abandons a split that has changed nothing.
     async fn without_room(&self, locked: Locked<'_>) -> Miss {
         self.release(locked).await;
         RemoteError::Contended { retries: 0 }.into()

@@ -19,7 +19,8 @@ pub struct ChunkAllocator {
 }
 
 impl ChunkAllocator {
-    /// The allocator of a region of `region_bytes` bytes, all free except the superblock's page.
+    /// Creates the allocator of a region of `region_bytes` bytes, all free except the superblock's
+    /// page.
     pub fn new(server: ServerId, region_bytes: u64) -> Self {
         Self { server, region_bytes, next: AtomicU64::new(NodeCarver::NODE_ALIGN) }
     }

@@ -1,13 +1,13 @@
 //! Epochs: when a node that was removed from the tree can be reused.
 //!
-//! Every operation runs inside an epoch. A node is retired in the epoch that is current once
-//! nothing in the tree points to it, and freed two epochs later: by then every operation that could
-//! have met it has ended.
+//! Every operation runs inside an epoch. A node is retired in the epoch that is current when
+//! nothing in the tree points to it any more, and freed two epochs later: by then, every operation
+//! that could have seen it has ended.
 //!
 //! *Invariants*
-//! - E1. The epoch moves from `e` to `e + 1` only while no operation is inside `e - 1`.
-//! - E2. So no operation is ever inside an epoch older than the current one minus one, and a node
-//!   retired in epoch `r` is unreachable once the epoch is `r + 2`.
+//! - E1. The epoch advances from `e` to `e + 1` only while no operation is inside `e - 1`.
+//! - E2. So no operation is ever inside an epoch older than the previous one, and a node retired in
+//!   epoch `r` is unreachable once the epoch is `r + 2`.
 //!
 //! *Thread safety*: any number of threads; entering and leaving touch one counter, spread over
 //! cache lines by stripe. Checked by `tests/loom.rs`.
@@ -25,8 +25,8 @@ const STRIPES: usize = 1;
 #[repr(align(128))]
 struct Inside([AtomicU64; 3]);
 
-/// A fence for the model checker only. It treats `SeqCst` accesses as `AcqRel`, but models fences,
-/// so this restores the ordering that the adjacent accesses have outside it.
+/// A fence for the model checker only. The checker treats `SeqCst` accesses as `AcqRel`, but models
+/// fences, so this restores the ordering that the adjacent accesses have in a normal build.
 #[inline(always)]
 fn sequentially_consistent() {
     #[cfg(loom)]
@@ -47,7 +47,7 @@ impl Default for Epochs {
     }
 }
 
-/// One operation's stay in its epoch; dropping it leaves the epoch.
+/// One operation's presence in its epoch; dropping it leaves the epoch.
 #[derive(Debug)]
 pub struct EpochGuard<'a> {
     counter: &'a AtomicU64,
@@ -60,7 +60,7 @@ impl Drop for EpochGuard<'_> {
 }
 
 impl Epochs {
-    /// Epochs without any operation or retired node.
+    /// Creates epochs without operations or retired nodes.
     pub fn new() -> Self {
         let counters = || Inside([AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0)]);
         Self {
@@ -122,7 +122,7 @@ impl Epochs {
         lock(&self.retired).len()
     }
 
-    /// The retired nodes, the oldest first.
+    /// The retired nodes, oldest first.
     pub fn retired_nodes(&self) -> Vec<GlobalAddr> {
         lock(&self.retired).iter().map(|(_, node)| *node).collect()
     }

@@ -1,9 +1,10 @@
 //! One memory server: answers the requests of [`crate::wire`] over its region.
 //!
 //! *Invariants*
-//! - M1. No request, whatever its bytes, makes the server crash or touch memory outside its region.
-//! - M2. A refused request has changed nothing, except that a load is aborted whose next records
-//!   were refused.
+//! - M1. No request, whatever its bytes, can make the server crash or touch memory outside its
+//!   region.
+//! - M2. A refused request has changed nothing, with one exception: if a load's next records are
+//!   refused, the load is aborted.
 //!
 //! *Thread safety*: any number of threads, through `&self`.
 
@@ -24,14 +25,14 @@ use farleaf_fabric::{
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::OnceLock;
 
-/// How many allocated chunks a memory server remembers: more than clients allocate while one of
+/// How many allocated chunks a memory server remembers: more than all clients allocate while one of
 /// them repeats a request.
 const LATEST_CHUNKS: usize = 1024;
 
 /// A chunk that was allocated.
 #[derive(Clone, Copy, Debug)]
 struct LatestChunk {
-    /// Compute server and token of the request.
+    /// The compute server and the token of the request.
     asked: (u16, u64),
     at: GlobalAddr,
     bytes: u64,
@@ -40,14 +41,14 @@ struct LatestChunk {
 /// Settings of a memory server.
 #[derive(Clone, Debug)]
 pub struct MemoryServerConfig {
-    /// Bytes of its region, a multiple of 4096; the operating system provides them as they are
-    /// touched.
+    /// Size of its region in bytes, a multiple of 4096. The operating system provides the memory
+    /// when it is first touched.
     pub pool_bytes: usize,
-    /// Bytes of the chunks that the server's own tree allocates.
+    /// Size of the chunks that the server's own tree allocates, in bytes.
     pub chunk_bytes: u64,
-    /// Subtrees of this level lie entirely on one memory server.
+    /// Each subtree of this level lies entirely on one memory server.
     pub placement_level: u8,
-    /// How the region is allocated: [`Backing::Shared`] if other processes are to map it.
+    /// How the region is allocated: [`Backing::Shared`] if other processes need to map it.
     pub backing: Backing,
 }
 
@@ -73,30 +74,29 @@ pub struct MemoryServer<L: Layout> {
     loads: Mutex<Loads<L>>,
     owners: Owners,
     offloads: Offloads<L>,
-    /// Nodes that clients have returned. The set cannot outgrow the region, because it has each
-    /// node once.
+    /// Nodes that clients have returned. As a set, it cannot outgrow the region.
     given_back: Mutex<BTreeSet<GlobalAddr>>,
-    /// The latest chunks allocated. A client that gets no replies repeats its requests, and would
-    /// otherwise exhaust the pool.
+    /// The latest chunks allocated. Without them, a client that gets no replies and repeats its
+    /// requests would exhaust the pool.
     latest_chunks: Mutex<VecDeque<LatestChunk>>,
     /// Held while the superblock's options and root are set.
     claim: Mutex<()>,
 }
 
-/// Compute server and number of a bulk load.
+/// Compute server of a bulk load, and the load's number.
 type LoadId = (u16, u64);
 
-/// A bulk load, as the server knows it.
+/// The server's state of a bulk load.
 #[derive(Debug)]
 enum Load<L: Layout> {
     None,
     Open(LoadId, Loader<L>),
-    /// A thread publishes its tree now.
+    /// A thread is publishing its tree.
     Ending(LoadId),
 }
 
-/// The load that is under way, and how the latest ones ended: a request that arrives late or is
-/// sent again must not begin a load anew, and must hear what became of it.
+/// The load in progress, and how the latest ones ended. A request that arrives late or is sent
+/// again must not restart a closed load, and needs the load's outcome.
 #[derive(Debug)]
 struct Loads<L: Layout> {
     now: Load<L>,
@@ -104,7 +104,7 @@ struct Loads<L: Layout> {
     closed: VecDeque<(LoadId, bool)>,
 }
 
-/// Closed loads that a server remembers.
+/// Number of closed loads that a server remembers.
 const CLOSED_LOADS: usize = 64;
 
 impl<L: Layout> Default for Loads<L> {
@@ -114,7 +114,7 @@ impl<L: Layout> Default for Loads<L> {
 }
 
 impl<L: Layout> Loads<L> {
-    /// Takes this load if it is open, and leaves `then`.
+    /// Takes this load if it is open, and leaves `then` in its place.
     fn take(&mut self, id: LoadId, then: Load<L>) -> Result<Loader<L>, Refusal> {
         match std::mem::replace(&mut self.now, then) {
             Load::Open(open, loader) if open == id => Ok(loader),
@@ -145,14 +145,14 @@ impl<L: Layout> Loads<L> {
         self.closed.push_back((id, is_published));
     }
 
-    /// Whether a load that is closed was published.
+    /// Whether a closed load was published.
     fn was_published(&self, id: LoadId) -> Option<bool> {
         self.closed.iter().find(|(closed, _)| *closed == id).map(|(_, is_published)| *is_published)
     }
 }
 
 impl<L: Layout> MemoryServer<L> {
-    /// A memory server with an empty pool.
+    /// Creates a memory server with an empty pool.
     ///
     /// # Errors
     /// [`RegionError`] if the region cannot be allocated.
@@ -203,18 +203,18 @@ impl<L: Layout> MemoryServer<L> {
         }
     }
 
-    /// The number of nodes on this server, for all designs: those in use, as far as the server
-    /// knows, and those it knows to be free. A chunk's nodes that a client has not used yet count
-    /// as in use.
+    /// The number of nodes on this server, for all designs: the server counts those in use and
+    /// those that it knows to be free. Nodes of a chunk that a client has not used yet count as in
+    /// use.
     pub fn nodes(&self) -> (u64, u64) {
         let given = self.chunks.allocated_bytes() / NodeCarver::NODE_ALIGN - 1;
         let free = self.tree.usage().nodes_free + lock(&self.given_back).len() as u64;
         (given.saturating_sub(free), free)
     }
 
-    /// The nodes that the server knows to be out of use: its tree's, free or retired, and those
+    /// The nodes that the server knows to be unused: free or retired nodes of its tree, and nodes
     /// that clients have returned. No page of any index may point to one of them. For inspection:
-    /// its cost is proportional to their number.
+    /// the cost is proportional to their number.
     pub fn nodes_out_of_use(&self) -> BTreeSet<GlobalAddr> {
         let mut nodes = lock(&self.given_back).clone();
         nodes.extend(self.tree.unused_nodes());
@@ -222,7 +222,7 @@ impl<L: Layout> MemoryServer<L> {
         nodes
     }
 
-    /// Refuses keys that belong to other servers.
+    /// Refuses a key that belongs to another server.
     #[inline]
     fn mine(&self, key: &L::Key) -> Result<(), Refusal> {
         let mine = match self.share.get().ok_or(Refusal::NoTree)? {
@@ -247,8 +247,7 @@ impl<L: Layout> MemoryServer<L> {
         let _claim = lock(&self.claim);
         let superblock = &self.region.words()[..Superblock::WORDS];
         let found = Superblock::read::<L>(superblock).map_err(|_| Refusal::Damaged)?;
-        // The hybrid design has claimed the pool for its pages and wants a tree on each server as
-        // well.
+        // The hybrid design claims the pool for its pages and also creates a tree on each server.
         let claimed = found.options_of(DesignId::Hybrid).is_ok();
         if found.options != 0 && !claimed {
             return Err(Refusal::TreeExists);
@@ -281,7 +280,7 @@ impl<L: Layout> MemoryServer<L> {
             return Err(Refusal::TreeExists);
         }
         if hybrid {
-            // The superblock's root is that of the server's own tree.
+            // The superblock's root belongs to the server's own tree.
             Superblock::set_first_leaf(superblock, root);
         } else if !root.is_null() {
             Superblock::set_root(superblock, root);
@@ -306,8 +305,8 @@ impl<L: Layout> MemoryServer<L> {
         words.map(Page::new)
     }
 
-    /// Allocates a chunk, or a node that a client returned. A repeated request gets the same one
-    /// (A4).
+    /// Allocates a chunk, or a node that a client has returned. A repeated request gets the same
+    /// one (A4).
     fn allocate(
         &self,
         bytes: u64,
@@ -319,7 +318,7 @@ impl<L: Layout> MemoryServer<L> {
         if let Some(&LatestChunk { at, bytes, .. }) = same {
             return Ok(Reply::Chunk { at, bytes });
         }
-        // A place that was a node stays one: clients may still CAS its word 0 (V3).
+        // Memory that was once a node stays a node, because clients may still CAS its word 0 (V3).
         let given_back = if is_whole { None } else { lock(&self.given_back).pop_first() };
         let chunk = match given_back {
             Some(at) => {
@@ -351,8 +350,8 @@ impl<L: Layout> MemoryServer<L> {
         crate::wire::LOG_SLOTS * crate::wire::log_slot_bytes::<L>()
     }
 
-    /// Starts a load. Aborts a former load of the same compute server: its client has given it up,
-    /// or died.
+    /// Starts a load. Aborts an earlier load of the same compute server: its client has abandoned
+    /// it, or died.
     fn load_begin(&self, id: LoadId, fill_permille: u16) -> Result<(), Refusal> {
         let mut loads = lock(&self.loads);
         if loads.was_published(id).is_some() {
@@ -447,7 +446,7 @@ impl<L: Layout> MemoryServer<L> {
                 let mut loader = taken?;
                 let ended = self.tree.load_end(cpu, &mut loader).await;
                 let mut loads = lock(&self.loads);
-                // A repeated request then gets the same answer.
+                // Store the outcome, so that a repeated request gets the same answer.
                 loads.now = match ended {
                     Ok(()) => {
                         loads.close(id, true);
@@ -464,7 +463,7 @@ impl<L: Layout> MemoryServer<L> {
                     Err(Refusal::NotLoading) => {}
                     Err(refusal) => return Err(refusal),
                 }
-                // Also if its beginning has not arrived yet.
+                // Close the load even if the request that begins it has not arrived yet.
                 if loads.was_published(id).is_none() {
                     loads.close(id, false);
                 }

@@ -1,8 +1,8 @@
 //! The nodes of the memory server's own tree, carved from chunks that the server allocates to
 //! itself.
 //!
-//! *Thread safety*: any number of threads; a mutex that is never held across a wait, and that only
-//! splits and collections take.
+//! *Thread safety*: any number of threads. The mutex is never held across a wait, and only splits
+//! and collections take it.
 
 use super::chunks::ChunkAllocator;
 use crate::page::NodeCarver;
@@ -24,7 +24,8 @@ struct Inner {
 }
 
 impl NodePool {
-    /// A pool of nodes of `page_bytes` bytes, which allocates chunks of `chunk_bytes` as needed.
+    /// Creates a pool of nodes of `page_bytes` bytes, which allocates chunks of `chunk_bytes` as
+    /// needed.
     pub fn new(chunks: Arc<ChunkAllocator>, page_bytes: usize, chunk_bytes: u64) -> Self {
         let inner = Inner { carver: NodeCarver::new(page_bytes), in_use: 0 };
         Self { chunks, chunk_bytes, inner: Mutex::new(inner) }

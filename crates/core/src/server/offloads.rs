@@ -2,9 +2,9 @@
 //! otherwise only compute servers read and change (Lu et al., §6).
 //!
 //! The compute server that offloads has marked the node, so no other client changes anything below
-//! it meanwhile. Offloaded operations can meet at a leaf. They use the latch in its word 0, which
-//! no compute server touches then. They trust nothing in a request: an address on another server is
-//! refused, and so is a page of another level or with other fences.
+//! it meanwhile. Offloaded operations can meet at a leaf, so they use the latch in its word 0,
+//! which no compute server touches at that time. They trust nothing in a request: an address on
+//! another server is refused, and so is a page of the wrong level or with the wrong fences.
 //!
 //! *Invariants*
 //! - offloads.W1. A change is made at most once for each ticket, and never after the ticket was
@@ -12,7 +12,7 @@
 //! - offloads.W2. A refused operation has changed nothing.
 //! - offloads.W3. No operation splits or merges, or leaves this server.
 //!
-//! *Thread safety*: any number of threads; changes of leaves one after the other.
+//! *Thread safety*: any number of threads; changes of leaves are serialized.
 
 use crate::page::{
     Answer, FencePosition, Layout, LeafEdit, LeafOutcome, OwnedKey, OwnedValue, Page, Probe,
@@ -28,7 +28,7 @@ use std::ops::Bound;
 /// Maximum number of attempts to read a leaf that other operations keep changing.
 const MOST_READS: u32 = 1024;
 
-/// The result of the last ticket of a slot.
+/// The outcome of the latest ticket of a slot.
 #[derive(Debug)]
 struct Last<V> {
     number: u32,
@@ -36,7 +36,7 @@ struct Last<V> {
     done: Option<(Option<GlobalAddr>, Answer<V>)>,
 }
 
-/// A leaf, with the range of keys that the path to it covers. The leaf may hold others as well
+/// A leaf, with the range of keys that the path to it covers. The leaf may also hold other keys
 /// (D7).
 struct Found<'a, L: Layout> {
     at: GlobalAddr,
@@ -59,7 +59,7 @@ impl<L: Layout> Default for Offloads<L> {
     }
 }
 
-/// The range of a scan below a node.
+/// The bounds of a scan below a node.
 #[derive(Debug)]
 pub(super) struct Stretch<K> {
     pub(super) lower: Bound<K>,
@@ -69,7 +69,7 @@ pub(super) struct Stretch<K> {
 }
 
 impl<L: Layout> Offloads<L> {
-    /// Descends from `node` to the leaf that `probe` lies in.
+    /// Descends from `node` to the leaf that covers `probe`.
     async fn leaf<'a, C: Cpu>(
         cpu: &C,
         page_at: impl Fn(GlobalAddr) -> Option<Page<'a, L>>,
@@ -102,7 +102,8 @@ impl<L: Layout> Offloads<L> {
         }
     }
 
-    /// Returns the result of `read` on a leaf, once it has run without a concurrent change.
+    /// Applies `read` to a leaf until it has run without a concurrent change, and returns its
+    /// result.
     async fn read<C: Cpu, T>(
         cpu: &C,
         page: Page<'_, L>,
@@ -139,8 +140,8 @@ impl<L: Layout> Offloads<L> {
             };
         }
         let ticket = ticket.ok_or(Refusal::Malformed)?;
-        // After a crash a leaf may have wider fences than its slot. A record added to it now could
-        // take the room that its trim needs (D7), so the compute server trims it first.
+        // After a crash, a leaf may have wider fences than its slot. A record added now could take
+        // the room that trimming the leaf needs (D7), so the compute server must trim it first.
         let may_be_wide = level == 0 || keys != (L::low(page), L::high(page));
         if L::HAS_HEAP && may_be_wide {
             return Err(Refusal::Restructures); // offloads.W3
@@ -152,7 +153,7 @@ impl<L: Layout> Offloads<L> {
         if closed && !cpu.breaks(rules::ONCE_PER_TICKET) {
             return Err(Refusal::TicketClosed); // offloads.W1
         }
-        // Every change holds the tickets, so only a page that is not a leaf can be latched here.
+        // Every change locks the tickets, so only a page that is not a leaf can be latched here.
         let version = page.latch().optimistic().ok_or(Refusal::NotHere)?;
         let _guard = page.latch().try_lock(version, 0).ok_or(Refusal::NotHere)?;
         if !page.stamp_fits() {
@@ -174,8 +175,8 @@ impl<L: Layout> Offloads<L> {
         Ok(Reply::Offloaded { leaf, answer })
     }
 
-    /// Closes a ticket: no change is made under it from now on. If one was made, its reply is
-    /// returned.
+    /// Closes a ticket: no change is made under it from now on. Returns the reply of the change
+    /// that was made under it, if any.
     pub(super) fn close(&self, ticket: Ticket) -> Reply<L> {
         let mut tickets = lock(&self.tickets);
         let last = tickets.entry(ticket.place()).or_insert(Last { number: 0, done: None });
@@ -191,7 +192,7 @@ impl<L: Layout> Offloads<L> {
     }
 
     /// The records below `node` that a scan asks for, up to its limit or that of one reply. `more`
-    /// says whether there may be more of them below the node.
+    /// tells whether there may be more of them below the node.
     pub(super) async fn scan<'a, C: Cpu>(
         cpu: &C,
         page_at: impl Fn(GlobalAddr) -> Option<Page<'a, L>>,

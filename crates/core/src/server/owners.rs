@@ -2,7 +2,7 @@
 //!
 //! Memory server 0 numbers the clients and keeps the list of dead ones. Every memory server lends
 //! each client that changes its pages some memory for a log. All of this is control plane: a client
-//! asks once, and other clients ask about it only when they suspect that it has died.
+//! registers once, and other clients ask about it only when they suspect that it has died.
 //!
 //! *Invariants*
 //! - owners.O1. A number has one client at a time. It is reused only after its client has reported
@@ -12,7 +12,7 @@
 //!
 //! The tables have at most [`LockWord::OWNER_LIMIT`] entries.
 //!
-//! *Thread safety*: any number of threads; mutexes that are never held across a wait.
+//! *Thread safety*: any number of threads. Mutexes are never held across a wait.
 
 use super::chunks::ChunkAllocator;
 use crate::page::LockWord;
@@ -37,10 +37,10 @@ struct Registered {
     /// By number, from 1; `None` while no client has the number.
     owners: Vec<Option<Owner>>,
     /// Compute servers that were declared dead and may still be running. They must not register
-    /// clients: recovery fences the compute server, so locks of a new client would never be
+    /// clients: recovery fences the compute server, so a new client's locks would never be
     /// released.
     buried: BTreeSet<u16>,
-    /// Numbers free for reuse, the one that has been free for longest first.
+    /// Numbers free for reuse, the least recently freed one first.
     free: VecDeque<u16>,
 }
 
@@ -112,7 +112,7 @@ impl Owners {
         }
     }
 
-    /// The dead clients of a compute server, the latest first, at most `most`.
+    /// The dead clients of a compute server, latest first, at most `most`.
     pub fn dead_of(&self, compute_server: u16, most: usize) -> Vec<u16> {
         let registered = lock(&self.registered);
         let is_dead = |owner: &Owner| owner.dead && owner.compute_server == compute_server;

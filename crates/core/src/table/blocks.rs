@@ -1,7 +1,7 @@
-//! Looking a key up in records that lie back to back: a block, a group, or a single record.
+//! Looking up a key in contiguous records: a block, a group, or a single record.
 //!
-//! Blocks of B bytes are the ablation, and stand in for stores whose tables are made for disks: an
-//! index with a fence for each block, and a READ of a whole block for each lookup.
+//! Blocks of B bytes are the ablation. They represent stores whose tables are designed for disks,
+//! which have an index with a fence for each block, and READ a whole block for each lookup.
 //!
 //! *Thread safety*: plain values, over private copies of words.
 
@@ -10,7 +10,7 @@ use super::key::Key;
 use super::record::Record;
 use std::cmp::Ordering;
 
-/// What records say of a key as of a bound.
+/// What records contain of a key as of a bound.
 #[derive(Clone, Copy, Debug)]
 pub enum Picked<'a> {
     /// The newest version at or below the bound.
@@ -21,7 +21,7 @@ pub enum Picked<'a> {
     Absent,
 }
 
-/// What the records of `table` in exactly these words say of `key` as of `bound`.
+/// Looks up `key` as of `bound` in the records of `table` in exactly these words.
 pub fn pick<'a>(
     words: &'a [u64],
     table: u64,
@@ -33,7 +33,7 @@ pub fn pick<'a>(
         let record = Record::parse(rest, table)?;
         match record.key().cmp(&key) {
             Ordering::Less => {
-                // A key's records are next to each other.
+                // A key's records are adjacent.
                 if matches!(picked, Picked::TooNew) {
                     return Err(Damaged::new(table, Part::Order));
                 }

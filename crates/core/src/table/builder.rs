@@ -1,7 +1,7 @@
 //! Writes a table: records in, words out.
 //!
-//! The caller sends the words on whenever it has enough of them, and the builder keeps only what
-//! the index needs: 16 bytes a key and up to 4 a record, or the entries of a full index.
+//! The caller sends the words on whenever it has enough of them. The builder keeps only what the
+//! index needs: 16 bytes per key and up to 4 per record, or the entries of a full index.
 //!
 //! *Invariants*
 //! - lsm.B3. Keys ascend; the versions of a key descend and differ.
@@ -19,36 +19,37 @@ use super::packed::sum_of;
 use super::record::{Kind, MAX_SEQUENCE, MAX_VALUE_BYTES, Record, append_record, record_words};
 use std::cmp::Ordering;
 
-/// Records of a group of the compact index.
+/// Number of records in a group of the compact index.
 pub const GROUP_RECORDS: u32 = 16;
 const _: () = assert!(GROUP_RECORDS == PLACES, "the newest version of a key has a place");
 
-/// Seeds that a static function tries. With distinct hashes the first ones nearly always suffice.
+/// Number of seeds tried for a static function. With distinct hashes, one of the first nearly
+/// always works.
 const SEEDS: u64 = 64;
 
-/// Bits a key of the filter that replaces a static function if all seeds fail.
+/// Bits per key of the filter that replaces a static function if all seeds fail.
 const FALLBACK_BLOOM_BITS: u8 = 12;
 
 /// The kind of a table's index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IndexKind {
-    /// Fences of groups and a static function: one READ of one record, at about 5 bytes a record.
+    /// Fences of groups and a static function: one READ of one record, at about 5 bytes per record.
     Compact,
-    /// An entry for each record, and a Bloom filter: the paper's.
+    /// An entry for each record, and a Bloom filter, as in the paper.
     Full {
-        /// Bits a key, from 1 to 20.
+        /// Bits per key, from 1 to 20.
         bloom_bits: u8,
     },
     /// A fence for each block, and a Bloom filter.
     Blocks {
-        /// The most bytes of a block of several records.
+        /// Maximum size of a block with several records, in bytes.
         block_bytes: u32,
-        /// Bits a key, from 1 to 20.
+        /// Bits per key, from 1 to 20.
         bloom_bits: u8,
     },
 }
 
-/// Why a builder did not take a record. The table stays as it was.
+/// Why a builder refused a record. The table is unchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refused {
@@ -69,7 +70,7 @@ pub enum Refused {
         "the record cannot be stored; pass tombstones without a value, and sequence numbers below 2^56"
     )]
     Malformed,
-    /// The record does not follow the one before in table order.
+    /// The record does not follow the previous one in table order.
     #[error("the record is out of order; pass keys ascending, and versions of a key descending")]
     OutOfOrder,
     /// The table is at its limit.
@@ -85,14 +86,14 @@ enum SearchWriter {
     Written,
 }
 
-/// A table that is being written.
+/// A table under construction.
 #[derive(Debug)]
 pub struct Builder {
     table: u64,
     shard: u64,
     kind: IndexKind,
     search: SearchWriter,
-    /// The hash of each key, and the place of its newest version in its group.
+    /// The hash of each key, and the position of its newest version in its group.
     keys: Vec<(u64, u8)>,
     smallest: KeyBuf,
     last: KeyBuf,
@@ -102,7 +103,7 @@ pub struct Builder {
     data_words: u32,
     lowest: u64,
     highest: u64,
-    /// Fewer in the tests of what happens if all fail.
+    /// Fewer in tests of the case that all seeds fail.
     seeds: u64,
     /// Fewer in the tests of full tables.
     pub(super) most_words: u32,
@@ -112,7 +113,7 @@ pub struct Builder {
 pub(super) const FIXED_WORDS: u64 = 1 << 17;
 
 impl Builder {
-    /// A table without records.
+    /// Creates a table without records.
     pub fn new(table: u64, shard: u64, kind: IndexKind) -> Self {
         let search = match kind {
             IndexKind::Compact => {
@@ -147,12 +148,12 @@ impl Builder {
         self.table
     }
 
-    /// Records so far.
+    /// Number of records so far.
     pub fn records(&self) -> u64 {
         self.records
     }
 
-    /// Words of the records so far.
+    /// Number of words of the records so far.
     pub fn data_words(&self) -> u32 {
         self.data_words
     }
@@ -197,7 +198,7 @@ impl Builder {
             Some(Ordering::Equal) if sequence < self.last_sequence => false,
             Some(_) => return Err(Refused::OutOfOrder),
         };
-        // What the sections may take, with the longest fences.
+        // Upper bound of the sections' size, assuming the longest fences.
         let (index_bytes, each) = match &self.search {
             SearchWriter::Fences(fences) => (fences.bytes() + 24 + key.bytes(), 16),
             SearchWriter::Full(full) => (full.bytes() + 24 + key.bytes(), 8),
@@ -232,8 +233,8 @@ impl Builder {
         Ok(())
     }
 
-    /// Appends the sections and the footer to `out`, and describes the table, for `level` and as
-    /// yet without extents. `None` if it has no records.
+    /// Appends the sections and the footer to `out`, and describes the table, for `level` and
+    /// without extents yet. `None` if it has no records.
     pub fn finish(self, level: u8, out: &mut Vec<u64>) -> Option<Meta> {
         let mut finishing = self.finishing(level);
         loop {
@@ -398,14 +399,14 @@ mod tests {
         KeyBuf::from_number(number).key().hash()
     }
 
-    /// What lsm.B5 promises if no static function can be built, and for keys with equal hashes.
+    /// Checks lsm.B5 when no static function can be built, and for keys with equal hashes.
     #[test]
     fn lookups_read_groups_where_the_static_function_fails() {
         let found = reads(|_| {}, hash);
         assert!(found.iter().all(|found| matches!(found, Found::Record { .. })));
         let found = reads(|builder| builder.seeds = 0, hash);
         assert!(found.iter().all(|found| matches!(found, Found::Group(_))));
-        // Keys 3 and 70 as if their hashes were equal.
+        // Treat keys 3 and 70 as if their hashes were equal.
         let alike = |number| hash(if number == 70 { 3 } else { number });
         let found = reads(|builder| builder.keys[70].0 = hash(3), alike);
         for (number, found) in found.iter().enumerate() {

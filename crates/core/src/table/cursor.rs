@@ -1,4 +1,4 @@
-//! A cursor over records that lie back to back, in both directions.
+//! A cursor over contiguous records, in both directions.
 //!
 //! *Thread safety*: plain values, over private copies of words.
 
@@ -6,7 +6,7 @@ use super::damaged::{Damaged, Part};
 use super::key::{Key, in_table_order};
 use super::record::{Record, words_needed};
 
-/// Whole records of one table, back to back.
+/// Complete, contiguous records of one table.
 #[derive(Clone, Debug)]
 pub struct Run<W> {
     words: W,
@@ -16,7 +16,7 @@ pub struct Run<W> {
 }
 
 impl<W: AsRef<[u64]>> Run<W> {
-    /// The records of `table` in exactly these words. Their checks come later, one by one.
+    /// The records of `table` in exactly these words. Each record is checked when it is read.
     pub fn new(words: W, table: u64) -> Result<Self, Damaged> {
         let damaged = Damaged::new(table, Part::Record);
         let (all, mut at) = (words.as_ref(), 0);
@@ -48,7 +48,7 @@ impl<W: AsRef<[u64]>> Run<W> {
     }
 }
 
-/// A place in a [`Run`]: at a record, or at one of both ends.
+/// A position in a [`Run`]: between two records, or at either end.
 #[derive(Clone, Copy, Debug)]
 pub struct Cursor<'a, W> {
     run: &'a Run<W>,
@@ -62,14 +62,14 @@ impl<'a, W: AsRef<[u64]>> Cursor<'a, W> {
         Self { run, next: 0 }
     }
 
-    /// Behind the last record.
+    /// After the last record.
     pub fn at_end(run: &'a Run<W>) -> Self {
         Self { run, next: run.len() }
     }
 
-    /// Moves between the last record before (`key`, `sequence`) in table order and the first at or
-    /// behind it. So with the highest sequence number it moves before all versions of `key`, and
-    /// with a bound before the version to read as of the bound.
+    /// Moves between the last record before (`key`, `sequence`) in table order and the first one
+    /// not before it. So with the highest sequence number it moves before all versions of `key`,
+    /// and with a bound it moves before the version to read as of that bound.
     pub fn seek(&mut self, key: Key<'_>, sequence: u64) -> Result<(), Damaged> {
         let (mut low, mut high) = (0, self.run.len());
         while low < high {
@@ -82,7 +82,7 @@ impl<'a, W: AsRef<[u64]>> Cursor<'a, W> {
         Ok(())
     }
 
-    /// The record to the right, which it passes. `None` at the end.
+    /// Returns the record to the right and moves past it. `None` at the end.
     #[expect(clippy::should_implement_trait, reason = "`prev` is its equal")]
     pub fn next(&mut self) -> Result<Option<Record<'a>>, Damaged> {
         if self.next == self.run.len() {
@@ -93,7 +93,7 @@ impl<'a, W: AsRef<[u64]>> Cursor<'a, W> {
         Ok(Some(record))
     }
 
-    /// The record to the left, which it passes. `None` at the beginning.
+    /// Returns the record to the left and moves past it. `None` at the beginning.
     pub fn prev(&mut self) -> Result<Option<Record<'a>>, Damaged> {
         let Some(before) = self.next.checked_sub(1) else { return Ok(None) };
         let record = self.run.record(before)?;

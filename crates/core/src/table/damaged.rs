@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// The part of a table that does not hold what it should.
+/// The part of a table with invalid content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Part {
@@ -10,11 +10,11 @@ pub enum Part {
     Record,
     /// The order of records.
     Order,
-    /// The footer.
+    /// The footer at the end of the table.
     Footer,
     /// A section between records and footer.
     Section,
-    /// What a version knows of the table.
+    /// A version's description of the table.
     Meta,
 }
 
@@ -30,8 +30,8 @@ impl fmt::Display for Part {
     }
 }
 
-/// Words that are not what the table should hold: a stray WRITE, an extent in use by another table,
-/// or a READ of a table that is no longer there.
+/// Words that are not what the table should hold, because of a stray WRITE, an extent reused by
+/// another table, or a READ of a table that no longer exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("table {table}: {part} is damaged; read it again by the shard's current version")]
 pub struct Damaged {

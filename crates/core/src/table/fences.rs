@@ -12,14 +12,14 @@
 //! lengths of records, in words; none if all are equal, or if lookups read whole groups
 //! ```
 //!
-//! A fence is stored without the prefix. That of group 0 is empty. Heads order fences that differ
-//! in their first seven bytes or are shorter than eight; only others compare tails.
+//! Fences are stored without the prefix. The fence of group 0 is empty. Heads order fences that
+//! differ in their first seven bytes or are shorter than eight bytes; only others compare tails.
 //!
 //! *Invariants*
 //! - lsm.B4. All versions of a key are in one group. The fence of a group is above the last key of
-//!   the group before, and not above its own first key; it is the shortest such string.
-//! - lsm.B8. Every count, place and length that is read from words is clamped before use: arbitrary
-//!   words lead to `None` or to a wrong group, and not to a panic or a loop without end.
+//!   the previous group, and not above its own first key; it is the shortest such string.
+//! - lsm.B8. Every count, position and length that is read from words is clamped before use:
+//!   arbitrary words lead to `None` or to a wrong group, but never to a panic or an endless loop.
 //!
 //! *Thread safety*: plain values, over private copies of words.
 
@@ -38,11 +38,11 @@ pub(super) enum Grouping {
 }
 
 const FIXED_WORDS: usize = 3;
-/// Bytes of a fence in its head.
+/// Number of bytes of a fence in its head.
 const HEAD_BYTES: usize = 7;
 const LONGER: u64 = 8;
 
-/// The head of a string of `bytes` bytes, which begins with the big-endian `first`.
+/// The head of a string of `bytes` bytes that begins with the big-endian `first`.
 #[inline]
 fn head_of(first: u64, bytes: usize) -> u64 {
     first & !0xff | (bytes as u64).min(LONGER)
@@ -76,7 +76,8 @@ impl FenceWriter {
         }
     }
 
-    /// The place in its group of a record of `words` words; `previous` is the key before it.
+    /// Returns the position of a record of `words` words in its group. `previous` is the preceding
+    /// key.
     pub(super) fn push(&mut self, previous: Option<Key<'_>>, key: Key<'_>, words: u32) -> u32 {
         let (group_record, group_word) = halves(self.starts.last().copied().unwrap_or(0));
         let is_full = match self.grouping {
@@ -101,7 +102,7 @@ impl FenceWriter {
         self.records - 1 - halves(self.starts.last().copied().unwrap_or(0)).0
     }
 
-    /// The bytes of fences and starts so far.
+    /// Size of the fences and starts so far, in bytes.
     pub(super) fn bytes(&self) -> usize {
         self.fences.len() + self.starts.len() * 20
     }
@@ -188,13 +189,14 @@ pub struct Fences<'a> {
     prefix: Key<'a>,
     heads: &'a [u64],
     starts: &'a [u64],
-    /// Where each group's tail ends, and the tails.
+    /// The end of each group's tail, and the tails.
     tails: (&'a [u64], &'a [u64]),
     lengths: Lengths<'a>,
 }
 
 impl<'a> Fences<'a> {
-    /// The fences of a section that has exactly these words. Costs the same for every size.
+    /// Opens the fences of a section that consists of exactly these words. The cost does not depend
+    /// on the size.
     pub fn open(words: &'a [u64]) -> Option<Self> {
         let mut rest = words;
         let fixed = take(&mut rest, FIXED_WORDS)?;
@@ -240,7 +242,8 @@ impl<'a> Fences<'a> {
         self.records
     }
 
-    /// The only group that may have `key`; below the table's first key it is the first.
+    /// The only group that may have `key`. For keys below the table's first key, this is the first
+    /// group.
     pub fn group_of(self, key: Key<'_>) -> usize {
         let prefix_bytes = self.prefix.bytes();
         match key.first(prefix_bytes).cmp(&self.prefix) {
@@ -261,7 +264,7 @@ impl<'a> Fences<'a> {
         low - 1
     }
 
-    /// How the tail of a group's fence compares with `key` from byte `at` on, if the heads are
+    /// Compares the tail of a group's fence with `key`, starting at byte `at`, if the heads are
     /// equal.
     #[cold]
     fn order_of_tail(self, group: usize, key: Key<'_>, at: usize, head: u64) -> Ordering {
@@ -296,8 +299,8 @@ impl<'a> Fences<'a> {
         (group < self.groups() && begin < end && end <= self.data_words).then_some(begin..end)
     }
 
-    /// The words of the record at `place` in `group`. `None` if it has no such record, or if
-    /// lengths are not known.
+    /// The words of the record at `place` in `group`. `None` if there is no such record, or if
+    /// lengths are not stored.
     pub fn record_words(self, group: usize, place: u8) -> Option<Range<u32>> {
         let words = self.group_words(group)?;
         let (first, end) = (self.start(group).0, self.start(group + 1).0);

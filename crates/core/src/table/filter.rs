@@ -1,4 +1,4 @@
-//! Bloom filters, the paper's choice: they tell which keys a table may have.
+//! Bloom filters, as in the paper. They tell which keys a table may have.
 //!
 //! ```text
 //! word 0  [bits:48][0:8][bits that a lookup tests:8]
@@ -6,13 +6,14 @@
 //! ```
 //!
 //! *Invariants*
-//! - lsm.B6. A key that was added may be there, with every filter.
+//! - lsm.B6. No filter ever reports an added key as absent.
 //!
 //! *Thread safety*: plain values, over private copies of words.
 
 use super::packed::take;
 
-/// The most bits a key: with more, false positives are rarer than one of 10,000 gets.
+/// Maximum number of bits per key: with more, false positives would be rarer than one in 10,000
+/// gets.
 pub const MAX_BLOOM_BITS: u8 = 20;
 
 /// The bits of `bits` that belong to `hash`.
@@ -32,7 +33,7 @@ pub(super) fn build_bloom(
     out: &mut Vec<u64>,
 ) {
     let bits_per_key = u64::from(bits.clamp(1, MAX_BLOOM_BITS));
-    // The best number is the bits a key times ln 2.
+    // The best number of probes is the bits per key times ln 2.
     let count = ((bits_per_key * 693 + 500) / 1000).max(1) as u8;
     let bits = (hashes.len() as u64 * bits_per_key).next_multiple_of(64);
     out.push(bits << 16 | u64::from(count));

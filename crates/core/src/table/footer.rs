@@ -10,7 +10,7 @@
 //! word 13  0                     word 14  0               word 15  sum of words 0 to 14
 //! ```
 //!
-//! The search section begins behind the data. The unit is a group's records, or a block's words.
+//! The search section begins after the data. The unit is a group's records, or a block's words.
 //!
 //! *Thread safety*: plain values.
 
@@ -20,27 +20,27 @@ use super::packed::{halves, joined, sum_of};
 /// Words of a footer.
 pub const FOOTER_WORDS: usize = 16;
 
-/// The largest table, with its sections: 2 GiB.
+/// Maximum size of a table with its sections: 2 GiB.
 pub const MAX_TABLE_WORDS: u32 = 1 << 28;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"FarLSM\0\x01");
 const FORMAT: u64 = 1;
 
-/// How a table's records are found.
+/// How to find a table's records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Search {
     Fences,
     Full,
 }
 
-/// How a table tells which keys it has.
+/// How a table tells which keys it may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Membership {
     Locate,
     Bloom,
 }
 
-/// What a table says of itself.
+/// A table's description of itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Footer {
     pub(super) search: Search,
@@ -48,15 +48,15 @@ pub struct Footer {
     pub(super) unit: u32,
     /// The table's id.
     pub table: u64,
-    /// The shard whose table it is.
+    /// The shard that the table belongs to.
     pub shard: u64,
-    /// Records.
+    /// Number of records.
     pub records: u64,
-    /// Keys, some of which may have several records.
+    /// Number of keys. A key may have several records.
     pub keys: u64,
-    /// Records that are tombstones.
+    /// Number of records that are tombstones.
     pub tombstones: u64,
-    /// Words of the records, and the first word of the search section.
+    /// Number of words of the records, which is also the first word of the search section.
     pub data_words: u32,
     pub(super) membership_start: u32,
     /// The first word of the footer.
@@ -69,12 +69,12 @@ pub struct Footer {
 }
 
 impl Footer {
-    /// The words of the whole table.
+    /// Number of words of the whole table.
     pub fn table_words(&self) -> u32 {
         self.footer_start + FOOTER_WORDS as u32
     }
 
-    /// Its words.
+    /// Encodes the footer as words.
     pub fn encode(&self) -> [u64; FOOTER_WORDS] {
         let search = match self.search {
             Search::Fences => 1,
@@ -107,7 +107,7 @@ impl Footer {
         words
     }
 
-    /// The footer of `table` in exactly these words.
+    /// Decodes the footer of `table` in exactly these words.
     pub fn decode(words: &[u64], table: u64) -> Result<Self, Damaged> {
         let footer = Self::decode_any(words).filter(|footer| footer.table == table);
         footer.ok_or(Damaged::new(table, Part::Footer))

@@ -1,5 +1,5 @@
-//! One entry for each record, as in the paper (section VI): the index that finds every version
-//! without a READ, and takes the most memory.
+//! One entry for each record, as in the paper (section VI). This index finds every version without
+//! a READ, and takes the most memory.
 //!
 //! ```text
 //! word 0  [records:32][bytes of all entries:32]
@@ -8,9 +8,9 @@
 //!         [sequence:8 bytes][first word:4][words:4][key bytes: 1 to 3][key]
 //! ```
 //!
-//! The length of a key is written in groups of seven bits, the lowest first, each but the last with
-//! its high bit set. With a key of 20 bytes an entry and where it begins take 41 bytes, which is
-//! what the paper's code spends (a block of LevelDB that shares no prefixes).
+//! The length of a key is encoded in groups of seven bits, lowest first, where all but the last
+//! have the high bit set. For a key of 20 bytes, an entry and its offset take 41 bytes, as in the
+//! paper's code (a block of LevelDB that shares no prefixes).
 //!
 //! *Thread safety*: plain values, over private copies of words.
 
@@ -19,7 +19,7 @@ use super::packed::{self, Packer, half, halves, joined, take};
 use std::cmp::Ordering;
 use std::ops::Range;
 
-/// Bytes of an entry before the key's length.
+/// Size of an entry before the key's length, in bytes.
 const ENTRY_BYTES: usize = 16;
 
 /// Collects entries while records are written.
@@ -48,7 +48,7 @@ impl FullWriter {
         self.entries.truncate(end);
     }
 
-    /// The bytes of the entries so far.
+    /// Size of the entries so far, in bytes.
     pub(super) fn bytes(&self) -> usize {
         self.entries.len()
     }
@@ -73,7 +73,8 @@ pub struct FullIndex<'a> {
 }
 
 impl<'a> FullIndex<'a> {
-    /// The index of a section that has exactly these words. Costs the same for every size.
+    /// Opens the index of a section that consists of exactly these words. The cost does not depend
+    /// on the size.
     pub fn open(words: &'a [u64]) -> Option<Self> {
         let mut rest = words;
         let (records, bytes) = halves(take(&mut rest, 1)?[0]);
@@ -126,7 +127,7 @@ impl<'a> FullIndex<'a> {
         bytes.cmp(&key.bytes()).then(bound.cmp(&version))
     }
 
-    /// The first record at or behind `key`'s newest version at or below `bound`.
+    /// The first record that is not before `key`'s newest version at or below `bound`.
     pub fn seek(self, key: Key<'_>, bound: u64) -> u32 {
         let (mut low, mut high) = (0, self.records);
         while low < high {
@@ -151,7 +152,7 @@ impl<'a> FullIndex<'a> {
     pub fn find(self, key: Key<'_>, bound: u64) -> Option<Range<u32>> {
         let record = self.seek(key, bound);
         let is_of_key = record < self.records && {
-            // Above every sequence number: the order is then that of the keys.
+            // This bound is above every sequence number, so the order is that of the keys.
             let above = self.order(record, key, u64::MAX);
             let below = self.order(record, key, 0);
             above.is_ge() && below.is_le()

@@ -1,10 +1,10 @@
-//! Keys as tables hold them: byte strings in words, in the order of `memcmp`.
+//! Keys as stored in tables: byte strings in words, in the order of `memcmp`.
 //!
-//! Keys of numbers are their eight bytes from the highest on, so that their order is that of the
+//! A number's key is its eight bytes, most significant first, so that keys have the order of their
 //! numbers.
 //!
 //! *Invariants*
-//! - lsm.B1. Order, equality and hash of a key depend on its bytes only, not on the other bytes of
+//! - lsm.B1. Order, equality and hash of a key depend only on its bytes, not on the other bytes of
 //!   its last word, which belong to the value.
 //!
 //! *Thread safety*: plain values.
@@ -19,13 +19,13 @@ pub const MAX_KEY_BYTES: usize = 65_535;
 /// A key that begins at a word.
 #[derive(Clone, Copy, Debug)]
 pub struct Key<'a> {
-    /// As many as the bytes need.
+    /// As many words as the bytes need.
     words: &'a [u64],
     bytes: usize,
 }
 
 impl<'a> Key<'a> {
-    /// The first `bytes` bytes of `words`. `None` if these are fewer.
+    /// The key in the first `bytes` bytes of `words`. `None` if there are fewer.
     #[inline]
     pub fn new(words: &'a [u64], bytes: usize) -> Option<Self> {
         Some(Self { words: words.get(..bytes.div_ceil(8))?, bytes })
@@ -43,7 +43,7 @@ impl<'a> Key<'a> {
         self.words.len()
     }
 
-    /// The word at `index`, with zeros behind the key's end.
+    /// The word at `index`, with zeros after the key's end.
     #[inline]
     pub fn word(self, index: usize) -> u64 {
         let word = self.words.get(index).copied().unwrap_or(0);
@@ -57,7 +57,7 @@ impl<'a> Key<'a> {
         Self { words: &self.words[..bytes.div_ceil(8)], bytes }
     }
 
-    /// The eight bytes from byte `at` on, as a big-endian number, with zeros behind the key's end.
+    /// Eight bytes, starting at byte `at`, as a big-endian number, with zeros after the key's end.
     #[inline]
     pub(super) fn eight_from(self, at: usize) -> u64 {
         packed::lowest(packed::load(self.words, at), self.bytes.saturating_sub(at)).swap_bytes()
@@ -81,7 +81,7 @@ impl<'a> Key<'a> {
         shorter
     }
 
-    /// The hash that filters and static functions are built on: XXH3 of length and words.
+    /// The hash for filters and static functions: XXH3 of length and words.
     #[inline]
     pub fn hash(self) -> u64 {
         match self.words.split_last() {
@@ -99,7 +99,7 @@ impl<'a> Key<'a> {
         bytes
     }
 
-    /// The number that it is the key of; `None` if it does not have eight bytes.
+    /// The number that this key stands for; `None` if it does not have eight bytes.
     #[inline]
     pub fn number(self) -> Option<u64> {
         (self.bytes == 8).then(|| self.head())
@@ -158,7 +158,7 @@ impl KeyBuf {
         Self { words: SmallVec::from_slice(&[number.swap_bytes()]), bytes: 8 }
     }
 
-    /// Becomes a copy of `key`.
+    /// Replaces the content with a copy of `key`.
     #[inline]
     pub fn set(&mut self, key: Key<'_>) {
         self.words.clear();

@@ -1,5 +1,5 @@
-//! A static function from keys to their places: which record of its group is a key's newest
-//! version, and a fingerprint that rejects most keys that the table does not have.
+//! A static function from keys to their positions: which record of its group is a key's newest
+//! version, and a fingerprint that rejects most absent keys.
 //!
 //! ```text
 //! word 0  [segments that a first slot can lie in:32][0:24][binary logarithm of their slots:8]
@@ -13,13 +13,12 @@
 //! [fingerprint:8][place:4]. The construction is that of 3-wise binary fuse filters (Graf and
 //! Lemire, 2022), with values: peel slots that a single key uses, then assign in reverse order.
 //!
-//! Keys with equal hashes cannot be told apart by any seed. Their hashes are listed, and their
-//! lookups read the whole group: an adversary that constructs such keys makes reads longer, and not
-//! wrong.
+//! No seed can distinguish keys with equal hashes. Their hashes are listed, and lookups of them
+//! read the whole group: an adversary who constructs such keys makes reads longer, but never wrong.
 //!
 //! *Invariants*
-//! - lsm.B5. No key of the table is called absent, and a key whose hash is not listed gets its
-//!   place in its group.
+//! - lsm.B5. No key of the table is reported as absent, and a key whose hash is not listed gets its
+//!   position in its group.
 //!
 //! *Thread safety*: plain values, over private copies of words.
 
@@ -31,7 +30,7 @@ use std::ops::Range;
 pub enum Place {
     /// The table does not have the key.
     Absent,
-    /// Its newest version is this record of the group, if the table has the key.
+    /// If the table has the key, its newest version is this record of the group.
     At(u8),
     /// Read the whole group.
     Anywhere,
@@ -45,7 +44,7 @@ const FIXED_WORDS: usize = 3;
 /// The largest segment that the paper recommends for a 3-wise function.
 const MAX_SEGMENT_BITS: u32 = 18;
 
-/// How a hash gets its slots.
+/// How a hash is mapped to its slots.
 #[derive(Clone, Copy, Debug)]
 struct Shape {
     seed: u64,
@@ -54,7 +53,7 @@ struct Shape {
 }
 
 impl Shape {
-    /// Enough room for `keys` keys, after the formulas of the paper.
+    /// A shape with enough room for `keys` keys, according to the formulas of the paper.
     fn for_keys(keys: usize, seed: u64) -> Self {
         let ln = (keys.max(2) as f64).ln();
         let segment_bits = ((ln / 3.33_f64.ln() + 2.25) as u32).min(MAX_SEGMENT_BITS);
@@ -88,8 +87,8 @@ fn content(hash: u64, place: u8) -> u16 {
     ((hash >> 56) as u16) << PLACE_BITS | u16::from(place)
 }
 
-/// The words of a function from these hashes to these places, each below 16. `None` if every seed
-/// fails, which takes fewer than one of a million tables beyond the third seed.
+/// The words of a function from these hashes to these positions, each below 16. `None` if every
+/// seed fails. Fewer than one in a million tables needs more than three seeds.
 pub fn build_locate(entries: &[(u64, u8)], seeds: Range<u64>) -> Option<Vec<u64>> {
     let (mut building, mut words) = (Building::new(entries.to_vec(), seeds), Vec::new());
     loop {
@@ -293,7 +292,8 @@ pub struct Locate<'a> {
 }
 
 impl<'a> Locate<'a> {
-    /// The function of a section that has exactly these words. Costs the same for every size.
+    /// Opens the function of a section that consists of exactly these words. The cost does not
+    /// depend on the size.
     pub fn open(words: &'a [u64]) -> Option<Self> {
         let mut rest = words;
         let fixed = take(&mut rest, FIXED_WORDS)?;

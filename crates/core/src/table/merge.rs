@@ -1,4 +1,4 @@
-//! Merges tables in bounded steps: compute servers and memory servers run the same code.
+//! Merging tables in bounded steps. Compute servers and memory servers run the same code.
 //!
 //! A merge does no I/O. It says which source it needs words from, and its caller feeds them, in
 //! pieces of any size; so a caller decides what it reads ahead. A source is a table, or several
@@ -22,16 +22,16 @@ use super::record::{Record, words_needed};
 use super::survive::{Below, Survival};
 use std::cmp::Ordering;
 
-/// What a merge is to do.
+/// Options of a merge.
 #[derive(Clone, Debug)]
 pub struct MergeOptions {
-    /// Only keys of this range.
+    /// Merge only keys of this range.
     pub range: Clip,
     /// The bounds of snapshots in use.
     pub snapshots: Vec<u64>,
-    /// The levels below the output's.
+    /// The levels below that of the output.
     pub below: Below,
-    /// Outputs end before these keys. Ascending.
+    /// Keys before which outputs end. Ascending.
     pub cuts: Vec<KeyBuf>,
     /// Outputs end at the first key beyond this number of words of records, or beyond 1 GiB.
     pub table_words: u32,
@@ -40,11 +40,11 @@ pub struct MergeOptions {
 /// Why a step ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// The step has read its words. Another one goes on.
+    /// The step has read its words. The next step continues.
     Spent,
     /// This source needs more words, or [`Merge::end`].
     NeedsInput(usize),
-    /// The builder has all that belongs into its table. Another one takes what follows.
+    /// The builder has everything that belongs in its table. The next builder takes what follows.
     TableEnds,
     /// All sources have ended.
     Done,
@@ -54,10 +54,10 @@ pub enum Progress {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MergeError {
-    /// A source is not what it should be.
+    /// The content of a source is invalid.
     #[error(transparent)]
     Damaged(#[from] Damaged),
-    /// A table cannot take a record that belongs into it.
+    /// A table cannot take a record that belongs in it.
     #[error("cannot write the merged table: {0}")]
     Refused(#[from] Refused),
     /// The versions of one key that snapshots still see are too many for a table. Nothing is wrong
@@ -69,13 +69,13 @@ pub enum MergeError {
 /// Counts of a merge.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MergeCounts {
-    /// Records read.
+    /// Number of records read.
     pub records_in: u64,
-    /// Records written.
+    /// Number of records written.
     pub records_out: u64,
     /// Words of the records read, with those outside the range.
     pub words_in: u64,
-    /// Words of the records written.
+    /// Number of words of the records written.
     pub words_out: u64,
 }
 
@@ -109,7 +109,7 @@ impl Source {
         Damaged::new(self.table, part)
     }
 
-    /// The next record, checked. `None` if it is not whole yet.
+    /// The next record, after checking it. `None` if it is still incomplete.
     fn checked(&self) -> Result<Option<Record<'_>>, Damaged> {
         let rest = &self.words[self.at..];
         let Some(&first) = rest.first() else { return Ok(None) };
@@ -120,7 +120,7 @@ impl Source {
         Record::parse(rest, self.table).map(Some)
     }
 
-    /// The next record, which was checked before.
+    /// The next record, which has been checked before.
     #[inline]
     fn record(&self) -> Result<Record<'_>, Damaged> {
         let record = Record::checked_before(&self.words[self.at..], self.table);
@@ -138,13 +138,13 @@ impl Source {
     }
 }
 
-/// A merge under way.
+/// A merge in progress.
 #[derive(Debug)]
 pub struct Merge {
     options: MergeOptions,
     survival: Survival,
     sources: Vec<Source>,
-    /// The sources with a next record, that with the first one last.
+    /// The sources that have a next record. The one with the first record is last.
     order: Vec<usize>,
     /// The sources without a next record that have not ended.
     waiting: Vec<usize>,
@@ -182,7 +182,7 @@ impl Merge {
         self.counts
     }
 
-    /// Words that a source holds and has not merged yet.
+    /// Number of words that a source has been fed and that have not been merged yet.
     pub fn held_words(&self, source: usize) -> usize {
         self.sources[source].words.len() - self.sources[source].at
     }
@@ -215,7 +215,7 @@ impl Merge {
         self.look_if_waiting(source)
     }
 
-    /// A source has no more words.
+    /// Records that a source has no more words.
     pub fn end(&mut self, source: usize) -> Result<(), MergeError> {
         self.sources[source].has_ended = true;
         self.look_if_waiting(source)
@@ -236,7 +236,8 @@ impl Merge {
         Ok(())
     }
 
-    /// Finds the next record of a source within the range, and puts the source into the order.
+    /// Finds the next record of a source within the range, and inserts the source at its position
+    /// among the others.
     fn look(&mut self, index: usize) -> Result<(), Damaged> {
         let source = &mut self.sources[index];
         loop {
@@ -331,7 +332,7 @@ impl Merge {
             let words = record.words() as u64;
             if self.survival.keeps(key, sequence, record.kind(), is_first) {
                 match builder.put(record, out) {
-                    // Nothing has changed: the next table takes the key.
+                    // Nothing has changed; the next table takes the key.
                     Err(Refused::Full) if is_first && builder.records() > 0 => {
                         return Ok(Progress::TableEnds);
                     }
@@ -355,7 +356,7 @@ impl Merge {
     }
 }
 
-/// Whether `builder`'s table ends before `key`, a new one (lsm.J7).
+/// Whether `builder`'s table ends before `key`, which is a new key (lsm.J7).
 fn ends_before(
     key: Key<'_>,
     builder: &Builder,

@@ -1,4 +1,4 @@
-//! What a version knows of a table: enough to plan READs and merges, and to open the table.
+//! A version's description of a table: enough to plan READs and merges, and to open the table.
 //!
 //! ```text
 //! word 0       "FarMeta\1"
@@ -9,9 +9,9 @@
 //! last word    sum of the words before
 //! ```
 //!
-//! A table lies in extents of one size, in runs of adjacent ones. Word `o` of the table is in the
-//! extent `o / extent words`; a record may cross from one extent to the next. A clip restricts a
-//! table to a range of keys without rewriting it, after a shard was split.
+//! A table is stored in extents of one size, in runs of adjacent extents. Word `o` of the table is
+//! in extent `o / extent words`; a record may cross from one extent to the next. After a shard was
+//! split, a clip restricts a table to a range of keys without rewriting it.
 //!
 //! *Thread safety*: plain values.
 
@@ -24,7 +24,7 @@ use std::ops::Range;
 const MAGIC: u64 = u64::from_le_bytes(*b"FarMeta\x01");
 const FIXED_WORDS: usize = 2 + FOOTER_WORDS + 1;
 
-/// The most runs of extents of a table.
+/// Maximum number of runs of extents in a table.
 pub const MAX_RUNS: usize = 4096;
 
 /// Adjacent extents.
@@ -36,12 +36,12 @@ pub struct ExtentRun {
     pub count: u32,
 }
 
-/// The keys that a shard's version takes from a table, from `lower` on and below `upper`.
+/// The keys that a shard's version uses from a table: those from `lower` on and below `upper`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Clip {
-    /// Inclusive.
+    /// The lowest key, inclusive; `None` if unbounded.
     pub lower: Option<KeyBuf>,
-    /// Exclusive.
+    /// The end of the keys, exclusive; `None` if unbounded.
     pub upper: Option<KeyBuf>,
 }
 
@@ -61,7 +61,7 @@ impl Clip {
     }
 }
 
-/// What a version knows of a table.
+/// A version's description of a table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Meta {
     /// The level of the tree that it is in.
@@ -72,9 +72,9 @@ pub struct Meta {
     pub smallest: KeyBuf,
     /// The largest key.
     pub largest: KeyBuf,
-    /// The keys that count.
+    /// The keys of the table that count.
     pub clip: Clip,
-    /// Where it lies.
+    /// Where the table is stored.
     pub extents: Vec<ExtentRun>,
 }
 
@@ -91,7 +91,7 @@ fn take_key(words: &mut &[u64]) -> Option<KeyBuf> {
     }
     let words = take(words, bytes.div_ceil(8))?;
     let key = Key::new(words, bytes)?;
-    // Equal descriptions have equal words.
+    // Equal descriptions must have equal words.
     let is_padded = words.last().is_none_or(|&last| last == key.word(words.len() - 1));
     is_padded.then(|| key.into())
 }
@@ -115,9 +115,9 @@ impl Meta {
         out.push(sum_of(&out[begin..]));
     }
 
-    /// Takes a description from the beginning of `words`.
+    /// Decodes a description at the beginning of `words`.
     pub fn decode(words: &mut &[u64]) -> Result<Self, Damaged> {
-        // The id is in the footer; for words that are no description there is none.
+        // The id is in the footer. Words that are not a description have none.
         let table = words.get(4).copied().unwrap_or(0);
         let (meta, rest) = Self::decoded(words).ok_or(Damaged::new(table, Part::Meta))?;
         *words = rest;
@@ -158,8 +158,8 @@ impl Meta {
         self.smallest.key() <= key && key <= self.largest.key() && self.clip.has(key)
     }
 
-    /// The extents that hold `words` of the table, in order, each with the words of the extent.
-    /// Ends early if the table has fewer extents.
+    /// The extents that hold `words` of the table, in order, each with its words. Ends early if the
+    /// table has fewer extents.
     pub fn pieces(
         &self,
         words: Range<u32>,

@@ -1,9 +1,10 @@
 //! The bytes of the LSM index's tables, and nothing else: no I/O, no allocation of remote memory.
 //! The paper is dLSM (ICDE 2023), sections V and VI.
 //!
-//! A table is words: records in order, then its index, then a footer. `docs/internals/lsm.md` draws
-//! the bytes and numbers the invariants (lsm.B1 …, lsm.J5 …). All functions work on private copies
-//! of words, and words that a table could not hold end in [`Damaged`].
+//! A table consists of words: records in order, then its index, then a footer.
+//! `docs/internals/lsm.md` draws the bytes and numbers the invariants (lsm.B1 …, lsm.J5 …). All
+//! functions work on private copies of words, and fail with [`Damaged`] on words that a table
+//! cannot hold.
 
 mod blocks;
 mod builder;

@@ -1,11 +1,11 @@
 //! Bytes and small numbers in words, and the hash of words.
 //!
-//! Bytes lie in words in little-endian order. Reading beyond the end gives zeros, so that a wrong
-//! place in damaged words leads to a wrong byte and not out of the slice (lsm.B8).
+//! Words hold bytes in little-endian order. Reading beyond the end gives zeros, so that a wrong
+//! position in damaged words leads to a wrong byte, but never out of the slice (lsm.B8).
 
 use xxhash_rust::xxh3::xxh3_64;
 
-/// The eight bytes from byte `at` on, as a little-endian number.
+/// Eight bytes, starting at byte `at`, as a little-endian number.
 #[inline]
 pub(super) fn load(words: &[u64], at: usize) -> u64 {
     let (index, shift) = (at / 8, at % 8 * 8);
@@ -16,7 +16,7 @@ pub(super) fn load(words: &[u64], at: usize) -> u64 {
     }
 }
 
-/// The lowest `bytes` bytes of `word`; all of them from 8 on.
+/// The lowest `bytes` bytes of `word`; all of them if `bytes` is 8 or more.
 #[inline]
 pub(super) fn lowest(word: u64, bytes: usize) -> u64 {
     if bytes < 8 { word & ((1 << (bytes * 8)) - 1) } else { word }
@@ -49,7 +49,7 @@ pub(super) fn take<'a>(words: &mut &'a [u64], count: usize) -> Option<&'a [u64]>
     Some(taken)
 }
 
-/// Appends `bytes` bytes of `words`, from byte `at` on, to `out`.
+/// Appends `bytes` bytes of `words`, starting at byte `at`, to `out`.
 pub(super) fn copy_out(words: &[u64], at: usize, bytes: usize, out: &mut Vec<u8>) {
     out.reserve(bytes);
     for place in (at..at + bytes / 8 * 8).step_by(8) {
@@ -105,9 +105,9 @@ impl<'a> Packer<'a> {
     }
 }
 
-/// XXH3 of `first`, `middle` and `last`, in pieces of 63 words, the last of which may have 64. The
-/// first word of each piece but the first is the hash of the one before. This is part of the
-/// format: memory servers and compute servers compute the same.
+/// XXH3 of `first`, `middle` and `last`, in pieces of 63 words; the last piece may have 64. The
+/// first word of each further piece is the hash of the previous one. This is part of the format:
+/// memory servers and compute servers must compute the same.
 #[inline]
 pub(super) fn hash(first: u64, middle: &[u64], last: Option<u64>) -> u64 {
     // Keys are short, and clearing a whole piece would cost more than hashing them.

@@ -7,10 +7,10 @@
 //! ```
 //!
 //! *Invariants*
-//! - lsm.B2. A record begins at a word, and its check covers all its words: the low 16 bits of the
-//!   hash of the record with a check of zero, XOR those of its table's id. So a table never takes a
-//!   record of another one for its own as long as their ids differ in the low 16 bits, and a merge
-//!   moves a record between tables without hashing it again.
+//! - lsm.B2. A record begins at a word boundary, and its check covers all its words: it is the low
+//!   16 bits of the hash of the record with a zero check, XOR those of its table's id. So tables
+//!   whose ids differ in the low 16 bits never accept each other's records, and a merge moves a
+//!   record between tables without hashing it again.
 //!
 //! *Thread safety*: plain values, over private copies of words.
 
@@ -18,7 +18,7 @@ use super::damaged::{Damaged, Part};
 use super::key::Key;
 use super::packed;
 
-/// Words before the key.
+/// Number of words before the key.
 pub const HEADER_WORDS: usize = 2;
 
 /// The longest value, in bytes: a quarter of the paper's MemTable.
@@ -27,7 +27,7 @@ pub const MAX_VALUE_BYTES: usize = 16 << 20;
 /// The highest sequence number.
 pub const MAX_SEQUENCE: u64 = (1 << 56) - 1;
 
-/// What a version says of its key.
+/// The meaning of a version for its key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Kind {
@@ -54,13 +54,13 @@ impl Kind {
     }
 }
 
-/// The words of a record with a key and a value of these lengths.
+/// Number of words of a record with a key and a value of these lengths.
 #[inline]
 pub const fn record_words(key_bytes: usize, value_bytes: usize) -> usize {
     HEADER_WORDS + (key_bytes + value_bytes).div_ceil(8)
 }
 
-/// The words that the record needs whose first word is `word`. `None` if no record begins so.
+/// Number of words of the record whose first word is `word`. `None` if no record begins like this.
 #[inline]
 pub fn words_needed(word: u64) -> Option<usize> {
     let value_bytes = word as u32 as usize;
@@ -75,7 +75,7 @@ fn check_of(word: u64, rest: &[u64], table: u64) -> u64 {
     (packed::hash(word & WITHOUT_CHECK, rest, None) ^ table) & 0xffff
 }
 
-/// A record whose check was right.
+/// A record with a valid check.
 #[derive(Clone, Copy, Debug)]
 pub struct Record<'a> {
     words: &'a [u64],
@@ -84,7 +84,7 @@ pub struct Record<'a> {
 }
 
 impl<'a> Record<'a> {
-    /// The record of `table` that begins at the first of `words`, which may go on behind it.
+    /// The record of `table` that begins at the first of `words`, which may extend beyond it.
     #[inline]
     pub fn parse(words: &'a [u64], table: u64) -> Result<Self, Damaged> {
         Self::checked(words, table).ok_or(Damaged::new(table, Part::Record))
@@ -97,7 +97,7 @@ impl<'a> Record<'a> {
         (first >> CHECK_SHIFT == check_of(first, rest, table)).then_some(record)
     }
 
-    /// A record whose check was right before.
+    /// A record whose check has been verified before.
     #[inline]
     pub(super) fn checked_before(words: &'a [u64], table: u64) -> Option<Self> {
         let &first = words.first()?;
@@ -113,7 +113,7 @@ impl<'a> Record<'a> {
         self.table
     }
 
-    /// Its size.
+    /// Number of its words.
     #[inline]
     pub fn words(self) -> usize {
         self.words.len()
@@ -136,7 +136,7 @@ impl<'a> Record<'a> {
         self.words[1] >> 8
     }
 
-    /// What it says of its key.
+    /// Its kind.
     #[inline]
     pub fn kind(self) -> Kind {
         self.kind
@@ -154,7 +154,7 @@ impl<'a> Record<'a> {
         packed::copy_out(self.words, at, self.value_bytes(), out);
     }
 
-    /// Appends it to the words of `table`.
+    /// Appends the record to the words of `table`.
     #[inline]
     pub fn append_to(self, table: u64, out: &mut Vec<u64>) {
         let at = out.len();
@@ -163,8 +163,8 @@ impl<'a> Record<'a> {
     }
 }
 
-/// Appends a record to the words of `table`. The limits on key, value and sequence number are the
-/// caller's to check.
+/// Appends a record to the words of `table`. The caller must check the limits on key, value and
+/// sequence number.
 pub(super) fn append_record(
     table: u64,
     key: Key<'_>,

@@ -1,13 +1,13 @@
-//! A table's index: the sections between its records and its end, as a compute server caches them.
+//! A table's index: the sections between its records and its end, as cached by a compute server.
 //!
 //! ```text
 //! [records][search: fences or full index][membership: locate or Bloom filter][footer]
 //! ```
 //!
 //! *Invariants*
-//! - lsm.B7. Nothing of a section is used before its sum is found right, so an index never answers
-//!   for words that are not its own. Answers that lead to another key's record are told by the key
-//!   in the record.
+//! - lsm.B7. No part of a section is used before its checksum has been verified, so an index never
+//!   answers from words that are not its own. If an answer leads to another key's record, the key
+//!   in the record shows it.
 //!
 //! *Thread safety*: plain values.
 
@@ -21,14 +21,14 @@ use super::locate::{Locate, Place};
 use super::packed::sum_of;
 use std::ops::Range;
 
-/// Where a table has a key. Words count from the table's first.
+/// Where a table may have a key. Words are counted from the first word of the table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Found {
     /// The table does not have the key.
     Absent,
-    /// This record is the key's, or the key is absent. With a full index it is the newest version
-    /// at or below the bound; otherwise it is the newest of all, and those above the bound are
-    /// followed by older ones, at most to `end`.
+    /// Either this record belongs to the key, or the key is absent. With a full index, it is the
+    /// newest version at or below the bound. Otherwise it is the newest of all versions, and older
+    /// ones may follow it, up to `end`.
     Record {
         /// The record.
         words: Range<u32>,
@@ -47,7 +47,7 @@ pub struct Index {
 }
 
 impl Index {
-    /// The index of `table` in the words behind its records, up to the table's end.
+    /// Opens the index of `table` in the words between its records and the table's end.
     pub fn open(words: Vec<u64>, table: u64) -> Result<Self, Damaged> {
         let damaged = Damaged::new(table, Part::Footer);
         let at = words.len().checked_sub(FOOTER_WORDS).ok_or(damaged)?;
@@ -79,7 +79,7 @@ impl Index {
         &self.footer
     }
 
-    /// Its size in memory, without the fixed part.
+    /// Its size in memory, without the fixed part, in bytes.
     pub fn bytes(&self) -> usize {
         self.words.len() * 8
     }
@@ -104,7 +104,7 @@ impl Index {
         FullIndex::open(self.search()).ok_or(self.damaged())
     }
 
-    /// What membership alone says of a key with this hash.
+    /// What the membership section tells about a key with this hash.
     #[inline]
     fn place(&self, hash: u64) -> Result<Place, Damaged> {
         match self.footer.membership {
@@ -123,7 +123,7 @@ impl Index {
         Ok(self.place(hash)? != Place::Absent)
     }
 
-    /// Where `key` is, whose hash is `hash`, as of the sequence number `bound`.
+    /// Where `key`, whose hash is `hash`, is as of the sequence number `bound`.
     pub fn find(&self, key: Key<'_>, hash: u64, bound: u64) -> Result<Found, Damaged> {
         let place = self.place(hash)?;
         if place == Place::Absent {
@@ -142,7 +142,7 @@ impl Index {
         let all = all.filter(lies_inside).ok_or(self.damaged())?;
         Ok(match place {
             Place::Anywhere | Place::Absent => Found::Group(all),
-            // The place of another group's key may not exist here.
+            // A position from another group's key may not exist here.
             Place::At(place) => match fences.record_words(group, place) {
                 Some(words) => Found::Record { words, end: all.end },
                 None => Found::Absent,
@@ -150,7 +150,7 @@ impl Index {
         })
     }
 
-    /// The number of places where reading can begin: groups, or records of a full index.
+    /// The number of positions where reading can begin: groups, or records of a full index.
     fn units(&self) -> Result<u32, Damaged> {
         match self.footer.search {
             Search::Fences => Ok(self.fences()?.groups() as u32),
@@ -158,7 +158,7 @@ impl Index {
         }
     }
 
-    /// The first word of a unit; the end of the data for the one behind the last.
+    /// The first word of a unit; for the unit after the last, the end of the data.
     fn unit_start(&self, unit: u32) -> Result<u32, Damaged> {
         let words = match self.footer.search {
             Search::Fences => self.fences()?.group_words(unit as usize),
@@ -171,8 +171,8 @@ impl Index {
         }
     }
 
-    /// The first unit for whose first word `is_behind` is true; the number of units if there is
-    /// none.
+    /// The first unit for whose first word `is_behind` returns true; the number of units if there
+    /// is none.
     fn first_unit(&self, is_behind: impl Fn(u32) -> bool) -> Result<u32, Damaged> {
         let (mut low, mut high) = (0, self.units()?);
         while low < high {
@@ -182,7 +182,7 @@ impl Index {
         Ok(low)
     }
 
-    /// A word at which a record begins, with none of `key` or above before it.
+    /// The first word of a record before which there is no record of `key` or a higher key.
     pub fn seek(&self, key: Key<'_>) -> Result<u32, Damaged> {
         let unit = match self.footer.search {
             Search::Fences => self.fences()?.group_of(key) as u32,
@@ -239,9 +239,9 @@ impl Index {
         Ok(word..next.max(last).max(word))
     }
 
-    /// Records that end at `word`: about `at_most` words, but at least a group. Empty at the
-    /// beginning. Only for words from [`Index::seek`] and the beginnings of such ranges, and for
-    /// the end of the data.
+    /// Records ending at `word`: about `at_most` words, but at least a group. Empty at the
+    /// beginning. Only for words from [`Index::seek`], the beginnings of such ranges, and the end
+    /// of the data.
     pub fn before(&self, word: u32, at_most: u32) -> Result<Range<u32>, Damaged> {
         let own = self.first_unit(|start| start >= word)?;
         let reached = self.first_unit(|start| start >= word.saturating_sub(at_most))?;

@@ -1,10 +1,10 @@
-//! Which versions stay when tables are merged.
+//! Which versions survive a merge of tables.
 //!
 //! *Invariants*
 //! - lsm.J5. A version survives if it is the newest of its key, or the newest at or below a
 //!   snapshot. Snapshots that begin later are newer than all inputs.
-//! - lsm.J6. A tombstone goes only if no deeper level covers its key and no snapshot is older than
-//!   it: then no version is left that it hides.
+//! - lsm.J6. A tombstone is dropped only if no deeper level covers its key and no snapshot is older
+//!   than it, so that no version is left that it hides.
 //!
 //! *Thread safety*: plain values.
 
@@ -14,13 +14,13 @@ use super::record::Kind;
 /// The key ranges of the levels below the merge.
 #[derive(Clone, Debug)]
 pub struct Below {
-    /// Both ends belong to a range. Ascending, and apart from each other.
+    /// Both ends are inclusive. Ascending and disjoint.
     ranges: Vec<(KeyBuf, KeyBuf)>,
     is_everywhere: bool,
 }
 
 impl Below {
-    /// Deeper levels may have any key: no tombstone goes.
+    /// Deeper levels may have any key, so no tombstone is dropped.
     pub fn everything() -> Self {
         Self { ranges: Vec::new(), is_everywhere: true }
     }
@@ -50,18 +50,18 @@ impl Below {
     }
 }
 
-/// Decides record by record, in table order.
+/// Decides for each record, in table order, whether it survives.
 #[derive(Clone, Debug)]
 pub struct Survival {
-    /// Ascending.
+    /// In ascending order.
     snapshots: Vec<u64>,
     below: Below,
-    /// The sequence number of the record before, if it has the same key.
+    /// The sequence number of the previous record, if it has the same key.
     newer: Option<u64>,
 }
 
 impl Survival {
-    /// `snapshots` are the bounds of those in use, in any order.
+    /// Creates the decision state. `snapshots` are the bounds of those in use, in any order.
     pub fn new(mut snapshots: Vec<u64>, below: Below) -> Self {
         snapshots.sort_unstable();
         Self { snapshots, below, newer: None }

@@ -1,4 +1,4 @@
-//! The fields of messages: integers little-endian, keys and values as their types define.
+//! The fields of messages: integers in little-endian order, keys and values as their types define.
 //!
 //! *Invariant*: any bytes may arrive. Decoding a field never panics, and never allocates more than
 //! a few times the message's length.

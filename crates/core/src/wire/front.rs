@@ -1,8 +1,8 @@
 //! The messages between clients and compute servers.
 //!
-//! A compute server answers each request by its own copy of the partition map. It never serves keys
-//! that it does not own: the reply names the owner and the map's epoch, and the client fetches the
-//! map.
+//! A compute server answers each request according to its own copy of the partition map. It never
+//! serves keys that it does not own: instead, the reply names the owner and the map's epoch, and
+//! the client fetches the map.
 //!
 //! *Thread safety*: plain values.
 
@@ -30,17 +30,17 @@ pub fn check_sent<L: Layout>(key: &L::Key, value: &L::Value) -> Result<(), TooLo
 }
 
 messages! {
-    /// A request of a client to a compute server.
+    /// A request from a client to a compute server.
     #[derive(Clone, Debug, PartialEq, Eq)]
     pub enum ClientRequest<L: Layout> {
         /// An operation on one key. Answered by [`ClientResponse::Edited`].
         0 => Edit(edit: LeafEdit<OwnedKey<L>, OwnedValue<L>>),
-        /// Records of the part of a range that this compute server owns. Answered by
+        /// Requests records of a range, as far as this compute server owns it. Answered by
         /// [`ClientResponse::Records`].
         1 => Scan {
-            /// The lower bound.
+            /// Where the range begins.
             lower: Bound<OwnedKey<L>>,
-            /// The upper bound.
+            /// Where the range ends.
             upper: Bound<OwnedKey<L>>,
             /// Whether the scan is descending.
             reverse: bool,
@@ -57,12 +57,13 @@ messages! {
         3 => Map,
         /// Collects deleted records; answered at the end.
         4 => Collect,
-        /// Stop serving, and write back what the memory servers do not have yet: the tree is about
-        /// to be replaced. A compute server that gets no further request resumes after a while.
+        /// Stop serving, and write back what the memory servers do not have yet, because the tree
+        /// is about to be replaced. A compute server that gets no further request resumes after a
+        /// timeout.
         5 => Halt,
-        /// Resume serving, and forget everything about the old tree.
+        /// Resume serving, and discard all state of the old tree.
         6 => Resume,
-        /// Begin to build a tree that will replace the empty one.
+        /// Begin building a tree that will replace the empty one.
         7 => LoadBegin {
             /// The fill of the pages, in thousandths.
             fill_permille: u16,
@@ -79,7 +80,7 @@ messages! {
         10 => LoadAbort,
         /// Write back every change that was acknowledged before this request.
         11 => Flush,
-        /// Release keys to another compute server, which is asked by [`ClientRequest::TakeOver`] at
+        /// Release keys to another compute server, which receives [`ClientRequest::TakeOver`] at
         /// the same time. Answered by [`ClientResponse::Map`] once the other server owns them.
         12 => Release {
             /// The compute server that takes the keys over.
@@ -98,7 +99,7 @@ messages! {
         14 => Samples,
         /// Requests the fences of the leaf of a key. Answered by [`ClientResponse::Fences`].
         15 => Fences {
-            /// The key.
+            /// The key to look up.
             key: OwnedKey<L>,
         },
     }
@@ -130,9 +131,9 @@ messages! {
         },
         /// Another compute server owns the key.
         4 => NotOwner {
-            /// The owner.
+            /// The compute server that owns the key.
             owner: u16,
-            /// The epoch of the map that says so.
+            /// The epoch of the map that names this owner.
             epoch: u64,
         },
         /// The request failed.
@@ -161,8 +162,8 @@ messages! {
 }
 
 messages! {
-    /// Why a compute server could not answer. Every code but [`ErrorCode::Indeterminate`] says that
-    /// nothing has changed, except that [`ClientRequest::UpsertAll`] may have set some keys.
+    /// Why a compute server could not answer. Every code but [`ErrorCode::Indeterminate`] means
+    /// that nothing has changed, except that [`ClientRequest::UpsertAll`] may have set some keys.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
     #[non_exhaustive]
     pub enum ErrorCode {
@@ -179,10 +180,10 @@ messages! {
         /// A memory server cannot be used, and the operation has not happened.
         #[error("a memory server cannot be used")]
         3 => NoMemoryServer,
-        /// The operation used up its retries: every attempt lost to a concurrent operation.
+        /// The operation ran out of retries: every attempt lost to a concurrent operation.
         #[error("too many retries against concurrent operations")]
         4 => Contended,
-        /// The memory servers have no room for another node.
+        /// The memory servers have no room for a new node.
         #[error("the memory servers have no memory left")]
         5 => OutOfMemory,
         /// A bulk load needs an empty index.
@@ -194,7 +195,8 @@ messages! {
         /// A bulk load is in progress, or none has begun.
         #[error("a bulk load is in progress, or none has begun")]
         8 => Loading,
-        /// The index is damaged where the operation went, or a memory server's reply was invalid.
+        /// The part of the index that the operation reached is damaged, or a memory server's reply
+        /// was invalid.
         #[error("the index is damaged")]
         9 => Damaged,
         /// The compute server is known to be absent; no request was sent.
@@ -227,7 +229,7 @@ impl<L: Layout> ClientRequest<L> {
         }
     }
 
-    /// Whether the request may change the index, or promises that changes are on the memory
+    /// Whether the request may change the index, or guarantees that changes have reached the memory
     /// servers.
     pub fn is_change(&self) -> bool {
         match self {
@@ -245,12 +247,12 @@ impl<L: Layout> ClientRequest<L> {
         )
     }
 
-    /// The request as a message.
+    /// Encodes the request as a message.
     pub fn encode(&self) -> Message {
         super::encode(self)
     }
 
-    /// [`ClientRequest::Edit`] as a message, without a copy of key and values.
+    /// Encodes [`ClientRequest::Edit`] as a message, without copying key and values.
     pub fn encode_edit(edit: LeafEdit<&L::Key, &L::Value>) -> Message {
         let mut to = Message::new();
         to.push(Self::TAGS[0]);
@@ -258,19 +260,19 @@ impl<L: Layout> ClientRequest<L> {
         to
     }
 
-    /// The request in a message; `None` if that is anything else.
+    /// Decodes the request in a message; `None` if the message is anything else.
     pub fn decode(message: &[u8]) -> Option<Self> {
         super::decode(message)
     }
 }
 
 impl<L: Layout> ClientResponse<L> {
-    /// The reply as a message.
+    /// Encodes the reply as a message.
     pub fn encode(&self) -> Message {
         super::encode(self)
     }
 
-    /// The reply in a message; `None` if that is anything else.
+    /// Decodes the reply in a message; `None` if the message is anything else.
     pub fn decode(message: &[u8]) -> Option<Self> {
         super::decode(message)
     }

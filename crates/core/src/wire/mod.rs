@@ -1,10 +1,10 @@
 //! The messages between compute and memory servers; `front.rs` has those between clients and
 //! compute servers.
 //!
-//! A message is a tag byte and its fields: integers little-endian, keys and values as their types
-//! define. Tables (`table.rs`) list the tags and fields. Requests have one table for each part of a
-//! memory server, with distinct tags. Any bytes may arrive: decoding never panics, never allocates
-//! more than a few times the message's length, and rejects trailing bytes.
+//! A message is a tag byte and its fields: integers in little-endian order, keys and values as
+//! their types define. Tables (`table.rs`) list the tags and fields. Requests have one table for
+//! each part of a memory server, with distinct tags. Any bytes may arrive: decoding never panics,
+//! never allocates more than a few times the message's length, and rejects trailing bytes.
 //!
 //! `table.rs` and `fields.rs` use each other: a table's code calls the codecs of fields, and a
 //! field can be a struct with a table of its own.
@@ -118,20 +118,20 @@ impl<L: Layout> Request<L> {
         }
     }
 
-    /// The request as a message.
+    /// Encodes the request as a message.
     #[inline]
     pub fn encode(&self) -> Message {
         encode(self)
     }
 
-    /// The request in a message; `None` if that is anything else.
+    /// Decodes the request in a message; `None` if the message is anything else.
     #[inline]
     pub fn decode(message: &[u8]) -> Option<Self> {
         decode(message)
     }
 }
 
-/// Anything with the bytes of a [`Request`].
+/// Anything that encodes to the bytes of a [`Request`].
 pub trait Ask<L: Layout>: Put {}
 
 impl<L: Layout> Ask<L> for Request<L> {}
@@ -140,7 +140,7 @@ impl<L: Layout> Ask<L> for PoolRequest {}
 impl<L: Layout> Ask<L> for OwnerRequest {}
 impl<L: Layout> Ask<L> for OffloadRequest<L> {}
 
-/// [`Request::Edit`] with a borrowed edit: asking copies neither key nor values.
+/// [`Request::Edit`] with a borrowed edit, so that encoding it copies neither key nor values.
 #[derive(Clone, Copy, Debug)]
 pub struct AskEdit<'e, L: Layout>(pub LeafEdit<&'e L::Key, &'e L::Value>);
 
@@ -177,7 +177,7 @@ impl<L: Layout> From<OffloadRequest<L>> for Request<L> {
     }
 }
 
-/// Encodes a message by itself.
+/// Encodes a message into a buffer of its own.
 #[inline]
 pub(crate) fn encode(message: &impl Put) -> Message {
     let mut to = Message::new();
@@ -213,8 +213,8 @@ mod tests {
         ]
     }
 
-    /// Requests that borrow their fields and the requests that the server decodes have separate
-    /// code.
+    /// Requests that borrow their fields are encoded by separate code, not by that of the requests
+    /// that the server decodes.
     #[test]
     fn borrowed_requests_have_the_bytes_of_owned_ones() {
         let node = GlobalAddr::new(ServerId::new(2), 4096);

@@ -1,4 +1,4 @@
-//! Requests for work below a node that the requesting client has exclusively.
+//! Requests for work below a node to which the requesting client has exclusive access.
 
 use super::Ask;
 use super::table::{Table, messages};
@@ -11,30 +11,30 @@ use std::ops::Bound;
 pub const TICKETS: usize = 64;
 
 messages! {
-    /// A request for work below a node that the requesting client has exclusively.
+    /// A request for work below a node to which the requesting client has exclusive access.
     #[derive(Clone, Debug, PartialEq, Eq)]
     pub enum OffloadRequest<L: Layout> {
         /// Applies an edit below a node. Answered by [`Reply::Offloaded`](super::Reply::Offloaded).
         22 => Edit {
-            /// The node.
+            /// Address of the node to start from.
             node: GlobalAddr,
-            /// Its level.
+            /// Level of that node.
             level: u8,
-            /// The edit.
+            /// The change to make below it.
             edit: LeafEdit<OwnedKey<L>, OwnedValue<L>>,
             /// For a change: ensures that it happens at most once.
             ticket: Option<Ticket>,
         },
-        /// Records of a range below a node. The reply says whether there may be more of them below
-        /// it.
+        /// Requests records of a range below a node. The reply tells whether there may be more of
+        /// them below it.
         23 => Scan {
-            /// The node.
+            /// Address of the node to start from.
             node: GlobalAddr,
-            /// Its level.
+            /// Level of that node.
             level: u8,
-            /// The lower bound.
+            /// Where the range begins.
             lower: Bound<OwnedKey<L>>,
-            /// The upper bound.
+            /// Where the range ends.
             upper: Bound<OwnedKey<L>>,
             /// Whether the scan is descending.
             reverse: bool,
@@ -42,22 +42,23 @@ messages! {
             limit: u32,
         },
         /// Make no change under this ticket from now on. Answered by the result of the change made
-        /// under it, or [`Reply::Done`](super::Reply::Done) if there was none.
+        /// under it, or by [`Reply::Done`](super::Reply::Done) if there was none.
         24 => CloseTicket {
-            /// The ticket.
+            /// The ticket to close.
             ticket: Ticket,
         },
     }
 }
 
-/// [`OffloadRequest::Edit`] with a borrowed edit: asking copies neither key nor values.
+/// [`OffloadRequest::Edit`] with a borrowed edit, so that encoding it copies neither key nor
+/// values.
 #[derive(Clone, Copy, Debug)]
 pub struct AskOffload<'e, L: Layout> {
-    /// The node.
+    /// Address of the node to start from.
     pub node: GlobalAddr,
-    /// Its level.
+    /// Level of that node.
     pub level: u8,
-    /// The edit.
+    /// The change to make below it.
     pub edit: LeafEdit<&'e L::Key, &'e L::Value>,
     /// For a change: ensures that it happens at most once.
     pub ticket: Option<Ticket>,
@@ -88,7 +89,7 @@ pub struct Ticket {
 }
 
 impl Ticket {
-    /// The client and slot, for which tickets are ordered by number.
+    /// The client and the slot. Tickets with the same place are ordered by number.
     pub(crate) fn place(self) -> (u16, u8) {
         (self.owner, self.slot)
     }
@@ -116,8 +117,8 @@ mod tests {
     use crate::page::Fixed8;
     use crate::wire::Request;
 
-    /// A memory server remembers one ticket for each slot of a client: decoding must reject slots
-    /// beyond the last.
+    /// A memory server remembers one ticket for each slot of a client, so decoding must reject
+    /// slots beyond the last.
     #[test]
     fn tickets_beyond_the_last_are_no_requests() {
         for slot in 0..=u8::MAX {

@@ -8,13 +8,13 @@ messages! {
     /// to memory server 0.
     #[derive(Clone, Debug, PartialEq, Eq)]
     pub enum OwnerRequest {
-        /// Requests a number for a client, under which it can hold locks. Answered by
+        /// Requests a number under which a client can hold locks. Answered by
         /// [`Reply::Owner`](super::Reply::Owner).
         17 => Register,
         /// Requests the memory in which a client logs its changes to this server's pages. Answered
         /// by [`Reply::Chunk`](super::Reply::Chunk), the same each time.
         18 => LogArea {
-            /// The client.
+            /// Number of the client that owns the log.
             owner: u16,
             /// Whether to allocate the log if there is none. Otherwise the refusal is
             /// [`Refusal::NoSuchOwner`](super::Refusal::NoSuchOwner).
@@ -22,26 +22,26 @@ messages! {
         },
         /// Declares all clients dead that a compute server has registered so far. This is final.
         19 => DeclareDead {
-            /// The compute server.
+            /// Number of the compute server that is dead.
             compute_server: u16,
-            /// Whether they are fenced at all memory servers already. If so, a client that finishes
+            /// Whether they are already fenced at all memory servers. If so, a client that finishes
             /// their changes must not fence the compute server, which may have begun another life.
             fenced: bool,
         },
-        /// Whether a client has been declared dead. Answered by
+        /// Asks whether a client has been declared dead. Answered by
         /// [`Reply::Owner`](super::Reply::Owner).
         20 => OwnerState {
             /// The client.
             owner: u16,
         },
-        /// The clients of a compute server that were declared dead, the latest first,
+        /// Requests the clients of a compute server that were declared dead, latest first,
         /// [`DEAD_OWNERS`] at most. Answered by [`Reply::Owners`](super::Reply::Owners).
         25 => DeadOwners {
-            /// The compute server.
+            /// Number of the compute server that registered them.
             compute_server: u16,
         },
-        /// The requesting client has ended, with nothing locked, logged or in flight. Its number
-        /// and its logs may go to another client.
+        /// Reports that the requesting client has ended, with nothing locked, logged or in flight.
+        /// Its number and its logs may be given to another client.
         26 => Retire {
             /// The client.
             owner: u16,
@@ -49,15 +49,15 @@ messages! {
     }
 }
 
-/// Maximum number of clients in one [`Reply::Owners`](super::Reply::Owners): those of a compute
-/// server's latest lives.
+/// Maximum number of clients in one [`Reply::Owners`](super::Reply::Owners); the latest ones of a
+/// compute server.
 pub const DEAD_OWNERS: usize = 256;
 
 /// The number of changes that a client can log at the same time on one memory server.
 pub const LOG_SLOTS: u64 = 4;
 
-/// Bytes of one slot of a client's log: room for the changed words of three pages, with their
-/// positions.
+/// Size of one slot of a client's log in bytes: room for the changed words of three pages, with
+/// their positions.
 pub fn log_slot_bytes<L: Layout>() -> u64 {
     let words = 8 + 3 * (L::page_words() + 8);
     (words as u64 * 8).next_multiple_of(1024)

@@ -15,17 +15,17 @@ messages! {
             /// Its size; the server may allocate less.
             bytes: u64,
             /// Identifies the chunk: the client gets one chunk per token, however often the request
-            /// arrives. No two clients use the same token.
+            /// arrives. Clients never share a token.
             token: u64,
         },
-        /// Requests a chunk of this size that was never used, for what is not a node.
+        /// Requests a chunk of this size that was never used, for anything that is not a node.
         28 => AllocateWhole {
             /// Its size; the server allocates no less.
             bytes: u64,
             /// As for [`PoolRequest::AllocateChunk`].
             token: u64,
         },
-        /// How much of the memory is used.
+        /// Asks how much of the memory is used.
         15 => Usage,
         /// Claims the pool for an index of this design, unless another index has it. The same claim
         /// can be repeated.

@@ -25,7 +25,7 @@ messages! {
             /// In the order of the scan.
             records: Vec<(OwnedKey<L>, OwnedValue<L>)>,
         },
-        /// A chunk.
+        /// A chunk for the client to allocate nodes from.
         5 => Chunk {
             /// Its address.
             at: GlobalAddr,
@@ -58,7 +58,7 @@ messages! {
         },
         /// The numbers of clients.
         11 => Owners(owners: Vec<u16> as rest),
-        /// The edit was applied, and took this value away, which can be a reference to a block.
+        /// The edit was applied and took away this value, which may be a reference to a block.
         12 => Replaced(value: OwnedValue<L>),
     }
 }
@@ -93,19 +93,19 @@ messages! {
         /// The records of a bulk load do not ascend.
         #[error("the records are not in strictly ascending order")]
         7 => NotSorted,
-        /// The key belongs to another server.
+        /// The key belongs to another memory server.
         #[error("the key belongs to another memory server")]
         8 => NotMine,
-        /// The operation used up its restarts: every attempt lost to a concurrent operation.
+        /// The operation ran out of restarts: every attempt lost to a concurrent operation.
         #[error("too many restarts against concurrent operations")]
         9 => Contended,
-        /// The tree is damaged where the operation went.
+        /// The part of the tree that the operation reached is damaged.
         #[error("the tree is damaged")]
         10 => Damaged,
         /// No client has this number.
         #[error("no client with this number is registered")]
         11 => NoSuchOwner,
-        /// The node is not the one that the request expects, or leads to another memory server.
+        /// The node is not the one that the request expects, or points to another memory server.
         #[error("the node has changed: another identity, level or range")]
         12 => NotHere,
         /// The change would split or merge a node.
@@ -138,7 +138,7 @@ impl<L: Layout> Reply<L> {
         }
     }
 
-    /// This reply as the answer to an edit; `None` if it does not fit the edit.
+    /// Interprets this reply as the answer to an edit; `None` if it does not match the edit.
     pub fn answer_to(self, edit: LeafEdit<&L::Key, &L::Value>) -> Option<Answer<OwnedValue<L>>> {
         Some(match (edit.action, self) {
             (Action::Get, Self::Value(found)) => Answer::from_lookup(found),
@@ -161,7 +161,7 @@ impl<L: Layout> Reply<L> {
         self.put(to);
     }
 
-    /// The reply in a message; `None` if that is anything else.
+    /// Decodes the reply in a message; `None` if the message is anything else.
     #[inline]
     pub fn decode(message: &[u8]) -> Option<Self> {
         super::decode(message)

@@ -1,15 +1,15 @@
-//! How many records a message takes: bounded by their number and by their bytes, so that it is
-//! never too large for the fabric, whatever the size of records.
+//! How many records fit a message. Limiting both their number and their bytes keeps messages within
+//! the fabric's limit for records of any size.
 //!
 //! *Thread safety*: plain values.
 
 use crate::page::{Layout, OwnedKey, OwnedValue};
 use farleaf_fabric::MAX_MESSAGE_BYTES;
 
-/// Bytes of a record of two words, which is as small as records of most layouts are.
+/// Size of a record of two words, in bytes. Records of most layouts are at least this large.
 const TWO_WORDS: usize = 16;
 
-/// What a message of records can still take.
+/// The room left in a message for records.
 #[derive(Clone, Copy, Debug)]
 pub struct RecordRoom {
     records: usize,
@@ -18,22 +18,22 @@ pub struct RecordRoom {
 }
 
 impl RecordRoom {
-    /// Room for `records` records, if these are not larger than two words, and for fewer if they
-    /// are. One record has room in any case.
+    /// Room for `records` records if they are at most two words long, and for fewer if they are
+    /// longer. There is always room for one record.
     pub const fn for_records(records: usize) -> Self {
         assert!(records * TWO_WORDS <= MAX_MESSAGE_BYTES / 2, "there must be room for the rest");
         Self { records, bytes: records * TWO_WORDS, empty: true }
     }
 
-    /// How many records of any size have room; at least one.
+    /// How many records of any size fit; at least one.
     #[inline]
     pub fn records_of_any_size<L: Layout>(self) -> usize {
         let fit = self.bytes / L::most_message_bytes();
         if fit == 0 { 1 } else { fit }
     }
 
-    /// Takes the room for a record. Once this has returned `false`, it will never return `true`, so
-    /// that records keep their order.
+    /// Takes the room for a record. Once this has returned `false`, it never returns `true` again,
+    /// so that records keep their order.
     #[inline]
     pub fn takes<L: Layout>(&mut self, key: &L::Key, value: &L::Value) -> bool {
         self.takes_bytes(L::key_bytes(key) + L::value_bytes(value))
@@ -52,8 +52,8 @@ impl RecordRoom {
         true
     }
 
-    /// Takes the room for the records from number `from` on, and drops those that have none.
-    /// Returns whether it has dropped any.
+    /// Takes the room for the records from number `from` on, and drops those that do not fit.
+    /// Returns whether any were dropped.
     pub fn cut<L: Layout>(
         &mut self,
         records: &mut Vec<(OwnedKey<L>, OwnedValue<L>)>,

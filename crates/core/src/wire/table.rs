@@ -1,7 +1,7 @@
 //! Messages as tables: a tag, a name and the fields of each, which define the type and its bytes.
 //!
-//! Each message of a table has one tag, and each tag stands for one message: the compiler rejects a
-//! table with a repeated tag, and nothing else has to be kept in step.
+//! Each message of a table has one tag, and each tag stands for one message. The compiler rejects a
+//! table with a repeated tag, and there is nothing else to keep in sync.
 
 /// Defines an enum of messages by a table of lines `tag => Name { field: Type, … }`, `tag =>
 /// Name(field: Type)` or `tag => Name`. A message is its tag byte and its fields in the order of

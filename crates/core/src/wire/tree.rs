@@ -23,11 +23,11 @@ messages! {
             /// The server's share of the key space.
             share: Share<OwnedKey<L>>,
         },
-        /// Records of a range. The reply says whether there may be more.
+        /// Requests records of a range. The reply tells whether there may be more.
         8 => Scan {
-            /// The lower bound.
+            /// Where the range begins.
             lower: Bound<OwnedKey<L>>,
-            /// The upper bound.
+            /// Where the range ends.
             upper: Bound<OwnedKey<L>>,
             /// Whether the scan is descending.
             reverse: bool,
@@ -36,8 +36,8 @@ messages! {
         },
         /// Start a bulk load into the empty tree.
         10 => LoadBegin {
-            /// The load's number. A repeated request does no harm; another number takes the place
-            /// of an open load of the same compute server.
+            /// The load's number. A repeated request is harmless; a request with another number
+            /// replaces an open load of the same compute server.
             load: u64,
             /// The fill of the pages, in thousandths.
             fill_permille: u16,
@@ -87,7 +87,7 @@ impl<L: Layout> TreeRequest<L> {
 /// The keys that a memory server's tree holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Share<K> {
-    /// Those from `low`, inclusive, to `high`, exclusive (`None`: infinite).
+    /// The keys from `low`, inclusive, to `high`, exclusive; all from `low` on if `high` is `None`.
     Range {
         /// The lowest key.
         low: K,

@@ -1,5 +1,5 @@
-//! Values in blocks: the suites of all designs with short values in blocks too, so that most
-//! operations meet some, and with values of many pieces; what blocks cost; and planted bugs.
+//! Values in blocks: the suites of all designs, with even short values in blocks, so that most
+//! operations involve some, and with values of many pieces; the cost of blocks; and planted bugs.
 
 use super::designs::{caches, dex, fine, hybrid, loads, random_operations};
 use super::providers::{AnyProvider, local, rough, sim, tcp};
@@ -23,7 +23,7 @@ use farleaf_fabric::{Cluster, CounterSnapshot, Fabric, ServerId};
 
 type Small = Bytes<128>;
 
-/// Blocks for all values that are not very short, with a small cache, and leaves written back
+/// Blocks for all but very short values, with a small cache, and leaves that are written back
 /// often.
 fn blocks<O>(design: O) -> BlockOptions<O> {
     BlockOptions {
@@ -44,7 +44,7 @@ pub(super) fn with_blocks<O: Clone>(
     Setup { provider, options: blocks(options), memory_servers, server }
 }
 
-/// The suite of all designs with named values, of which most are in blocks.
+/// The suite of all designs with named values, most of which are in blocks.
 fn conforms<L: Named + farleaf_core::page::Layout<Key = [u8], Value = [u8]>, D: Design<L>>(
     setup: Setup<'_, AnyProvider, D::Options>,
 ) {
@@ -88,7 +88,7 @@ fn dex_conforms() {
     }
 }
 
-/// Values of several pieces, of which each endpoint has few buffers.
+/// Length of values of several pieces. An endpoint has few buffers for pieces of this size.
 const LONG: u64 = 20_000;
 
 #[test]
@@ -126,7 +126,7 @@ pub(super) async fn spent<F: Fabric>(
     fabric.counters().snapshot() - start
 }
 
-/// With the leaf in DEX's cache, and without the block.
+/// The leaf is in DEX's cache, but the block is not.
 #[test]
 fn a_block_costs_one_read_of_its_words_and_one_write() {
     let provider = &sim(SimConfig::default());
@@ -158,7 +158,7 @@ fn a_block_costs_one_read_of_its_words_and_one_write() {
     }
 }
 
-/// A value that was read or written is in the cache, and costs nothing as long as it is.
+/// A value that was read or written is in the cache, and reading it is free while it stays there.
 #[test]
 fn a_cached_block_costs_no_read() {
     let provider = &sim(SimConfig::default());
@@ -181,14 +181,14 @@ fn a_cached_block_costs_no_read() {
         assert_eq!(index.cache_counters().block_hits, 100);
         index.flush().await.unwrap();
         drop(index);
-        // Another process: the first round READs them, the second does not.
+        // In another process, the first round READs them and the second does not.
         let index = <Blocks<Dex> as Design<Small>>::open(fabric.clone(), second).await.unwrap();
         all(&index).await;
         let counters = index.cache_counters();
         assert_eq!((counters.block_hits, counters.block_misses), (0, 100));
         assert_eq!(spent(&fabric, all(&index)).await.reads, 0);
         assert!(<Blocks<Dex> as Design<Small>>::cached_bytes(second) > 50_000);
-        // Together, and with keys that are absent.
+        // All keys in one call, including absent ones.
         let keys: Vec<[u8; 1]> = (0..200).map(|key| [key]).collect();
         let lookups: Vec<LeafEdit<&[u8], &[u8]>> =
             keys.iter().map(|key| LeafEdit { key: &key[..], action: Action::Get }).collect();
@@ -201,7 +201,7 @@ fn a_cached_block_costs_no_read() {
     });
 }
 
-/// Updates for ever within a bounded pool: what leaves lose is used again.
+/// Endless updates within a bounded pool: the blocks that leaves lose are reused.
 #[test]
 fn replaced_blocks_are_used_again() {
     let provider = &sim(SimConfig::default());
@@ -280,7 +280,7 @@ fn the_limit_is_a_mebibyte() {
     });
 }
 
-/// A value of the same bytes can be stored in two ways, if handles have different options.
+/// Handles with different options can store the same value in two ways.
 #[test]
 fn an_exchange_compares_values_and_not_what_is_stored() {
     let provider = &local(LocalConfig::default());
@@ -334,7 +334,7 @@ fn simulated(bug: Option<&str>, faults: Faults) -> AnyProvider {
 }
 
 /// A compute server dies whose cached leaf has lost a block, so the leaf in the pool still refers
-/// to it. If the block had been used again, the old value would be gone with the new one.
+/// to it. If the block had been reused, both the old and the new value would be lost.
 ///
 /// With `most_lost` of 1 the leaf is written back before the block can rest.
 fn value_after_a_crash(bug: Option<&str>, most_lost: usize) -> Result<Option<Vec<u8>>, IndexError> {
@@ -354,7 +354,7 @@ fn value_after_a_crash(bug: Option<&str>, most_lost: usize) -> Result<Option<Vec
         for other in 0..20 {
             index.insert(&[other], &[3; 300]).await.unwrap();
         }
-        // The cache is lost here.
+        // The cache is lost at this point.
         let index = <Blocks<Dex> as Design<Small>>::open(fabric, second).await.unwrap();
         index.get(b"key").await
     });
@@ -369,8 +369,8 @@ fn a_crash_brings_no_lost_block_back_that_is_used_again() {
     assert!(matches!(error, IndexError::Contended { .. }), "{error}");
 }
 
-/// Lookups whose READs take longer than the grace period, beside updates that use the blocks of
-/// other keys again. Returns how many found what another key has, or nothing that was ever written.
+/// Lookups whose READs take longer than the grace period, beside updates that reuse the blocks of
+/// other keys. Returns how many lookups found another key's value, or one that was never written.
 fn wrong_values(bug: Option<&str>) -> usize {
     let slow = Slow {
         verbs: vec![Verb::Read],

@@ -1,4 +1,4 @@
-//! What a crash of a DEX compute server leaves in leaves of byte strings.
+//! Leaves of byte strings after a crash of a DEX compute server.
 
 use super::providers::{sim, simulated};
 use farleaf_core::cache::CacheOptions;
@@ -21,10 +21,10 @@ fn options() -> DexOptions<Vec<u8>> {
     DexOptions { chunk_nodes_log2: 4, ..DexOptions::with_boundaries(vec![], cache) }
 }
 
-/// In the pool a leaf is full to its last word. In the cache its records have shrunk, others were
+/// In the pool, a leaf is full to its last word. In the cache, its records have shrunk, others were
 /// added, and a split gave it a high fence for which the copy in the pool has no room: nothing in
-/// that copy lies above the fence. After a crash the next life trims the copy to that fence. It
-/// could not, and a scan ended at the old fence.
+/// that copy lies above the fence. After a crash, the next life trims the copy to that fence. It
+/// once failed to do so, and a scan ended at the old fence.
 #[test]
 fn a_full_leaf_can_be_trimmed_to_a_longer_fence() {
     let provider = sim(SimConfig::default());
@@ -33,7 +33,7 @@ fn a_full_leaf_can_be_trimmed_to_a_longer_fence() {
     let cluster = setup.with_index::<Small, Dex>();
     let options = &setup.options;
     let keys = |number: u8| [b'a' + number];
-    // Four records as large as may be, and one that takes the last 4 of the 120 words.
+    // Four records of maximum size, and one that takes the last 4 of the 120 words.
     let longest = Small::longest_value_beside(1);
     let sizes = [longest, longest, longest, longest, 24];
     let long = |number: u8| [&[b'q'; 120][..], &[number; 4]].concat();
@@ -56,7 +56,7 @@ fn a_full_leaf_can_be_trimmed_to_a_longer_fence() {
         assert_eq!(writes(), before, "one leaf holds them, and nothing is written back");
         index.insert(&long(6), &[2; 8]).await.unwrap();
         assert!(writes() > before, "the leaf was split");
-        // The cache is lost here.
+        // The cache is lost at this point.
     });
     cluster.run_one(|fabric| async move {
         let pool = <Dex as Design<Small>>::compute(options).unwrap();
@@ -68,7 +68,7 @@ fn a_full_leaf_can_be_trimmed_to_a_longer_fence() {
         for (key, value) in &found {
             assert_eq!(index.get(key).await.unwrap().as_ref(), Some(value));
         }
-        // The upper half was written, and the lower half before it.
+        // The upper half was written, and before it the lower half.
         let expected: Vec<Vec<u8>> =
             (0..5).map(|number| keys(number).to_vec()).chain((0..7).map(long)).collect();
         let missing = expected.iter().filter(|key| !found.iter().any(|(found, _)| found == *key));
@@ -81,16 +81,16 @@ fn a_full_leaf_can_be_trimmed_to_a_longer_fence() {
     });
 }
 
-/// A value of `key` in `round`: its bytes are equal to each other and to those of no other value.
+/// A value of `key` in `round`: all of its bytes are equal, and differ from those of other values.
 fn value(key: u8, round: u8) -> Vec<u8> {
     let length = 9 + (usize::from(key) * 7 + usize::from(round) * 5) % 32;
     vec![key * 8 + round; length]
 }
 
-/// Values of several words replace others, of the same length and of other lengths, until leaves
-/// are laid out anew; keys are so short that slots have all of them. The compute server dies within
-/// a WRITE. A leaf is then damaged, or each of its keys has one of the values that it was given:
-/// never a mixture of two, and never the value of another key.
+/// Values of several words replace others, of the same and of different lengths, until leaves get a
+/// new layout; keys are so short that they fit entirely in slots. The compute server dies within a
+/// WRITE. Afterwards a leaf is damaged, or each of its keys has one of the values that were written
+/// to it: never a mixture of two, and never the value of another key.
 #[test]
 fn no_death_within_a_write_mixes_values() {
     let (mut damaged, mut changed) = (0, 0);
@@ -124,7 +124,8 @@ fn no_death_within_a_write_mixes_values() {
                     let key = (fabric.random() % u64::from(KEYS)) as u8;
                     index.update(&[key], &value(key, round)).await.unwrap();
                     if fabric.random().is_multiple_of(2) {
-                        // Of the same length: where there is no other room, it overwrites the old.
+                        // A value of the same length overwrites the old one if there is no other
+                        // room.
                         index
                             .update(&[key], &vec![key * 8 + 7; value(key, round).len()])
                             .await
@@ -162,8 +163,8 @@ fn no_death_within_a_write_mixes_values() {
     assert!(damaged > 0 && changed > 500, "{damaged} damaged, {changed} changed");
 }
 
-/// A leaf of records without any words but their slots is full when its last slot is its last word.
-/// The WRITE of this slot was taken for one of a leaf laid out anew, and the thread panicked.
+/// A leaf whose records consist only of slots is full when its last slot is its last word. The
+/// WRITE of this slot was once mistaken for that of a new layout, and the thread panicked.
 #[test]
 fn the_last_slot_of_a_full_leaf_can_be_written_alone() {
     let provider = sim(SimConfig::default());

@@ -1,7 +1,7 @@
 //! The designs with one-sided leaves, and DEX, on byte strings: their contents against `BTreeMap`,
-//! and a client that dies at any of its WRITEs. Pages of 4 KB have log entries of several pieces,
-//! so some of these deaths are between two pieces of an entry. DEX writes leaves back by up
-//! to two WRITEs, so some are between these.
+//! and a client that dies at each of its WRITEs. With pages of 4 KB, log entries have several
+//! pieces, so some of these deaths are between two pieces of an entry. DEX writes leaves back by up
+//! to two WRITEs, so some deaths are between these.
 
 use super::providers::{AnyProvider, local, rough, sim, simulated};
 use farleaf_core::cache::CacheOptions;
@@ -32,7 +32,7 @@ pub(super) fn fine(provider: &AnyProvider) -> Setup<'_, AnyProvider, FineOptions
     Setup { provider, options, memory_servers: 3, server: server() }
 }
 
-/// The middle share begins within the keys that share a long prefix.
+/// The middle share begins among keys that share a long prefix.
 pub(super) fn hybrid(provider: &AnyProvider) -> Setup<'_, AnyProvider, HybridOptions<Key>> {
     let boundaries = vec![long_prefix(b"key-0000000050"), b"q".to_vec()];
     let options =
@@ -44,7 +44,7 @@ pub(super) fn long_prefix(tail: &[u8]) -> Key {
     [b"https://example.org/a/path/that/all/of/them/share/", tail].concat()
 }
 
-/// A key of client `client`: empty for the first one, or as long as may be, or one of many that
+/// A key of client `client`: empty for the first one, or of maximum length, or one of many that
 /// share a prefix, or short.
 pub(super) fn key(number: u64, client: usize, most: usize) -> Key {
     let end = client as u8;
@@ -65,7 +65,7 @@ pub(super) fn key(number: u64, client: usize, most: usize) -> Key {
     }
 }
 
-/// A value that shows any mixture: one byte, repeated.
+/// A value that reveals any mixture: one byte, repeated.
 fn value(random: u64, most: u64) -> Vec<u8> {
     let length = match random % 4 {
         0 => 8,
@@ -122,7 +122,7 @@ async fn step<F: Fabric, I: RangeIndex<Key = [u8], Value = [u8]>>(
             let found = index.scan(&scan).await.unwrap();
             assert!(found.iter().all(|(_, value)| is_whole(value)));
             assert!(found.is_sorted_by(|a, b| a.0 < b.0));
-            // What lies between the own keys is from other clients.
+            // Between this client's own keys there may be keys of other clients.
             let Some((last, _)) = found.last().cloned() else { return };
             let expected: Vec<_> = model
                 .range((Bound::Included(key), Bound::Included(last)))
@@ -148,7 +148,7 @@ pub(super) async fn check<I: RangeIndex<Key = [u8], Value = [u8]>>(index: &I, mo
     assert!(found.into_iter().eq(model.values().cloned().map(Some)));
 }
 
-/// The longest values of the designs without blocks.
+/// The longest value of the designs without blocks.
 fn inline<const W: usize>() -> u64 {
     W as u64 * 2 / 3
 }
@@ -263,8 +263,8 @@ struct Known {
     in_flight: Option<(Key, Option<Vec<u8>>)>,
 }
 
-/// A client that loads, empties and collects an index, and dies at its WRITE number `write`.
-/// Returns whether it lived to the end.
+/// A client that loads, empties and collects an index, and dies at WRITE number `write`. Returns
+/// whether it completed its work.
 fn dying<const W: usize, D, O>(options: O, write: u64, last_words: LastWords) -> bool
 where
     D: Design<Bytes<W>, Compute = (), Options = O>,
@@ -294,7 +294,7 @@ where
             let key = key(number * 7 % 40, 0, Bytes::<W>::max_key());
             change(key, Some(vec![number as u8; W / 2])).await;
         }
-        // Longer values take other places, shorter ones are replaced in place.
+        // Longer values move to other words; shorter ones are replaced in place.
         for number in 0..40 {
             let length = if number % 2 == 0 { W / 2 + 64 } else { 40 };
             let key = key(number, 0, Bytes::<W>::max_key());
@@ -324,7 +324,7 @@ where
                 assert!(is_right(found.get(&key)), "{write}, {last_words:?}: {key:?}");
                 assert!(is_right(got.as_ref()), "{write}, {last_words:?}: {key:?}");
                 if round == 1 {
-                    // Whatever the dead client had locked can be changed.
+                    // Everything that the dead client had locked can be changed.
                     index.upsert(&key, &[9; 20]).await.unwrap();
                 }
             }
@@ -387,7 +387,7 @@ pub(super) fn dex(
     Setup { provider, options, memory_servers: 3, server }
 }
 
-/// The fewest frames that a cache can have, and all nodes in frames.
+/// The smallest possible cache, and one with room for all nodes.
 pub(super) fn caches() -> [CacheOptions; 2] {
     let few = CacheOptions { bytes: 0, ..CacheOptions::default() };
     [few, CacheOptions { bytes: 8 << 20, ..CacheOptions::default() }]
@@ -426,8 +426,8 @@ fn one_server() -> DexOptions<Key> {
     DexOptions { boundaries: vec![], ..dex_options(caches()[1]) }
 }
 
-/// An insert writes back the header and the slots, and apart from them its record. An update of a
-/// value of eight bytes writes back one word.
+/// An insert writes back the header, the slots and, separately, its record. An update of a value of
+/// eight bytes writes back one word.
 #[test]
 fn dex_writes_back_what_has_changed() {
     let provider = sim(SimConfig::default());
@@ -456,7 +456,7 @@ fn dex_writes_back_what_has_changed() {
             new.push(7);
             assert!(index.insert(&new, &[3; 8]).await.unwrap());
             let (writes, bytes, doorbells) = written().await;
-            // A leaf that had no room was split, and is written whole.
+            // A leaf without room was split, and is written whole.
             halves += u64::from(writes == 2);
             if writes == 2 {
                 assert!(bytes < 500 && doorbells == 1, "{bytes} bytes, {doorbells} doorbells");
@@ -466,8 +466,8 @@ fn dex_writes_back_what_has_changed() {
     });
 }
 
-/// A compute server dies between the WRITEs of a leaf: the pool has each leaf as it was, or as it
-/// has become, and none is damaged.
+/// A compute server dies between the WRITEs of a leaf: the pool has either the old or the new
+/// content of each leaf, and none is damaged.
 #[test]
 fn dex_dies_between_the_writes_of_a_leaf() {
     let mut halves = 0;

@@ -1,5 +1,4 @@
-//! What happens at the limits of keys and values and beyond them, and messages of records as long
-//! as can be.
+//! Keys and values at their limits and beyond, and messages of records of maximum size.
 
 use super::providers::local;
 use super::suite::{hash, range, server};
@@ -23,16 +22,16 @@ use farleaf_fabric::{
 };
 use std::ops::Bound;
 
-/// Keys of the longest kind that differ only in their last bytes: a page cuts off nearly all of
-/// each, and a message has them whole.
+/// Keys of maximum length that differ only in their last bytes: a page omits most of each key as a
+/// prefix, but a message has complete keys.
 fn crowded<const W: usize>(number: u32) -> Vec<u8> {
     let mut key = vec![b'x'; Bytes::<W>::max_key() - 4];
     key.extend_from_slice(&number.to_be_bytes());
     key
 }
 
-/// The longest keys with the longest values, and values that shrink to nothing and grow again:
-/// updates and exchanges split leaves, and no batch or reply is too large for a message.
+/// The longest keys with the longest values, and values that shrink to nothing and grow again.
+/// Updates and exchanges split leaves, and no batch or reply is too large for a message.
 fn largest<const W: usize>(options: &CoarseOptions<Vec<u8>>) {
     let provider = &local(LocalConfig::default());
     let setup = Setup { provider, options: options.clone(), memory_servers: 3, server: server() };
@@ -86,7 +85,7 @@ fn the_largest_records() {
     largest::<512>(&hash());
 }
 
-/// What ends in the error that names the limit. Nothing is changed by it.
+/// Operations that fail with an error that names the limit. They change nothing.
 fn limits<const W: usize, D: Design<Bytes<W>>>(options: D::Options) {
     let provider = &local(LocalConfig::default());
     let setup = Setup { provider, options, memory_servers: 3, server: server() };
@@ -130,7 +129,7 @@ fn limits<const W: usize, D: Design<Bytes<W>>>(options: D::Options) {
         }
         assert_eq!(index.scan(&Scan::range(..)).await, Ok(vec![]));
 
-        // The others of a batch are executed.
+        // The other operations of a batch are executed.
         let insert = |key| LeafEdit { key, action: Action::Insert(&b"1"[..]) };
         let batch = [insert(&b"a"[..]), insert(&long), insert(b"b"), insert(b"a")];
         let answers = index.execute_all(&batch).await;
@@ -155,10 +154,10 @@ fn what_is_too_long_ends_in_one_error() {
     limits::<128, Hybrid>(HybridOptions::with_boundaries(boundaries));
 }
 
-/// All sizes but that of the first record add up to `MAX_MESSAGE_BYTES / 2`.
+/// The sizes of all records but the first add up to `MAX_MESSAGE_BYTES / 2`.
 const MOST: usize = MAX_MESSAGE_BYTES / 2 + 1_024;
 
-/// A memory server that one client asks as it likes.
+/// Runs a client that can send a memory server any request.
 fn with_server<const W: usize, T: Send, Fut: Future<Output = T>>(
     work: impl Fn(<LocalCluster<MemoryServer<Bytes<W>>> as Cluster>::Fabric) -> Fut + Sync,
 ) -> T {
@@ -171,7 +170,7 @@ async fn ask<const W: usize>(fabric: &impl Fabric, request: Message) -> (Reply<B
     (Reply::decode(&reply).expect("every reply is valid"), reply.len())
 }
 
-/// A page of 4 KB can have 470 keys of 256 bytes, which are 124 KB in a message.
+/// A page of 4 KB can hold 470 keys of 256 bytes, which take 124 KB in a message.
 #[test]
 fn a_walk_s_reply_is_bounded_by_bytes() {
     const W: usize = 512;
@@ -228,8 +227,8 @@ fn a_walk_s_reply_is_bounded_by_bytes() {
     });
 }
 
-/// Requests with keys and values that no page can hold, with half of what they need, and changed
-/// here and there: the server refuses what it must, and goes on.
+/// Requests with keys and values that no page can hold, truncated requests, and corrupted ones: the
+/// server refuses what it must, and keeps working.
 #[test]
 fn a_server_survives_any_request() {
     const W: usize = 128;
@@ -317,7 +316,7 @@ fn a_server_survives_any_request() {
     });
 }
 
-/// A compute server that remembers what it is asked.
+/// A compute server that records the requests it receives.
 #[derive(Default)]
 struct Recorder(Mutex<Vec<(ClientRequest<Bytes>, usize)>>);
 
@@ -343,7 +342,7 @@ impl Calls for Recorder {
     }
 }
 
-/// A client's batches fit messages, are as few as that allows, and keep the order of records.
+/// A client's batches fit messages, are as few as possible, and keep the order of records.
 #[test]
 fn a_client_s_batches_are_bounded_by_bytes() {
     let recorder = Arc::new(Recorder::default());

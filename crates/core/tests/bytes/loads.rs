@@ -1,4 +1,4 @@
-//! How many bytes a bulk load takes for each record, on all levels, and what it needs.
+//! How many bytes a bulk load takes per record, on all levels, and what memory it needs.
 
 use super::providers::local;
 use farleaf_core::cache::CacheOptions;
@@ -17,7 +17,7 @@ use std::path::PathBuf;
 type Small = Bytes<128>;
 type Records = Vec<(Vec<u8>, Vec<u8>)>;
 
-/// Loads the records, reads them back, and returns the bytes that were WRITTEN for each.
+/// Loads the records, reads them back, and returns the number of bytes per record in WRITEs.
 fn loaded<D: Design<Small>>(
     options: D::Options,
     memory_servers: u16,
@@ -48,12 +48,12 @@ fn dex(boundaries: Vec<Vec<u8>>) -> DexOptions<Vec<u8>> {
     DexOptions::with_boundaries(boundaries, cache)
 }
 
-/// Without heads, which are pages of their own.
+/// Without heads, which would take pages of their own.
 fn fine() -> FineOptions {
     FineOptions { leaves_per_head: 0, ..FineOptions::default() }
 }
 
-/// The paths of the toolchain's documentation; `None` where it is not installed.
+/// The paths of the toolchain's documentation; `None` if it is not installed.
 fn paths() -> Option<Records> {
     let sysroot = std::process::Command::new("rustc").args(["--print", "sysroot"]).output().ok()?;
     let sysroot = PathBuf::from(String::from_utf8_lossy(&sysroot.stdout).trim());
@@ -75,7 +75,7 @@ fn paths() -> Option<Records> {
     (records.len() > 10_000).then_some(records)
 }
 
-/// Pages are as full with the prefix cut off as a load was asked to fill them.
+/// Prefixes are removed first, and pages are then filled as far as the load requests.
 #[test]
 fn a_load_cuts_prefixes_off_before_it_fills_pages() {
     let numbers = |step: u64| -> Records {
@@ -98,12 +98,12 @@ fn a_load_cuts_prefixes_off_before_it_fills_pages() {
 }
 
 /// Neighbours that share nearly all of a key alternate with keys that share nothing with them, so
-/// pages lose their prefix at their end; and boundaries divide such neighbours.
+/// pages lose their prefix at their end; also, boundaries divide such neighbours.
 #[test]
 fn a_page_that_loses_its_prefix_gives_its_last_record_back() {
     let mut records = Records::new();
     for group in 0..120_u8 {
-        // From 1 to 40 records: some groups end when their page is nearly full.
+        // From 1 to 40 records, so that some groups end when their page is nearly full.
         for number in 0..1 + group % 40 {
             let mut key = vec![group; Small::max_key() - 3];
             key.extend_from_slice(&[number, group ^ number]);
@@ -122,7 +122,8 @@ fn a_page_that_loses_its_prefix_gives_its_last_record_back() {
 }
 
 /// The last page of a server loses its prefix at the end of a load, and so may need one more page.
-/// By then the other server may have shown its part: memory runs out before that, or not at all.
+/// By then, the other server may have published its part, so memory must run out earlier or not at
+/// all.
 #[test]
 fn a_load_that_runs_out_of_memory_shows_nothing() {
     let mut records: Records = vec![(vec![0], vec![0; 8])];
@@ -154,7 +155,7 @@ fn a_load_that_runs_out_of_memory_shows_nothing() {
                     Ok(loaded) => assert!(loaded == count as u64 && found == records),
                     Err(error) => assert!(found.is_empty(), "{error}, {} records", found.len()),
                 }
-                // What a failed load took is there again.
+                // The memory that a failed load took is free again.
                 if found.is_empty() {
                     assert_eq!(index.bulk_load(records[..2].iter().cloned(), 0.9).await, Ok(2));
                 }
@@ -167,8 +168,8 @@ fn a_load_that_runs_out_of_memory_shows_nothing() {
     assert!(ended.iter().all(|&count| count > 50), "{ended:?}");
 }
 
-/// A leaf that was laid out anew is three WRITEs. An endpoint that refused one of them each time
-/// would never write it.
+/// A leaf with a new layout takes three WRITEs. An endpoint that always refused one of them could
+/// never write it.
 #[test]
 fn an_endpoint_has_room_for_all_writes_of_a_leaf() {
     for depth in [2, 3] {

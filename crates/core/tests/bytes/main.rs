@@ -1,5 +1,5 @@
-//! The index designs on byte strings. One program, because each test program compiles the designs
-//! that it uses anew.
+//! The index designs on byte strings. They form one program because each test program compiles the
+//! designs that it uses again.
 
 #![cfg(not(any(loom, shuttle)))]
 

@@ -1,5 +1,4 @@
-//! The providers of these tests as one type, so that each design is compiled once for each size of
-//! pages.
+//! The providers of these tests as one type, so that each design is compiled once per page size.
 
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::{Faults, SimConfig};
@@ -28,7 +27,7 @@ pub(super) fn rough(seed: u64) -> AnyProvider {
 
 type AnyCluster<S> = <AnyProvider as Provider>::Cluster<S>;
 
-/// The simulated cluster that a cluster is.
+/// Returns the simulated cluster inside `cluster`.
 pub(super) fn simulated<S: RpcService>(
     cluster: &AnyCluster<S>,
 ) -> &<SimConfig as Provider>::Cluster<S> {

@@ -1,4 +1,4 @@
-//! The suite of all designs over named keys, whose lengths go from 0 to the limit.
+//! The suite of all designs over named keys with lengths from 0 to the limit.
 
 use super::providers::{AnyProvider, local, rough, sim, tcp};
 use farleaf_core::index::coarse::{Coarse, CoarseOptions, Partitioning};

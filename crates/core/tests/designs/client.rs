@@ -1,9 +1,9 @@
-//! A client in front of compute servers that answer as each test demands: what it makes of their
-//! answers, and which requests it sends.
+//! A client of compute servers that answer as each test demands: how it handles their answers, and
+//! which requests it sends.
 
 use farleaf_core::client::{ClientIndex, ClientOptions};
 use farleaf_core::fabric::local::{LocalCluster, LocalConfig, LocalFabric};
-use farleaf_core::fabric::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
+use farleaf_core::fabric::sync::{Arc, AtomicBool, AtomicU64, Mutex, Ordering, lock};
 use farleaf_core::fabric::{Call, Calls, Cluster, Cpu, Region};
 use farleaf_core::index::{IndexError, RangeIndex, Scan};
 use farleaf_core::page::{Answer, Fixed8};
@@ -12,7 +12,7 @@ use farleaf_core::wire::{ClientRequest, ClientResponse, ErrorCode};
 type Ask = ClientRequest<Fixed8>;
 type Told = ClientResponse<Fixed8>;
 
-/// A compute server that answers by a function.
+/// A compute server whose answers come from a function.
 struct Puppet(Box<dyn Fn(Ask) -> Told + Send + Sync>);
 
 impl Calls for Puppet {
@@ -28,7 +28,7 @@ impl Calls for Puppet {
 
 type Client = ClientIndex<LocalFabric<Puppet>, Fixed8>;
 
-/// The map of this epoch by which one compute server owns all keys.
+/// A map of this epoch in which one compute server owns all keys.
 fn map(epoch: u64, owner: u16) -> Told {
     Told::Map { epoch, boundaries: Vec::new(), owners: vec![owner] }
 }
@@ -57,7 +57,8 @@ fn with_client<T: Send, W: Future<Output = T>>(
     with_servers(vec![Arc::new(puppet)], work)
 }
 
-/// How a bulk load ends if the compute server answers like this to its end and to the resume.
+/// The outcome of a bulk load if the compute server gives these answers to its end and to the
+/// resume.
 fn loads(end: Told, resume: Told) -> Result<u64, IndexError> {
     let answers = move |ask| match ask {
         Ask::Scan { .. } => Told::Records { records: Vec::new(), next: None },
@@ -70,8 +71,8 @@ fn loads(end: Told, resume: Told) -> Result<u64, IndexError> {
     })
 }
 
-/// A client told its caller that the index had stayed empty, because a compute server that serves
-/// again by itself could not be told so at once. The tree had been replaced.
+/// A client once reported that the index had stayed empty, because a compute server that resumes by
+/// itself could not be reached at once. The tree had been replaced.
 #[test]
 fn a_load_is_complete_even_if_a_server_does_not_resume_at_once() {
     let loaded = Told::Loaded { boundaries: Vec::new() };
@@ -81,7 +82,7 @@ fn a_load_is_complete_even_if_a_server_does_not_resume_at_once() {
     }
 }
 
-/// The failed resume hid that the tree may have been replaced.
+/// The failed resume once hid that the tree may have been replaced.
 #[test]
 fn an_unknown_end_of_a_load_stays_unknown() {
     let end = Told::Error(ErrorCode::Indeterminate);
@@ -91,7 +92,7 @@ fn an_unknown_end_of_a_load_stays_unknown() {
     }
 }
 
-/// All records went in one message, which had no room for more than 8,000 of them.
+/// All records once went into one message, which has no room for more than 8,000 of them.
 #[test]
 fn any_number_of_records_is_upserted_in_order() {
     const RECORDS: u64 = 20_000;
@@ -108,7 +109,7 @@ fn any_number_of_records_is_upserted_in_order() {
         }
         other => unreachable!("{other:?}"),
     };
-    // Every key comes three times.
+    // Every key occurs three times.
     let records: Vec<_> = (0..RECORDS).map(|n| (n % (RECORDS / 3 + 1), n)).collect();
     let sent = records.clone();
     with_client(answers, |client| {
@@ -119,8 +120,8 @@ fn any_number_of_records_is_upserted_in_order() {
     assert_eq!(*lock(&seen), records);
 }
 
-/// A group that was redirected asked the former owner a second time, and the deadlines of its
-/// operations began only then.
+/// A redirected group once asked the former owner a second time, and the deadlines of its
+/// operations began only after that.
 #[test]
 fn a_group_that_is_redirected_asks_the_former_owner_once() {
     const KEYS: u64 = 8;
@@ -150,7 +151,40 @@ fn a_group_that_is_redirected_asks_the_former_owner_once() {
     assert_eq!(counted, (KEYS, 1), "lookups and maps");
 }
 
-/// A change whose reply was of another kind ended as "nothing has changed".
+/// The error of a move to compute server 1 that the giver refuses, if its map then has this owner.
+fn refused_move(near: Option<u64>, owner: u16) -> String {
+    let is_refused = AtomicBool::new(false);
+    let giver = Puppet(Box::new(move |ask| match ask {
+        Ask::Release { .. } => {
+            is_refused.store(true, Ordering::Relaxed);
+            Told::Error(ErrorCode::Malformed)
+        }
+        _ if is_refused.load(Ordering::Relaxed) => map(1 + u64::from(owner), owner),
+        _ => map(1, 0),
+    }));
+    let taker = Puppet(Box::new(|ask| match ask {
+        Ask::Map => map(1, 0),
+        _ => Told::Error(ErrorCode::Contended),
+    }));
+    let moved = with_servers(vec![Arc::new(giver), Arc::new(taker)], async |client| {
+        client.move_keys(0, 1, near.as_ref()).await
+    });
+    moved.unwrap_err().to_string()
+}
+
+/// The error of a refused move once always named a boundary outside the giver's range, even if the
+/// boundary was inside but too long for the map.
+#[test]
+fn a_refused_move_names_the_possible_reasons() {
+    let error = refused_move(Some(5), 0);
+    assert!(error.contains("no boundary") && error.contains("too large"), "{error}");
+    let error = refused_move(None, 0);
+    assert!(!error.contains("no boundary") && error.contains("too large"), "{error}");
+    let error = refused_move(Some(5), 1);
+    assert!(error.contains("owns no keys"), "{error}");
+}
+
+/// A change with a reply of the wrong kind once ended as "nothing has changed".
 #[test]
 fn a_change_with_an_invalid_reply_is_of_unknown_outcome() {
     let ended = with_client(|_| Told::Done, async |client| client.insert(&1, &1).await);
@@ -159,8 +193,8 @@ fn a_change_with_an_invalid_reply_is_of_unknown_outcome() {
     assert!(matches!(ended, Err(IndexError::BadReply { .. })), "{ended:?}");
 }
 
-/// A compute server that answered scans with nothing, and with the place where the client was, kept
-/// it busy for good; one that answered with more than asked for exceeded the caller's limit.
+/// A compute server that answered a scan without records and with the same position kept the client
+/// busy forever; one that returned more records than requested exceeded the caller's limit.
 #[test]
 fn a_scan_that_goes_nowhere_or_too_far_ends() {
     for reverse in [false, true] {

@@ -1,12 +1,12 @@
-//! Clients that the tests of several designs run.
+//! Clients shared by the tests of several designs.
 
 use farleaf_core::index::{IndexError, RangeIndex};
 use farleaf_fabric::Fabric;
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 
-/// Inserts keys in random order until some were refused for want of memory. Returns the records
-/// that were accepted.
+/// Inserts keys in random order until some are refused for lack of memory. Returns the accepted
+/// records.
 pub(crate) async fn fill_until_refused(
     index: &impl RangeIndex<Key = u64, Value = u64>,
 ) -> BTreeMap<u64, u64> {
@@ -24,7 +24,7 @@ pub(crate) async fn fill_until_refused(
     model
 }
 
-/// What a client knows of a key: the last acknowledged value, and the value in flight.
+/// A client's knowledge of a key: the last acknowledged value, and the value in flight.
 pub(crate) type Known = BTreeMap<u64, (Option<u64>, Option<Option<u64>>)>;
 
 /// A client that changes its own keys until it is told to stop, or dies.

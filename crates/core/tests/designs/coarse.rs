@@ -1,4 +1,4 @@
-//! What the coarse-grained design promises beyond the suite of all designs: its network cost, its
+//! What the coarse-grained design guarantees beyond the suite of all designs: its network cost, its
 //! behavior without memory, that it does not leak, and that a server survives any request.
 
 use super::clients::fill_until_refused;
@@ -93,7 +93,7 @@ fn a_reply_that_is_full_in_the_last_leaf_is_not_the_end() {
     });
 }
 
-/// The lookups of one multi-get are in flight together: they leave with one doorbell.
+/// The lookups of one multi-get are in flight together: they share one doorbell.
 #[test]
 fn a_multi_get_overlaps_its_lookups() {
     let provider = LocalConfig { network_latency_ns: 1_000_000, ..LocalConfig::default() };
@@ -122,7 +122,7 @@ fn without_memory_the_operation_fails_and_the_index_stays_whole() {
             assert_eq!(index.get(key).await, Ok(Some(*value)));
             assert_eq!(index.update(key, &!value).await, Ok(true));
         }
-        // Removing and collecting records makes room again.
+        // Removing and collecting records frees memory.
         for (key, _) in contents.iter().step_by(2) {
             assert_eq!(index.remove(key).await, Ok(true));
         }
@@ -198,7 +198,7 @@ fn a_server_survives_any_request() {
         assert!(same(ask(edit(100, Action::Get).encode()).await, refused(Refusal::NotMine)));
         let insert = edit(1, Action::Insert(2)).encode();
         assert!(same(ask(insert).await, Some(Reply::Applied(true))));
-        // Every prefix of a request, and every request with something after it.
+        // Every prefix of a request, and every request with a trailing byte.
         for length in 0..get.len() {
             let cut = Message::from_slice(&get[..length]);
             assert!(same(ask(cut).await, refused(Refusal::Malformed)));
@@ -220,7 +220,8 @@ fn a_server_survives_any_request() {
         for _ in 0..20_000 {
             let length = (fabric.random() % 40) as usize;
             let mut noise: Message = (0..length).map(|_| fabric.random() as u8).collect();
-            // Only tags of requests that read or change single keys: the tree must survive them.
+            // Only tags of requests that read or change single keys, because the tree must survive
+            // them.
             if let Some(tag) = noise.first_mut() {
                 *tag %= 9;
             }

@@ -1,4 +1,4 @@
-//! What DEX promises beyond the suite of all designs: what each operation costs on the network,
+//! What DEX guarantees beyond the suite of all designs: what each operation costs on the network,
 //! that it stays correct with few frames and little memory, that nothing leaks, and which compute
 //! server owns which keys.
 //!
@@ -31,7 +31,7 @@ fn frames(frames: u64) -> CacheOptions {
     CacheOptions { bytes: frames * 1024, ..CacheOptions::default() }
 }
 
-/// The fewest frames that a cache can have.
+/// The smallest possible cache.
 fn fewest() -> CacheOptions {
     CacheOptions { bytes: 0, ..CacheOptions::default() }
 }
@@ -75,7 +75,7 @@ async fn open<F: Fabric, L: Layout<Key = u64, Value = u64>>(
     <Dex as Design<L>>::open(fabric, pool).await.unwrap()
 }
 
-/// The costs of an operation, from the counters.
+/// The cost of an operation, from the counters.
 async fn spent<F: Fabric>(fabric: &F, operation: impl Future<Output = ()>) -> CounterSnapshot {
     let start = fabric.counters().snapshot();
     operation.await;
@@ -133,7 +133,7 @@ async fn random_operation<I: RangeIndex<Key = u64, Value = u64>, F: Fabric>(
 fn what_is_cached_costs_nothing() {
     let provider = LocalConfig::default();
     let cache = admitting(AdmissionName::Hot, frames(4_096));
-    // 480 leaves of 42 records in each third: no removal makes a leaf so empty that it is merged.
+    // 480 leaves of 42 records in each third: no removal makes a leaf sparse enough to be merged.
     const RECORDS: u64 = 3 * 480 * 42;
     let options = DexOptions::with_boundaries(vec![RECORDS, 2 * RECORDS], cache);
     let cluster = setup(&provider, 3, 32 << 20, options.clone()).with_index::<Fixed8, Dex>();
@@ -163,7 +163,7 @@ fn what_is_cached_costs_nothing() {
     });
 }
 
-/// An operation of a group whose leaf is hot had to wait until the leaf of an earlier one was
+/// An operation of a group whose leaf was hot once had to wait while the leaf of an earlier one was
 /// merged: for several round trips, or for a memory server that did not answer.
 #[test]
 fn a_merge_does_not_hold_up_the_other_operations_of_its_group() {
@@ -200,7 +200,7 @@ fn a_merge_does_not_hold_up_the_other_operations_of_its_group() {
 }
 
 /// A change of a cached leaf is written back later, by one WRITE of the words from the first to the
-/// last that changed.
+/// last changed one.
 #[test]
 fn a_write_back_is_one_write_of_what_changed() {
     let provider = LocalConfig::default();
@@ -212,8 +212,8 @@ fn a_write_back_is_one_write_of_what_changed() {
     cluster.run_one(|fabric| async move {
         let index = open(fabric.clone(), pool).await;
         index.bulk_load((0..4_200).map(|n| (n, n)), 0.7).await.unwrap();
-        // 42 records a leaf. The second leaf's first record; its first (twice) and third; its last
-        // and first.
+        // There are 42 records per leaf. The keys are: the second leaf's first record; its first
+        // (twice) and third; its last and first.
         for (keys, bytes) in [(vec![42], 8), (vec![42, 42, 44], 40), (vec![83, 42], 41 * 16 + 8)] {
             assert_eq!(index.get(&42).await.unwrap().map(drop), Some(()));
             let update = async {
@@ -233,7 +233,7 @@ fn a_write_back_is_one_write_of_what_changed() {
 /// Caches the inner nodes above 60,000 records: each level-1 node by looking up a leaf in its
 /// middle.
 async fn warm_inner_nodes<F: Fabric>(index: &RoutedIndex<Dex, F, Fixed8>) {
-    // 42 records a leaf, 42 leaves a node.
+    // 42 records per leaf, 42 leaves per node.
     for number in (42 * 21..60_000).step_by(42 * 42) {
         index.get(&number).await.unwrap();
     }
@@ -253,7 +253,7 @@ fn a_miss_is_one_read_and_a_change_that_misses_one_write_more() {
         for number in (42 * 21..60_000).step_by(42 * 42).chain([59_999]) {
             index.get(&(number * 2)).await.unwrap();
         }
-        // Leaves that are not cached, below different parents: five for each kind of operation.
+        // Uncached leaves below different parents: five for each kind of operation.
         let leaf = |number: u64| (number * 42 * 42 + 5 * 42 + 3) * 2;
         for key in (0..5).map(leaf) {
             let get = async { assert_eq!(index.get(&key).await, Ok(Some(key / 2))) };
@@ -310,8 +310,8 @@ fn a_private_leaf_is_read_and_written_each_time() {
     });
 }
 
-/// A split below an exclusive parent writes the new leaf; then, in one doorbell, a log entry of the
-/// parent's change and the parent. The lower half is written back later.
+/// A split below an exclusive parent writes the new leaf, and then, in one doorbell, a log entry of
+/// the parent's change and the parent. The lower half is written back later.
 #[test]
 fn a_split_is_three_writes() {
     let provider = LocalConfig::default();
@@ -379,7 +379,7 @@ fn a_split_below_a_shared_parent_is_one_cas() {
     });
 }
 
-/// Sixteen tasks of one thread in a cache of 24 frames: each needs a frame for its miss, and splits
+/// Sixteen tasks of one thread in a cache of 24 frames. Each needs a frame for its miss, and splits
 /// need one more.
 fn many_tasks_in_few_frames<P: Provider>(provider: &P, admission: AdmissionName) {
     const CLIENTS: u64 = 16;
@@ -396,8 +396,8 @@ fn many_tasks_in_few_frames<P: Provider>(provider: &P, admission: AdmissionName)
             let key = (fabric.random() % space * CLIENTS + client as u64) << 32;
             random_operation(&index, &mut model, &fabric, key).await;
             if round % 10 == 0 {
-                // Other clients may change their keys meanwhile, but this client's keys are as it
-                // left them.
+                // Other clients may change their keys meanwhile, but this client's keys must be
+                // unchanged.
                 let scan = Scan::range(key..).limit(60);
                 for scan in [scan.clone(), Scan::range(..=key).reverse().limit(60), scan] {
                     let found = index.scan(&scan).await.unwrap();
@@ -605,7 +605,7 @@ fn a_tree_that_grows_and_shrinks_for_ever_does_not_leak() {
     }
 }
 
-/// Keys that only ever move upwards: nodes freed below are reused above.
+/// Keys that only move upwards: nodes freed below are reused above.
 #[test]
 fn a_window_that_slides_for_ever_does_not_leak() {
     let provider = LocalConfig::default();
@@ -632,12 +632,12 @@ fn a_window_that_slides_for_ever_does_not_leak() {
     });
 }
 
-/// Two partitions: one grows while the other shrinks, and back again.
+/// Two partitions: one grows while the other shrinks, and then the reverse.
 ///
-/// This once entered a node in a table twice. A shared node is split, and the half that keeps its
-/// address is no longer shared: its owner can merge and free it, although the other compute server
-/// still has a copy of it in its cache. When that compute server allocated the address for a node
-/// of its own, the copy was still there (D3).
+/// This once entered a node into a table twice. When a shared node is split, the half that keeps
+/// its address is no longer shared. Its owner can merge and free it, although the other compute
+/// server still has a copy of it in its cache. When that compute server allocated the address for a
+/// node of its own, the copy was still there (D3).
 #[test]
 fn partitions_that_take_turns_do_not_leak() {
     let provider = LocalConfig::default();
@@ -700,7 +700,7 @@ fn a_bulk_load_keeps_the_boundaries_or_evens_them_out() {
             match at_load {
                 Boundaries::Kept => {
                     assert_eq!((map.epoch(), map.boundaries()), (1, &boundaries[..]));
-                    // The squares below each boundary.
+                    // The numbers of squares below each boundary.
                     assert_eq!(counts, [1_000, 21_361, 7_639, 0]);
                 }
                 Boundaries::EqualRecords => {
@@ -791,7 +791,7 @@ fn after_a_flush_the_pool_has_everything() {
     }
 }
 
-/// A round trip of 2 µs.
+/// A network with a round trip of 2 µs.
 fn network_of_2_us() -> NetworkModel {
     NetworkModel { one_way_ns: 1_000, ..NetworkModel::default() }
 }
@@ -803,11 +803,11 @@ async fn took<F: Fabric>(fabric: &F, operation: impl Future<Output = ()>) -> (u6
     (fabric.now_ns() - start_ns, cost.reads)
 }
 
-/// A scan of 100 records with only the root in the cache: everything after the first leaf takes at
+/// A scan of 100 records with only the root in the cache. Everything after the first leaf takes at
 /// most four round trips, wherever the scan starts and in either direction. Virtual time makes the
-/// bound exact. It READs the same nodes as leaf by leaf, and no others. Cached nodes are not READ
-/// again. A second scan knows how full leaves are, and READs its first leaf together with the
-/// others.
+/// bound exact. The scan READs exactly the nodes that a scan leaf by leaf would READ. Cached nodes
+/// are not READ again. A second scan has learned how full leaves are, and READs its first leaf
+/// together with the others.
 #[test]
 fn a_scan_overlaps_its_reads() {
     let network = network_of_2_us();
@@ -851,8 +851,8 @@ fn a_scan_overlaps_its_reads() {
                 slowest = slowest.max(ns.saturating_sub(first_ns));
                 assert_eq!(run(&index).await.1, 0, "all of it is cached");
             }
-            // The level-1 node is cached by now, and two of the leaves: one or two rounds of READs
-            // are left.
+            // The level-1 node is cached by now, and so are two of the leaves: one or two rounds of
+            // READs are left.
             let from = number + 400;
             index.get(&(from * 3)).await.unwrap();
             index.scan(&Scan::range(key..).limit(60)).await.unwrap();
@@ -867,8 +867,8 @@ fn a_scan_overlaps_its_reads() {
     });
 }
 
-/// A scan with bounds instead of a limit is correct with and without reading ahead. Without, it
-/// READs one leaf after the other.
+/// A scan with bounds instead of a limit is correct with and without reading ahead. Without it, the
+/// scan READs one leaf after the other.
 #[test]
 fn a_scan_reads_ahead_only_if_it_may() {
     let network = network_of_2_us();
@@ -902,9 +902,9 @@ fn a_scan_reads_ahead_only_if_it_may() {
     assert_eq!(times[0].1, times[1].1, "as many READs: {times:?}");
 }
 
-/// A scan that misses a level-1 node is offloaded to the node's memory server: one request for each
-/// such node and no READ, in either direction and for any bounds. If the node is cached, the leaves
-/// are READ.
+/// A scan that misses a level-1 node is offloaded to the node's memory server, with one request per
+/// node and no READ, in either direction and for any bounds. If the node is cached, the leaves are
+/// READ instead.
 #[test]
 fn a_scan_is_left_to_memory_servers() {
     let provider = LocalConfig::default();
@@ -931,8 +931,8 @@ fn a_scan_is_left_to_memory_servers() {
                     assert!(records.iter().eq(expected.iter().take(limit)), "{scan:?}");
                 };
                 let cost = spent(&fabric, run).await;
-                // 1,764 records a node, at most 1,024 a request. A node at a boundary is shared,
-                // and is READ.
+                // 1,764 records per node, at most 1,024 per request. A node at a boundary is
+                // shared, so it is READ.
                 let most = 2 * (limit.min(expected.len()) as u64 / 1_024 + 2);
                 assert!(cost.rpcs <= most, "{} requests for {scan:?}", cost.rpcs);
                 requests += cost.rpcs;

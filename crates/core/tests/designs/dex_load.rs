@@ -1,4 +1,4 @@
-//! A bulk load of DEX beside threads that work in the background.
+//! A DEX bulk load beside threads that work in the background.
 
 use farleaf_core::cache::{CacheOptions, FrameId};
 use farleaf_core::index::conformance::Setup;

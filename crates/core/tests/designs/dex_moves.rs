@@ -1,4 +1,4 @@
-//! What moving keys and adding memory servers promise beyond correctness, which the simulator's
+//! What moving keys and adding memory servers guarantee beyond correctness, which the simulator's
 //! scenarios check: how long a move takes in simulated time, which operations it disturbs, and
 //! where new nodes go.
 
@@ -13,8 +13,8 @@ use farleaf_fabric::sim::SimConfig;
 use farleaf_fabric::{Cluster, Provider, ServerId};
 use std::sync::Arc;
 
-/// Half of a compute server's cache moves to a new one, all of it dirty. With 64 frames in flight
-/// and some 2.5 µs each, 26 frames a microsecond can be written: 16 MiB take less than a
+/// Half of a compute server's cache, all of it dirty, moves to a new server. With 64 WRITEs in
+/// flight of about 2.5 µs each, 26 frames can be written per microsecond: 16 MiB take less than a
 /// millisecond, and 256 MiB far less than a second.
 #[test]
 fn sixteen_mebibytes_of_dirty_pages_move_in_milliseconds() {
@@ -67,15 +67,15 @@ fn used(services: &[Arc<MemoryServer<Fixed8<16>>>]) -> Vec<f64> {
     services.iter().map(|service| part(service.usage())).collect()
 }
 
-/// A spare memory server gets no nodes. Once it is added, it gets those that would go to a nearly
-/// full server, before that one is full.
+/// A spare memory server gets no nodes. Once it is added, it gets nodes that would otherwise go to
+/// a nearly full server, before that server is full.
 #[test]
 fn new_nodes_go_to_a_memory_server_that_was_added() {
     let provider = LocalConfig::default();
     let services = services(3, 4 << 20);
     let options = DexOptions {
         spare_memory_servers: 1,
-        // With four entries a node, a lower level would leave many nodes above it, and those are
+        // With four entries per node, a lower level would leave many nodes above it, and those are
         // distributed over all servers.
         placement_level: 4,
         chunk_nodes_log2: 3,
@@ -90,7 +90,7 @@ fn new_nodes_go_to_a_memory_server_that_was_added() {
     let (pool, services) = (&pool, &services);
     cluster.run_one(|fabric| async move {
         let index = <Dex as Design<Fixed8<16>>>::open(fabric.clone(), pool).await.unwrap();
-        // Only this endpoint's log is there.
+        // Only this endpoint's log is stored there.
         let empty = used(services)[2];
         let mut number = 0_u64;
         let insert_until = async |number: &mut u64, enough: &dyn Fn(&[f64]) -> bool| {

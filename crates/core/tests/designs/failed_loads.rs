@@ -1,4 +1,4 @@
-//! Bulk loads that fail late: what they leave behind, on the memory servers and for other clients.
+//! Bulk loads that fail late, and their effects on the memory servers and on other clients.
 
 use farleaf_core::index::coarse::{Coarse, CoarseOptions, Partitioning};
 use farleaf_core::index::hybrid::{Hybrid, HybridOptions};
@@ -19,7 +19,7 @@ const FIRST: ServerId = ServerId::new(0);
 const TIMEOUT_NS: u64 = 100_000;
 const SHARE: u64 = 1_000;
 
-/// What a memory server does with a request to publish its tree.
+/// How a memory server handles a request to publish its tree.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum AtEnd {
     Publishes,
@@ -67,7 +67,7 @@ fn servers<const N: usize>(at_end: [AtEnd; N]) -> Vec<Arc<Server>> {
     (0..).zip(at_end).map(server).collect()
 }
 
-/// A simulator in which operations have a time limit, and enough cores for silent requests.
+/// A simulator in which operations time out, with enough cores for requests that get no answer.
 fn simulator(faults: Faults) -> SimConfig {
     let faults = Faults { timeout_ns: TIMEOUT_NS, detect_death_ns: 10_000, ..faults };
     SimConfig { faults, cores_per_memory_server: 16, ..SimConfig::default() }
@@ -96,7 +96,7 @@ fn refused(server: ServerId, refusal: Refusal) -> Result<(), RemoteError> {
 }
 
 /// A hybrid load whose records are reachable ends on all servers that answer, and the one that does
-/// not can be loaded again.
+/// not answer can be loaded again.
 #[test]
 fn a_server_that_does_not_answer_keeps_no_other_from_publishing() {
     use AtEnd::{IsSilent, Publishes};
@@ -132,7 +132,7 @@ fn a_server_that_does_not_answer_keeps_no_other_from_publishing() {
 }
 
 /// If it is unknown whether a share's first leaf has its new content, the load stops. Other clients
-/// were told that the servers were loading, for ever.
+/// were once told forever that the servers were loading.
 #[test]
 fn a_load_of_unknown_outcome_leaves_no_server_loading() {
     const LAST: ServerId = ServerId::new(3);
@@ -161,8 +161,8 @@ fn a_load_of_unknown_outcome_leaves_no_server_loading() {
     });
 }
 
-/// Once a server of the coarse design has published its tree, the load is no longer one that has
-/// not happened, whatever the others answer.
+/// Once a server of the coarse design has published its tree, the load must not be reported as "not
+/// happened", whatever the others answer.
 #[test]
 fn a_load_that_is_refused_half_way_is_not_called_refused() {
     use AtEnd::{Publishes, Refuses};
@@ -189,8 +189,8 @@ fn a_load_that_is_refused_half_way_is_not_called_refused() {
     }
 }
 
-/// A server that does not answer may publish its tree later. A repeated end that was certainly not
-/// sent, or was refused meanwhile, had hidden that.
+/// A server that does not answer may publish its tree later. This was once hidden by a repeated
+/// request that was certainly not sent, or was refused.
 #[test]
 fn a_load_whose_end_gets_no_answer_may_have_happened() {
     use AtEnd::{IsSilent, Publishes};
@@ -204,7 +204,7 @@ fn a_load_whose_end_gets_no_answer_may_have_happened() {
     });
 }
 
-/// What arrives for a load that is closed neither begins it anew nor hides how it ended.
+/// A request for a closed load neither restarts it nor hides its outcome.
 #[test]
 fn a_closed_load_stays_closed() {
     let cluster = simulator(Faults::default()).start(servers([AtEnd::Publishes]));
@@ -225,7 +225,7 @@ fn a_closed_load_stays_closed() {
     });
 }
 
-/// The coarse design repeats an end whose reply is lost, as the hybrid one does.
+/// The coarse design repeats an end whose reply is lost, as the hybrid design does.
 #[test]
 fn a_load_whose_reply_is_late_has_ended() {
     let slow = Slow {
@@ -271,8 +271,8 @@ fn a_load_whose_reply_is_late_has_ended() {
     assert!(ended > 0 && unknown > 0);
 }
 
-/// A server keeps a load open whose end it refuses, and gives the same answer again, until the load
-/// is aborted. Then its memory is free.
+/// If a server refuses the end of a load, the load stays open, and repeated requests get the same
+/// answer, until the load is aborted. Then its memory is free.
 #[test]
 fn a_refused_end_is_refused_again_until_the_load_is_aborted() {
     let cluster = simulator(Faults::default()).start(servers([AtEnd::Publishes]));
@@ -303,8 +303,8 @@ fn a_refused_end_is_refused_again_until_the_load_is_aborted() {
     });
 }
 
-/// A request that arrives late, or from another client, is about its own load only. Without numbers
-/// a late request published half of another client's load.
+/// A request that arrives late, or from another client, affects only its own load. Without load
+/// numbers, a late request once published half of another client's load.
 #[test]
 fn a_late_request_leaves_other_loads_alone() {
     let cluster = simulator(Faults::default()).start(servers([AtEnd::Publishes]));
@@ -327,8 +327,8 @@ fn a_late_request_leaves_other_loads_alone() {
     });
 }
 
-/// A load of a client that dies ends when its compute server is declared dead, or loads again.
-/// Until then no other compute server can load.
+/// The load of a dead client ends when its compute server is declared dead, or loads again. Until
+/// then, no other compute server can load.
 fn after_a_death<D: Design<Tiny, Compute = ()>>(options: &D::Options) {
     for loads_again in [false, true] {
         let cluster = simulator(Faults::default()).start(servers([AtEnd::Publishes; 2]));

@@ -1,4 +1,4 @@
-//! What the fine-grained design promises beyond the suite of all designs: its network cost, its
+//! What the fine-grained design guarantees beyond the suite of all designs: its network cost, its
 //! behavior without memory, that it does not leak, and that a client that dies half-way through a
 //! change harms no other client.
 
@@ -47,14 +47,14 @@ fn seeds(usual: u64) -> u64 {
     number_from("FARLEAF_SEEDS").unwrap_or(usual)
 }
 
-/// The costs of an operation, from the counters.
+/// The cost of an operation, from the counters.
 async fn spent<F: Fabric>(fabric: &F, operation: impl Future<Output = ()>) -> CounterSnapshot {
     let start = fabric.counters().snapshot();
     operation.await;
     fabric.counters().snapshot() - start
 }
 
-/// Each handle that changes something uses one of the 32,767 client numbers.
+/// Each handle that makes changes uses one of the 32,767 client numbers.
 #[test]
 fn more_handles_come_and_go_than_there_are_numbers() {
     let provider = LocalConfig::default();
@@ -77,7 +77,7 @@ fn operations_cost_what_the_design_says() {
         let index = open::<_, Fixed8>(fabric.clone()).await;
         index.bulk_load((0..60_000).map(|n| (n * 3, n)), 0.7).await.unwrap();
         let page = 1024;
-        // 42 records a leaf and 42 children a node make 1,429 leaves, 35 parents and the root.
+        // 42 records per leaf and 42 children per node make 1,429 leaves, 35 parents and the root.
         let height = 3;
         // If the operating system stops the thread for milliseconds in the middle of a descent, the
         // descent restarts and counts a retry. All other costs are exact.
@@ -117,7 +117,7 @@ fn operations_cost_what_the_design_says() {
     });
 }
 
-/// By versions, a node costs three READs one after the other, and lookups find the same.
+/// By versions, a node costs three READs one after the other, and lookups find the same values.
 #[test]
 fn validation_by_versions_costs_three_reads_a_node() {
     let provider = SimConfig::default();
@@ -126,7 +126,7 @@ fn validation_by_versions_costs_three_reads_a_node() {
     cluster.run_one(|fabric| async move {
         let index = open::<_, Fixed8>(fabric.clone()).await;
         index.bulk_load((0..60_000).map(|n| (n * 3, n)), 0.7).await.unwrap();
-        // Changes log, and the first of each server requests its log.
+        // Changes write log entries, and the first change on each server requests a log there.
         for number in 0..300 {
             index.update(&(number * 600), &1).await.unwrap();
         }
@@ -274,7 +274,7 @@ fn a_tree_that_grows_and_shrinks_for_ever_does_not_leak() {
     });
 }
 
-/// Heads follow the leaves: after many splits and merges, a collection puts them back in place.
+/// Heads follow the leaves: after many splits and merges, a collection restores them.
 #[test]
 fn heads_are_refreshed() {
     let provider = SimConfig::default();
@@ -366,7 +366,7 @@ fn a_client_that_dies_half_way_harms_nobody() {
     }
 }
 
-/// The same with lost and late messages, those of the dead client among them.
+/// The same with lost and late messages, including those of the dead client.
 #[test]
 fn a_client_that_dies_leaves_late_messages() {
     let first = number_from("FARLEAF_SEED").unwrap_or(0);
@@ -376,7 +376,7 @@ fn a_client_that_dies_leaves_late_messages() {
     }
 }
 
-/// Messages get lost, or arrive after their deadline.
+/// Messages are lost, or arrive after their deadline.
 fn losses() -> Faults {
     Faults {
         drop_probability: 0.01,
@@ -387,8 +387,8 @@ fn losses() -> Faults {
     }
 }
 
-/// Messages get lost or arrive too late. Every answer of an operation still holds; an operation of
-/// unknown outcome has happened or not, and leaves nothing behind that blocks another client.
+/// Messages are lost or arrive too late. Every answer is still correct; an operation of unknown
+/// outcome has either happened or not, and leaves nothing behind that blocks another client.
 fn lossy(seed: u64) -> u64 {
     let faults = losses();
     let provider =
@@ -511,8 +511,8 @@ fn readers_that_do_not_check_the_sum_are_found() {
     assert!(first_failure(20, with_bug).is_some());
 }
 
-/// While all clients live, a sibling that is not there yet only makes readers wait. It is lost when
-/// the client that was to write it dies.
+/// While all clients live, a sibling that is not written yet only makes readers wait. It is lost
+/// when the client that was to write it dies.
 #[test]
 fn a_page_that_points_to_nothing_yet_is_found() {
     let check = |seed| dying_holder(with_bug("links_before_sibling", rough(seed)));
@@ -521,7 +521,7 @@ fn a_page_that_points_to_nothing_yet_is_found() {
     assert!(seed.is_some());
 }
 
-/// How clients fare that all change one key for a while.
+/// The share of each client when all of them change one key for a while.
 #[derive(Debug)]
 struct Fairness {
     updates_per_ms: f64,
@@ -589,7 +589,7 @@ fn back_off_experiment() {
     }
 }
 
-/// A hot key keeps changing however many clients want it, and no client is starved.
+/// A hot key keeps changing however many clients contend for it, and no client is starved.
 #[test]
 fn a_hot_key_is_shared_fairly() {
     let few = hot_key(4, Backoff::default());

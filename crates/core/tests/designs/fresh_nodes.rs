@@ -1,4 +1,4 @@
-//! New nodes whose WRITEs fail: whether they are used again, and what lands there.
+//! New nodes whose WRITEs fail: whether they are reused, and what lands in them.
 
 use farleaf_core::page::Fixed8;
 use farleaf_core::remote::{FreshWriter, Image, PageClient, RemoteError};
@@ -11,7 +11,7 @@ type Tiny = Fixed8<16>;
 
 const FIRST: ServerId = ServerId::new(0);
 
-/// A memory server with these faults, where operations have a time limit.
+/// A memory server with these faults, where operations time out.
 fn start(faults: Faults) -> SimCluster<MemoryServer<Tiny>> {
     let config = MemoryServerConfig { pool_bytes: 1 << 20, ..Default::default() };
     let server = Arc::new(MemoryServer::new(FIRST, &config).unwrap());
@@ -25,7 +25,7 @@ fn leaf(at: GlobalAddr) -> Image<Tiny> {
     image
 }
 
-/// A new node whose WRITE may still land is not used again.
+/// A new node whose WRITE may still land is not reused.
 #[test]
 fn a_node_in_doubt_is_not_used_again() {
     const CUT_NS: u64 = 1_000_000;
@@ -46,8 +46,8 @@ fn a_node_in_doubt_is_not_used_again() {
     });
 }
 
-/// A node of which all WRITEs have failed is free, and nothing lands there any more: the last of
-/// these WRITEs landed over the node's next use.
+/// If all WRITEs of a node have failed, the node is free, and nothing lands in it any more. The
+/// last of these WRITEs once landed after the node was reused.
 #[test]
 fn no_failed_write_lands_in_a_node_that_is_free() {
     const LATE_NS: u64 = 1_000_000_000_000;

@@ -1,6 +1,6 @@
-//! What the hybrid design promises beyond the suite of all designs: its network cost, its behavior
-//! without memory, that it does not leak, and that a client that dies half-way through a change
-//! harms no other client.
+//! What the hybrid design guarantees beyond the suite of all designs: its network cost, its
+//! behavior without memory, that it does not leak, and that a client that dies half-way through a
+//! change harms no other client.
 
 use super::clients::{Known, fill_until_refused, write_for_ever};
 use farleaf_core::index::coarse::{Coarse, CoarseOptions, Partitioning};
@@ -37,7 +37,7 @@ async fn open<F: Fabric, L: Layout<Key = u64, Value = u64>>(fabric: F) -> Hybrid
     <Hybrid as Design<L>>::open(fabric, &()).await.unwrap()
 }
 
-/// The costs of an operation, from the counters.
+/// The cost of an operation, from the counters.
 async fn spent<F: Fabric>(fabric: &F, operation: impl Future<Output = ()>) -> CounterSnapshot {
     let start = fabric.counters().snapshot();
     operation.await;
@@ -115,8 +115,8 @@ fn a_split_is_made_known_by_one_rpc() {
     });
 }
 
-/// The lookups of one multi-get go together: one doorbell for the RPCs, and one for the READs. In
-/// virtual time, for a READ that comes too late after its RPC restarts.
+/// The lookups of one multi-get share one doorbell for the RPCs and one for the READs. The test
+/// uses virtual time, because a READ that comes too late after its RPC restarts.
 #[test]
 fn a_multi_get_is_two_doorbells() {
     let provider = SimConfig::default();
@@ -134,8 +134,8 @@ fn a_multi_get_is_two_doorbells() {
     });
 }
 
-/// A scan of 100 records takes two round trips, plus those for a leaf or two that were emptier than
-/// assumed, wherever it starts. A long scan sends an RPC now and then. Virtual time makes the
+/// A scan of 100 records takes two round trips, plus those for one or two leaves that were emptier
+/// than assumed, wherever it starts. A long scan occasionally sends an RPC. Virtual time makes the
 /// bounds exact.
 #[test]
 fn a_scan_overlaps_its_reads() {

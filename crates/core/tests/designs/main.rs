@@ -1,6 +1,6 @@
-//! What each design promises beyond the suite of all designs (`conformance.rs`).
+//! What each design guarantees beyond the suite of all designs (`conformance.rs`).
 //!
-//! One program, because each test program compiles the designs that it uses anew.
+//! They form one program because each test program compiles the designs that it uses again.
 
 #![cfg(not(any(loom, shuttle)))]
 

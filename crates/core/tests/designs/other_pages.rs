@@ -1,4 +1,4 @@
-//! What each design does with a pool whose pages have another layout: a memory server of another
+//! How each design handles a pool whose pages have a different layout: a memory server of another
 //! version, or one with the options of another cluster.
 
 use farleaf_core::index::coarse::{Coarse, CoarseOptions, Partitioning};
@@ -44,7 +44,7 @@ impl RpcService for Server {
     }
 }
 
-/// Two memory servers, of which `other` has pages of the other layout.
+/// Two memory servers. `other` has pages of the other layout.
 fn servers(other: u16) -> Vec<Arc<Server>> {
     let config = MemoryServerConfig { pool_bytes: 1 << 20, ..Default::default() };
     let server = |number| {
@@ -57,7 +57,7 @@ fn servers(other: u16) -> Vec<Arc<Server>> {
     (0..2).map(server).collect()
 }
 
-/// Whether an index is refused when it is created, or else when it is opened.
+/// Whether an index is refused when it is created or, failing that, when it is opened.
 fn is_refused<D: Design<Ours>>(options: &D::Options) {
     let compute = &D::compute(options).unwrap();
     for other in [0, 1] {

@@ -1,8 +1,8 @@
 //! dLSM's MemTable: linking versions, closing a range, announcing and settling numbers.
 //!
-//! The list has two levels here, and the models bound preemptions: each operation makes dozens of
-//! accesses. Loom runs the main thread first, and finds other orders from what the second thread
-//! does after it. So threads that only load are the second ones.
+//! The list has two levels here, and the models bound preemptions, because each operation makes
+//! dozens of accesses. Loom runs the main thread first, and derives other orders from what the
+//! second thread does after it. So threads that only load are the second ones.
 
 use farleaf_core::index::Action;
 use farleaf_core::index::dlsm::{
@@ -32,7 +32,7 @@ fn upsert(table: &MemTable, writer: &mut Writer, key: &[u8], value: u8) -> Link 
     table.upsert(writer, &SearchKey::new(key), Kind::Value, &[value])
 }
 
-/// The numbers of all versions by key, as a cursor meets them.
+/// The numbers of all versions by key, as seen by a cursor.
 fn contents(table: &MemTable) -> Vec<(Vec<u8>, Vec<u64>)> {
     let mut cursor = table.cursor(u64::MAX);
     cursor.seek_first();
@@ -45,8 +45,7 @@ fn contents(table: &MemTable) -> Vec<(Vec<u8>, Vec<u64>)> {
     all
 }
 
-/// inv. M4, Q4: two writers of a key that is new get one node, and a chain of both versions, the
-/// newer one first.
+/// inv. M4, Q4: two writers of a new key get one node, with a chain of both versions, newest first.
 #[test]
 fn versions_of_one_key_are_linked_in_the_order_of_their_numbers() {
     check(3, || {
@@ -164,7 +163,7 @@ fn a_closed_table_has_only_numbers_of_its_range() {
     });
 }
 
-/// inv. Q3: two threads that close a table agree on its last number, also while a writer helps.
+/// inv. Q3: two threads that close a table agree on its last number, even while a writer helps.
 #[test]
 fn all_that_close_a_table_agree() {
     check(2, || {
@@ -185,8 +184,8 @@ fn all_that_close_a_table_agree() {
     });
 }
 
-/// inv. Q1, Q7: what is read at a settled bound does not change, and has every write that ended
-/// before the bound was taken.
+/// inv. Q1, Q7: reads at a settled bound always give the same result, which includes every write
+/// that ended before the bound was taken.
 #[test]
 fn a_settled_bound_never_changes() {
     check(2, || {
@@ -207,14 +206,13 @@ fn a_settled_bound_never_changes() {
         upsert(&table, &mut one, b"k", 2);
         let (bound, seen) = thread.join().unwrap();
         if let Some(seen) = seen {
-            // A writer that loses to no other uses every number.
+            // A writer that has no competitor uses every number.
             assert_eq!((seen, number_at(&table, bound)), (bound, bound));
         }
     });
 }
 
-/// inv. Q1, Q7: up to the bound that is settled now, every version is linked. A version is a store
-/// here.
+/// inv. Q1, Q7: every version up to the current settled bound is linked. Here a version is a store.
 #[test]
 fn nothing_appears_below_the_settled_bound() {
     check(5, || {
@@ -235,7 +233,8 @@ fn nothing_appears_below_the_settled_bound() {
     });
 }
 
-/// inv. Q5: an insert into a new table finds what a writer still links into the old one.
+/// inv. Q5: an insert into a new table finds versions that a writer is still linking into the old
+/// one.
 #[test]
 fn a_conditional_operation_sees_stragglers_of_older_tables() {
     check(3, || {

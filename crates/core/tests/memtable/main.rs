@@ -1,5 +1,5 @@
-//! MemTables of dLSM as one shard uses them: operations against a model, and threads that write,
-//! close and read at the same time.
+//! MemTables of dLSM as used by one shard: operations against a model, and threads that write,
+//! close and read concurrently.
 #![cfg(not(any(loom, shuttle)))]
 
 mod model;
@@ -32,8 +32,8 @@ fn records_over_the_limits_are_refused_with_both_numbers() {
     assert!(matches!(huge, MemTableError::BadSize { .. }), "{huge}");
 }
 
-/// A table that has no room refuses the record before it has a number, and a new one has room for
-/// the longest record.
+/// A full table refuses a record before the record gets a number, and a new table has room for the
+/// longest record.
 #[test]
 fn a_full_table_is_closed_and_the_next_one_has_room() {
     let options = options();
@@ -48,9 +48,9 @@ fn a_full_table_is_closed_and_the_next_one_has_room() {
             other => break other,
         }
     };
-    // One node of the key and two versions: three quarters.
+    // One node of the key and two versions take three quarters.
     assert_eq!((refused, written), (Link::Closed, 2));
-    // Closing took 3, which belongs to the range and to no version.
+    // Closing took number 3, which belongs to the range but to no version.
     assert_eq!((table.first(), table.last(), table.bytes() <= options.bytes), (1, Some(3), true));
     assert_eq!(sequences.settled(), 3);
     let next = table.next(&sequences, options.memory().unwrap(), options);
@@ -114,8 +114,8 @@ fn memory_is_used_again() {
     }
 }
 
-/// inv. Q3, Q5: a version whose number was taken before its table was closed still belongs there,
-/// and until it is linked nothing is decided below the next table.
+/// inv. Q3, Q5: a version whose number was taken before its table was closed still belongs there.
+/// Until it is linked, no decision is made below the next table.
 #[test]
 fn a_straggler_holds_back_decisions_in_the_next_table() {
     let options = options();
@@ -137,7 +137,7 @@ fn a_straggler_holds_back_decisions_in_the_next_table() {
     assert!(matches!(insert.run(&new, &mut fast), Step::Done(answer) if answer == refused));
 }
 
-/// inv. Q5: what was found below one table says nothing about the next one.
+/// inv. Q5: a value found below one table may be outdated below the next one.
 #[test]
 fn what_lies_below_is_asked_again_after_a_switch() {
     let options = options();

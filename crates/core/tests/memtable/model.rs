@@ -13,12 +13,12 @@ enum Do {
     Run(Bytes, Action<Bytes>),
     /// Closes the table.
     Close,
-    /// Remembers a bound, to read at it later.
+    /// Remembers a bound, for reading at it later.
     Snapshot,
 }
 
 fn key() -> impl Strategy<Value = Bytes> {
-    // Keys that share words, and differ in trailing zeros.
+    // Keys that share words, or differ in trailing zeros.
     let few = proptest::collection::vec(prop_oneof![Just(0), Just(1), Just(255)], 0..10);
     (prop_oneof![Just(vec![]), Just(b"customer".to_vec())], few)
         .prop_map(|(front, rest)| [front, rest].concat())
@@ -61,7 +61,7 @@ impl Model {
         Some((*number, value.clone()))
     }
 
-    /// The expected answer, and what becomes of the key.
+    /// The expected answer, and the new version of the key.
     fn decide(&self, key: &[u8], action: &Action<Bytes>) -> (Answer<Bytes>, Option<Option<Bytes>>) {
         let now = self.at(key, u64::MAX).and_then(|(_, value)| value);
         let answer = |applied, found| Answer { applied, found };
@@ -98,7 +98,7 @@ fn under(cursor: &Cursor<'_>) -> Option<Seen> {
     Some((key.to_vec(), version.number(), version.value()))
 }
 
-/// Walks until the end.
+/// Moves the cursor to the end.
 fn walk<'t>(mut cursor: Cursor<'t>, mut step: impl FnMut(&mut Cursor<'t>)) -> Vec<Seen> {
     let all = std::iter::from_fn(|| {
         let seen = under(&cursor)?;

@@ -1,4 +1,4 @@
-//! A shard that has MemTables only.
+//! A shard that consists only of MemTables.
 
 use farleaf_core::index::dlsm::{
     Edit, Link, MemTable, MemTableOptions, SearchKey, Seat, Sequences, Step, Version, Writer,
@@ -6,10 +6,10 @@ use farleaf_core::index::dlsm::{
 use farleaf_core::index::{Action, Answer};
 use farleaf_fabric::sync::{Arc, Mutex, lock, thread};
 
-/// Turns that other threads get before a wait counts as endless.
+/// Number of times that a wait lets other threads run before it counts as endless.
 const PATIENCE: u32 = 10_000_000;
 
-/// MemTables of one shard, the oldest first. The last one is written to.
+/// MemTables of one shard, oldest first. Writes go to the last one.
 #[derive(Debug)]
 pub(crate) struct Shard {
     pub(crate) sequences: Arc<Sequences>,

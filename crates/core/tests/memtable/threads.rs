@@ -1,4 +1,4 @@
-//! Threads that write to one shard while tables are closed under them.
+//! Threads that write to one shard while other threads close its tables.
 
 use crate::shard::{Shard, give_way, newest_of};
 use farleaf_core::index::Action;
@@ -20,7 +20,7 @@ fn random(state: &mut u64) -> u64 {
     *state >> 33
 }
 
-/// Writes `value` to `key`, in whichever table admits it. Returns its number.
+/// Writes `value` to `key`, in the table that accepts it. Returns its number.
 fn put(shard: &Shard, writer: &mut Writer, key: &[u8], value: &[u8]) -> u64 {
     loop {
         let tables = shard.tables();
@@ -54,8 +54,8 @@ fn versions(table: &MemTable) -> BTreeMap<u64, (Vec<u8>, Vec<u8>)> {
     all
 }
 
-/// inv. Q2, Q3: whatever the order of writing and closing, each version is in the table of its
-/// number, and none is lost.
+/// inv. Q2, Q3: in any order of writing and closing, each version is in the table of its number,
+/// and none is lost.
 #[test]
 fn every_version_is_in_the_table_of_its_number() {
     const WRITES: u64 = 6_000;
@@ -98,7 +98,7 @@ fn every_version_is_in_the_table_of_its_number() {
     }
 }
 
-/// inv. Q5: every increment decides on the newest value, also when that lies in an older table to
+/// inv. Q5: every increment is based on the newest value, even if that lies in an older table to
 /// which another thread is still writing.
 #[test]
 fn no_increment_is_lost() {
@@ -143,7 +143,7 @@ fn no_increment_is_lost() {
     assert!(shard.tables().len() > 100);
 }
 
-/// Of several threads that insert or remove one key, exactly one succeeds each time.
+/// If several threads insert or remove one key, exactly one succeeds each time.
 #[test]
 fn one_insert_and_one_remove_succeed_in_turn() {
     const ATTEMPTS: u64 = 8_000;
@@ -173,14 +173,14 @@ fn one_insert_and_one_remove_succeed_in_turn() {
     assert_eq!(sum, i64::from(there), "inserts that were applied less removes that were");
 }
 
-/// inv. Q1, Q7: a snapshot has all writes that ended before it, and never changes.
+/// inv. Q1, Q7: a snapshot has all writes that ended before it was taken, and never changes.
 #[test]
 fn snapshots_stay_as_they_are_while_others_write() {
     const KEYS: u64 = 200;
     const MOST_WRITES: u64 = 30_000;
     let shard = Shard::new(WRITERS as usize, small());
     let ended = AtomicBool::new(false);
-    // By writer: the last of its writes that has ended.
+    // By writer: the last write that has ended.
     let done: Vec<AtomicU64> = (0..WRITERS).map(|_| AtomicU64::new(0)).collect();
     let read_all = |tables: &[Arc<MemTable>], bound: u64| {
         let read = |key: u64| {
@@ -197,7 +197,7 @@ fn snapshots_stay_as_they_are_while_others_write() {
                 let mut write = 0_u64;
                 while write < MOST_WRITES && !ended.load(Ordering::Relaxed) {
                     write += 1;
-                    // Each writer has keys of its own.
+                    // Each writer has its own keys.
                     let key = random(&mut state) % (KEYS / WRITERS) * WRITERS + number;
                     put(shard, &mut writer, &key.to_be_bytes(), &write.to_be_bytes());
                     done.store(write, Ordering::Release);
@@ -221,7 +221,7 @@ fn snapshots_stay_as_they_are_while_others_write() {
             }
             give_way();
             assert_eq!(read_all(&tables, snapshot.bound()), first, "the snapshot has changed");
-            // Up and down through one table that is being written.
+            // Up and down through one table during writes.
             let table = tables.last().unwrap();
             let seen =
                 |cursor: &Cursor<'_>| Some((cursor.key()?.to_vec(), cursor.version()?.number()));

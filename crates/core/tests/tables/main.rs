@@ -1,6 +1,6 @@
-//! Tables of the LSM index against a `BTreeMap`: records, indexes, cursors, merges; sizes and false
-//! positives as figures; and every reading function over damaged and arbitrary words, which must
-//! neither panic nor give a wrong value (lsm.B8, lsm.J8).
+//! Tables of the LSM index against a `BTreeMap`: records, indexes, cursors and merges; measured
+//! sizes and false positives; and every reading function over damaged and arbitrary words, which
+//! must neither panic nor return a wrong value (lsm.B8, lsm.J8).
 #![cfg(not(any(loom, shuttle)))]
 
 mod merges;
@@ -28,11 +28,11 @@ const KINDS: [IndexKind; 4] = [
     IndexKind::Compact,
     IndexKind::Full { bloom_bits: 10 },
     IndexKind::Blocks { block_bytes: 512, bloom_bits: 10 },
-    // A block for each key.
+    // One block per key.
     IndexKind::Blocks { block_bytes: 0, bloom_bits: 10 },
 ];
 
-/// A table's words as they would be in remote memory, and what a compute server keeps.
+/// A table's words in remote memory, and the metadata that a compute server keeps.
 struct Table {
     words: Vec<u64>,
     meta: Meta,
@@ -65,8 +65,8 @@ impl Table {
         &self.words[..self.meta.footer.data_words as usize]
     }
 
-    /// A lookup as a compute server does it, and the READs that it takes. `Some(None)` is a
-    /// tombstone.
+    /// Looks a key up like a compute server, and counts the READs that this would take.
+    /// `Some(None)` is a tombstone.
     fn get(&self, key: &[u8], bound: u64) -> Result<(Option<Value>, u32), Damaged> {
         let (id, key) = (self.meta.footer.table, KeyBuf::from_bytes(key));
         let key = key.key();
@@ -101,7 +101,7 @@ fn expected(versions: &Versions, key: &[u8], bound: u64) -> Option<Value> {
     newest.filter(|(version, _)| version.0 == key).map(|(_, value)| value.clone())
 }
 
-/// Keys that collide, share prefixes shorter and longer than a fence's head, and end in zeros.
+/// Keys that collide, share prefixes shorter or longer than a fence's head, or end in zeros.
 fn key() -> impl Strategy<Value = Vec<u8>> {
     let byte = prop_oneof![Just(0_u8), Just(1), Just(255), any::<u8>()];
     let tail = vec(byte, 0..12);
@@ -142,7 +142,8 @@ fn paper_key(number: u64) -> KeyBuf {
     KeyBuf::from_bytes(format!("{:020}", number * 7919 % 1_000_000_007).as_bytes())
 }
 
-/// A table of records with keys of 20 bytes and values of the lengths that `value_bytes` says.
+/// A table of records with keys of 20 bytes, and values with the lengths that `value_bytes`
+/// returns.
 fn paper_table(kind: IndexKind, records: u64, value_bytes: impl Fn(u64) -> usize) -> Table {
     let mut keys: Vec<KeyBuf> = (0..records).map(paper_key).collect();
     keys.sort();
@@ -154,12 +155,12 @@ fn paper_table(kind: IndexKind, records: u64, value_bytes: impl Fn(u64) -> usize
     Table::finish(builder, words).unwrap()
 }
 
-/// Words that are damaged in a few places, or arbitrary from the beginning.
+/// Words that are damaged in a few places, or completely arbitrary.
 fn damage(words: &mut [u64], damages: &[(Choice, u64)]) {
     for (place, word) in damages {
         if !words.is_empty() {
             let place = place.index(words.len());
-            // Small changes too: a count or a length that is a little off.
+            // Small changes too: a count or a length that is slightly off.
             words[place] = if word % 3 == 0 { *word } else { words[place] ^ 1 << (word % 64) };
         }
     }
@@ -176,7 +177,7 @@ fn records_lie_on_words_and_take_their_bytes() {
     assert_eq!(words[1], 0x77 << 8);
     let bytes: Vec<u8> = words[2..].iter().flat_map(|word| word.to_le_bytes()).collect();
     assert_eq!(bytes, b"0123456789abcdefg\0\0\0\0\0\0\0");
-    // Ids that differ in the low 16 bits tell tables apart, and others do not.
+    // Tables are distinguished by the low 16 bits of their ids, and only by those.
     assert!(Record::parse(&words, 0x1_0005).is_ok() && Record::parse(&words, 0x0_0005).is_ok());
     assert!((0..0x1_0000).filter(|&id| Record::parse(&words, id).is_ok()).eq([5]));
     for bit in 0..words.len() * 64 {
@@ -212,7 +213,7 @@ fn a_builder_refuses_what_does_not_belong_into_its_table() {
     assert!(Builder::new(1, 0, IndexKind::Compact).finish(0, &mut Vec::new()).is_none());
 }
 
-/// The longest key and a value that takes more words than 16 bits can say, among small records.
+/// The longest key, and a value whose length in words exceeds 16 bits, among small records.
 #[test]
 fn the_longest_keys_and_values_are_found() {
     let long = |last: u8| [vec![9; 65_534], vec![last]].concat();
@@ -232,14 +233,14 @@ fn the_longest_keys_and_values_are_found() {
     }
 }
 
-/// Bytes of the index sections for records of 20 + 400 bytes: the paper's entry of 41 bytes and
-/// its filter of 10 bits, and the compact index.
+/// Sizes of the index sections for records of 20 + 400 bytes: the paper's entry of 41 bytes and its
+/// filter of 10 bits, and the compact index.
 #[test]
 fn an_index_takes_the_bytes_that_it_should() {
     let records = 50_000;
     let full = paper_table(IndexKind::Full { bloom_bits: 10 }, records, |_| 400);
     let in_words = |bytes: u64| bytes.next_multiple_of(8);
-    // Head, where entries begin, entries; head and bits of the filter; footer.
+    // Head, offsets of entries, entries; head and bits of the filter; footer.
     let search = 8 + in_words(4 * records) + in_words(37 * records);
     let filter = 8 + (10 * records).next_multiple_of(64) / 8;
     assert_eq!(full.index.bytes() as u64, search + filter + 128);
@@ -251,7 +252,7 @@ fn an_index_takes_the_bytes_that_it_should() {
     assert_eq!(varied.index.bytes() as u64, fixed.index.bytes() as u64 + lengths);
     let per_record = |table: &Table| table.index.bytes() as f64 / records as f64;
     assert_eq!((per_record(&fixed), per_record(&varied)), (2.84704, 4.84704));
-    // A table of 640 KiB, the paper's at a hundredth of its size.
+    // A table of 640 KiB, a hundredth of the paper's size.
     let small = paper_table(IndexKind::Compact, 1_489, |_| 400);
     assert_eq!(small.index.bytes(), 4768);
     let kind = IndexKind::Blocks { block_bytes: 8192, bloom_bits: 10 };
@@ -261,8 +262,9 @@ fn an_index_takes_the_bytes_that_it_should() {
     assert_eq!(blocks.index.bytes() as u64, fences + filter + 128);
 }
 
-/// What a lookup reads: exactly one record for a key that is there, and for one that is not as
-/// often as the fingerprints or the filter allow. All seeds are fixed, so the counts are exact.
+/// How many records a lookup reads: exactly one for a present key; for an absent key, one as often
+/// as the fingerprints or the filter give false positives. All seeds are fixed, so the counts are
+/// exact.
 #[test]
 fn lookups_read_one_record_or_nothing() {
     let records = 20_000;
@@ -285,7 +287,7 @@ fn lookups_read_one_record_or_nothing() {
             absent.filter(|&number| table.index.may_have(paper_key(number).key().hash()).unwrap());
         counts.push((passed.count(), reads.sum::<u32>()));
     }
-    // 0.37% of fingerprints. 0.86% of filters, of which a full index reads none.
+    // 0.37% for fingerprints, 0.86% for filters. A full index reads no record for these.
     assert_eq!(counts, [(367, 367), (862, 0), (862, 862), (862, 862)]);
 }
 
@@ -371,7 +373,7 @@ proptest! {
         let [a, b] = [&one, &two].map(|bytes| KeyBuf::from_bytes(bytes));
         prop_assert_eq!(a.key().cmp(&b.key()), one.cmp(&two));
         prop_assert_eq!(a.key().to_vec(), one.clone());
-        // lsm.B1: what follows a key in its last word does not matter.
+        // lsm.B1: the bytes after a key in its last word do not matter.
         let mut words: Vec<u64> = (0..a.key().words()).map(|index| a.key().word(index)).collect();
         if let Some(last) = words.last_mut() && one.len() % 8 > 0 {
             *last |= dirt << (one.len() % 8 * 8);
@@ -391,7 +393,7 @@ proptest! {
         prop_assert_eq!(a.key().to_vec(), one.to_be_bytes().to_vec());
     }
 
-    /// Every version as of every bound, with every kind of index, and keys that are not there.
+    /// Every version, read at every bound, with every kind of index, and absent keys.
     #[test]
     fn tables_answer_like_a_map(versions in versions(), absent in vec(key(), 0..30)) {
         for kind in KINDS {
@@ -560,7 +562,7 @@ proptest! {
     }
 }
 
-/// Calls all reading functions of sections on words that need not be sections.
+/// Calls all functions that read sections, on words that may not be sections.
 fn read_sections(words: &[u64], keys: &[Vec<u8>]) {
     let probes = keys.iter().map(|key| KeyBuf::from_bytes(key));
     for probe in probes {
@@ -591,8 +593,8 @@ fn read_sections(words: &[u64], keys: &[Vec<u8>]) {
     }
 }
 
-/// A record's check has 16 bits, so one damage of 65,536 goes unnoticed: these cases are fixed, so
-/// that a run is not one of the few that hit it.
+/// A record's check has 16 bits, so one damage in 65,536 goes unnoticed. These cases are fixed, so
+/// that no run hits such a damage by chance.
 fn fixed_cases() -> ProptestConfig {
     ProptestConfig { rng_seed: RngSeed::Fixed(1), ..ProptestConfig::default() }
 }
@@ -600,7 +602,7 @@ fn fixed_cases() -> ProptestConfig {
 proptest! {
     #![proptest_config(fixed_cases())]
 
-    /// lsm.B8 for sections, behind the sums that would refuse them (lsm.B7).
+    /// lsm.B8 for sections, without the checksums that would reject them first (lsm.B7).
     #[test]
     fn damaged_sections_are_read_within_their_words(
         versions in versions(),
@@ -618,7 +620,7 @@ proptest! {
             let opened = Index::open(sections.clone(), 5);
             prop_assert_eq!(opened.is_ok(), sections == intact);
             prop_assert!(Index::open(intact, 6).is_err());
-            // The search section and the membership section alone.
+            // The search section and the membership section separately.
             let words = table.meta.footer.encode()[8];
             let middle = ((words >> 32) as usize) - table.data().len();
             let end = sections.len() - 16;
@@ -630,7 +632,7 @@ proptest! {
         }
     }
 
-    /// Under damaged records a lookup or a cursor reports the damage, or gives what is there.
+    /// With damaged records, a lookup or a cursor reports the damage or returns correct values.
     #[test]
     fn damaged_records_give_no_wrong_value(
         versions in versions(),

@@ -1,4 +1,4 @@
-//! F9 and F10: resets settle posted operations, and fences shut out the right endpoints.
+//! F9 and F10: resets settle posted operations, and fences affect the right endpoints.
 
 use super::{at, fill, read, start};
 use crate::{Cluster, Fabric, FabricError, Provider, ServerId};

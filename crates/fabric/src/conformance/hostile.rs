@@ -4,8 +4,8 @@
 
 use rand::{Rng, RngExt};
 
-/// Changes up to three places of `bytes` from index `from` on: flips a bit, replaces or inserts a
-/// byte, or cuts the rest off.
+/// Changes up to three positions of `bytes` from index `from` on: flips a bit, replaces or inserts
+/// a byte, or truncates the rest.
 pub fn mutate(bytes: &mut Vec<u8>, from: usize, rng: &mut impl Rng) {
     for _ in 0..rng.random_range(1..4) {
         if bytes.len() <= from {

@@ -67,8 +67,8 @@ pub fn bad_addresses_are_refused<P: Provider>(provider: &P) {
     }
 }
 
-/// F6: an operation beyond the depth is refused and does not happen; there is room again when
-/// others have completed.
+/// F6: an operation beyond the depth is refused and does not happen; when others have completed,
+/// there is room again.
 pub fn depth_is_bounded<P: Provider>(provider: &P) {
     let cluster = start(provider, 1);
     super::alone(&cluster, |fabric| async move {
@@ -140,7 +140,7 @@ pub fn dropped_operations_still_happen<P: Provider>(provider: &P) {
         let happened = async || read(&fabric, at(0, 8200), 1).await.unwrap() == [3];
         wait_until(&fabric, "a dropped call", happened).await;
 
-        // A dropped READ must not write to a buffer that another operation has by now.
+        // A dropped READ must not write to a buffer that another operation has taken since.
         fill(&fabric, at(0, 4096), 64, u64::MAX).await.unwrap();
         for _ in 0..8 {
             drop(fabric.read(at(0, 4096), fabric.buffer(512).unwrap()));
@@ -163,7 +163,7 @@ pub fn dropped_operations_still_happen<P: Provider>(provider: &P) {
     });
 }
 
-/// Operations posted between two waits cost one doorbell, if the provider can have them in flight
+/// Operations posted between two waits cost one doorbell, if the provider can keep them in flight
 /// at all.
 pub fn batches_ring_once<P: Provider>(provider: &P) {
     let cluster = start(provider, 2);

@@ -1,5 +1,5 @@
-//! The conformance suite of all providers: the contract of [`crate::Fabric`], check by check. A
-//! provider's tests call [`run`]; the checks are public so that a failure shows its name.
+//! The conformance suite of all providers, which checks the contract of [`crate::Fabric`] point by
+//! point. A provider's tests call [`run`]; the checks are public so that a failure shows its name.
 //!
 //! No check waits for a real duration or asserts one: a slow provider is merely slow.
 
@@ -102,7 +102,8 @@ async fn completes_later<F: Fabric>(fabric: &F) -> bool {
     later
 }
 
-/// Sleeps in short turns until `done`, which gives operations in flight the time they need.
+/// Sleeps in short turns until `done` returns true, which gives operations in flight time to
+/// finish.
 async fn wait_until<F: Fabric>(fabric: &F, what: &str, mut done: impl AsyncFnMut() -> bool) {
     for _ in 0..100_000 {
         if done().await {
@@ -113,7 +114,7 @@ async fn wait_until<F: Fabric>(fabric: &F, what: &str, mut done: impl AsyncFnMut
     panic!("{what} did not happen");
 }
 
-/// Runs one client with the signature that a single check needs.
+/// Runs one client with the signature that single checks have.
 fn alone<C: Cluster, Fut: Future<Output = ()>>(
     cluster: &C,
     body: impl Fn(C::Fabric) -> Fut + Sync,

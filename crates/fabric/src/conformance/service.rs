@@ -21,7 +21,7 @@ const ADD_WORD: u8 = 3;
 const REPLY_OF: u8 = 4;
 const WORK: u8 = 5;
 
-/// Limits on a reply's length, in bytes, and on nodes to visit; requests beyond are invalid.
+/// Limits on a reply's length, in bytes, and on nodes to visit. Requests beyond them are invalid.
 const LONGEST_REPLY: u64 = 2 * MAX_MESSAGE_BYTES as u64;
 const MOST_WORK: u64 = 10_000;
 
@@ -49,7 +49,7 @@ impl TestService {
         request(READ_WORD, &[offset])
     }
 
-    /// A request to add `delta` to the word at `offset`; the reply is the value before.
+    /// A request to add `delta` to the word at `offset`; the reply is the old value.
     pub fn add_word(offset: u64, delta: u64) -> Message {
         request(ADD_WORD, &[offset, delta])
     }
@@ -123,7 +123,7 @@ impl RpcService for TestService {
     async fn after_reply<C: Cpu>(&self, _cpu: &C) {}
 }
 
-/// A service without memory, which keeps requests until another request decides about them.
+/// A service without memory. It keeps requests until another request releases them.
 #[derive(Debug, Default)]
 pub struct LateService {
     kept: Mutex<Vec<(Message, ReplySink)>>,

@@ -4,7 +4,7 @@ use super::{at, fill, read, start};
 use crate::sync::{AtomicU64, Ordering};
 use crate::{Cluster, Fabric, Provider};
 
-/// A READ sees what a WRITE wrote, whatever the size and place.
+/// A READ returns what a WRITE wrote, for any size and address.
 pub fn what_is_written_is_read<P: Provider>(provider: &P) {
     let cluster = start(provider, 2);
     super::alone(&cluster, |fabric| async move {
@@ -26,7 +26,8 @@ pub fn what_is_written_is_read<P: Provider>(provider: &P) {
     });
 }
 
-/// F1: each word that a READ sees was written as such, though the whole may mix several WRITEs.
+/// F1: each word that a READ returns was written as a whole, although the words may come from
+/// several WRITEs.
 pub fn words_are_never_torn<P: Provider>(provider: &P) {
     const WORDS: usize = 32;
     let cluster = start(provider, 1);
@@ -112,7 +113,7 @@ pub fn posting_order_is_kept<P: Provider>(provider: &P) {
     });
 }
 
-/// F4: an operation posted after a WRITE has completed sees all of it, whatever endpoint posts it.
+/// F4: an operation posted after a WRITE has completed sees all of it, at any endpoint.
 pub fn completed_writes_are_visible<P: Provider>(provider: &P) {
     const WORDS: usize = 32;
     let cluster = start(provider, 1);

@@ -8,13 +8,13 @@
 //!    └──── failed: back off before the next attempt; lost: reconnect at once ◀┘
 //! ```
 //!
-//! *Invariants*: endpoint.K1. it is opened when something is to be sent, or after a reset, and for
-//! no other reason. Each attempt has a deadline. After a failed attempt the next one waits, twice
-//! as long each time up to a bound. endpoint.K4. a WRITE that was lost with the connection blocks
-//! later verbs from the next connection until the task that waits for the WRITE has seen its
-//! outcome: nothing that was meant to follow a WRITE takes effect without it (F3). endpoint.K5. it
-//! opens only to a server with the epoch that the cluster knows. endpoint.K2 and endpoint.K3 are
-//! those of its link ([`super::dial`]).
+//! *Invariants*: endpoint.K1. It is opened only when something is to be sent, or after a reset.
+//! Each attempt has a deadline. After a failed attempt the next one waits, twice as long each time
+//! up to a bound. endpoint.K4. If a WRITE was lost with the connection, later verbs cannot use the
+//! next connection until the task that waits for the WRITE has seen its outcome: nothing that was
+//! meant to follow a WRITE takes effect without it (F3). endpoint.K5. It opens only to a server
+//! with the epoch that the cluster knows. endpoint.K2 and endpoint.K3 are those of its link
+//! ([`super::dial`]).
 //!
 //! *Thread safety*: an endpoint's thread.
 
@@ -28,7 +28,7 @@ use crate::{FabricError, ServerId};
 use std::io;
 use std::task::{Context, Poll, Waker};
 
-/// Pauses after the first failed attempt, and at most, in nanoseconds.
+/// The pause after the first failed attempt, and the longest pause, in nanoseconds.
 const FIRST_BACKOFF_NS: u64 = 1_000_000;
 const LONGEST_BACKOFF_NS: u64 = 200_000_000;
 
@@ -80,12 +80,12 @@ pub(super) struct Connection {
     state: State,
     /// The fence count for the next hello.
     fences: u64,
-    /// A reset waits for it to open, though nothing is to be sent.
+    /// Whether a reset waits for it to open, even if nothing is to be sent.
     wanted: bool,
     /// Consecutive failed attempts, and the time of the next one.
     failures: u32,
     retry_at_ns: u64,
-    /// WRITEs may have been lost that their tasks do not know of yet (endpoint.K4).
+    /// Whether WRITEs may have been lost whose tasks do not know it yet (endpoint.K4).
     is_tainted: bool,
     attempts: Attempts,
     last_error: Option<FabricError>,
@@ -152,7 +152,7 @@ impl Connection {
         Ok(())
     }
 
-    /// When it must be checked again if nothing happens before.
+    /// When it must be checked again if nothing else happens first.
     pub(super) fn deadline_ns(&self, has_work: bool) -> Option<u64> {
         match &self.state {
             State::Closed if self.wanted || has_work => Some(self.retry_at_ns),
@@ -164,7 +164,8 @@ impl Connection {
         }
     }
 
-    /// Whether its deadline has passed: a closed connection must be opened, an attempt has failed.
+    /// Whether its deadline has passed, so that a closed connection must be opened, or an attempt
+    /// has failed.
     pub(super) fn is_due(&self, has_work: bool, now_ns: u64) -> bool {
         self.deadline_ns(has_work).is_some_and(|at_ns| at_ns <= now_ns)
     }
@@ -177,7 +178,7 @@ impl Connection {
     /// Begins the handshake once the socket is connected; returns the first message.
     ///
     /// # Errors
-    /// There is no entropy.
+    /// If there is no entropy.
     pub(super) fn greet(
         &mut self,
         token: &Token,
@@ -192,8 +193,8 @@ impl Connection {
         Ok(hello)
     }
 
-    /// Handles a message of the handshake. `is_known` checks whether an epoch is that of the server
-    /// known to the cluster.
+    /// Handles a message of the handshake. `is_known` checks whether an epoch is the one that the
+    /// cluster knows for the server.
     ///
     /// # Errors
     /// The attempt has failed.
@@ -216,7 +217,7 @@ impl Connection {
                 self.fences = fences;
                 Ok(Greeted::Welcome)
             }
-            // A fenced endpoint only learns that it is cut off (F10).
+            // A fenced endpoint is only told that it is cut off (F10).
             Err(HandshakeError::TimedOut | HandshakeError::Refused(Refusal::Fenced)) => {
                 Err(lost(server))
             }
@@ -259,8 +260,8 @@ impl Connection {
         self.is_tainted = true;
     }
 
-    /// Closes it so that it is reopened, without taint: a task that resets knows that posted
-    /// operations may not have happened.
+    /// Closes it so that it is reopened, but does not block later verbs: a task that resets knows
+    /// that posted operations may not have happened.
     pub(super) fn reset(&mut self) {
         self.close();
         self.is_tainted = false;

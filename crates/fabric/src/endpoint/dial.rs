@@ -1,8 +1,8 @@
 //! A link that is brought up over a TCP socket: it adds the socket to a `Connection`.
 //!
-//! *Invariants*: endpoint.K2. when the connection ends, the transport first releases all buffers;
-//! then every operation that was posted over it and has not ended, ends. endpoint.K3. the transport
-//! gets operations in the order in which they were posted (F3).
+//! *Invariants*: endpoint.K2. When the connection ends, the transport first releases all buffers;
+//! then every unfinished operation that was posted over it ends. endpoint.K3. The transport gets
+//! operations in the order in which they were posted (F3).
 //!
 //! *Thread safety*: an endpoint's thread.
 
@@ -17,7 +17,7 @@ use std::future::poll_fn;
 use std::io::Write;
 use std::net::TcpStream;
 
-/// A transport with connections that are brought up over TCP sockets.
+/// A transport whose connections are brought up over TCP sockets.
 pub trait Dials: Transport {
     /// The servers of its cluster.
     fn peers(&self) -> &Peers;
@@ -28,7 +28,7 @@ pub trait Dials: Transport {
 pub enum Ready {
     /// Operations can use it.
     Now,
-    /// The server still has to answer.
+    /// The server has yet to answer.
     Later,
 }
 
@@ -91,7 +91,7 @@ pub trait Carrier<X: Dials>: Debug {
         Ok(false)
     }
 
-    /// Sends the queued operations, as far as there is room.
+    /// Sends the queued operations, as long as there is room.
     ///
     /// # Errors
     /// The connection is lost.
@@ -115,7 +115,7 @@ pub trait Carrier<X: Dials>: Debug {
         false
     }
 
-    /// Releases the buffers of operations; the connection has ended, or is about to.
+    /// Releases the buffers of operations. The connection has ended, or is about to end.
     fn let_go_of_buffers(&mut self) {}
 
     /// Drops the queued operations.
@@ -126,8 +126,8 @@ pub trait Carrier<X: Dials>: Debug {
 #[derive(Debug)]
 pub struct Dialled<W> {
     connection: Connection,
-    // Declared before the socket, so dropped first: the socket's end tells the server that this
-    // side is done.
+    // Declared before the socket, so that it is dropped first: the end of the socket tells the
+    // server that this side is done.
     wire: W,
     /// `Some` unless the connection is closed.
     socket: Option<TcpStream>,
@@ -145,7 +145,7 @@ impl<W> Dialled<W> {
         &self.wire
     }
 
-    /// [`Dialled::wire`], to be changed.
+    /// Mutable access to [`Dialled::wire`].
     pub(crate) fn wire_mut(&mut self) -> &mut W {
         &mut self.wire
     }
@@ -313,7 +313,7 @@ impl<W> Dialled<W> {
         self.end(slots, context, &error);
     }
 
-    /// Ends all operations that were posted over the connection, which is closed.
+    /// Ends all operations that were posted over the connection, which is now closed.
     fn end<X: Dials>(
         &mut self,
         slots: &mut Slots<X::Progress>,
@@ -328,8 +328,8 @@ impl<W> Dialled<W> {
         context.give_up_all(slots, self.connection.server(), error);
     }
 
-    /// Takes what has arrived, closes the connection, ends its remaining operations, and reopens
-    /// it.
+    /// Takes everything that has arrived, closes the connection, ends its remaining operations, and
+    /// reopens it.
     fn begin_reset<X: Dials>(
         &mut self,
         slots: &mut Slots<X::Progress>,
@@ -424,9 +424,9 @@ impl<X: Dials, W: Carrier<X>> Link<X> for Dialled<W> {
     }
 }
 
-/// [`crate::Fabric::reset`] over dialled links: closes the connection and opens it again. The
-/// server readmits an endpoint only when no operation of its last connection can take effect any
-/// more (F9).
+/// Implements [`crate::Fabric::reset`] for dialled links: closes the connection and opens it again.
+/// The server readmits an endpoint only when no operation of its last connection can take effect
+/// any more (F9).
 pub async fn reset_link<X, W>(endpoint: &Inner<X>, server: ServerId) -> Result<(), FabricError>
 where
     X: Dials<Link = Dialled<W>>,

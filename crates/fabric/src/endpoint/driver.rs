@@ -1,10 +1,10 @@
 //! Drives the tasks of a client thread: its endpoints, the sockets of their links, and its timers.
 //! It never spins for long.
 //!
-//! *Invariants*: endpoint.D1. tasks are woken only by [`Driver::progress`], never while the thread
-//! waits, so a wake by the thread itself costs no system call. endpoint.D2. before the thread
+//! *Invariants*: endpoint.D1. Tasks are woken only by [`Driver::progress`], never while the thread
+//! waits, so a wake by the thread itself costs no system call. endpoint.D2. Before the thread
 //! waits, everything posted has been sent, as far as the transport accepts it, and every link that
-//! expects something has been armed and then driven once more. endpoint.D3. the thread waits at
+//! expects something has been armed and then driven once more. endpoint.D3. The thread waits at
 //! most until the nearest deadline.
 //!
 //! *Thread safety*: one thread; the unparker may go to any thread.
@@ -28,19 +28,19 @@ use std::task::{Wake, Waker};
 const WAKE: u64 = u64::MAX;
 const SOURCE: u64 = u64::MAX - 1;
 /// Token of descriptors that a caller adds to [`EndpointDriver::descriptor`]. Their events end
-/// waits, and [`EndpointDriver::take_foreign`] says that there were some.
+/// waits and are reported by [`EndpointDriver::take_foreign`].
 pub const FOREIGN: u64 = u64::MAX - 2;
 const EVENTS: usize = 128;
 
-/// How a thread with only waiting tasks polls for completions.
+/// How a thread whose tasks all wait polls for completions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Looks {
     /// Number of polls before it blocks.
     pub before_waiting: u32,
-    /// Whether completions appear in memory: polling then means driving the links, without a system
-    /// call.
+    /// Whether completions appear in memory. If so, polling means driving the links, without a
+    /// system call.
     pub in_memory: bool,
-    /// Number of consecutive times that timers may be due before the sockets are polled anyway.
+    /// Number of consecutive times that timers may be due before the sockets are polled regardless.
     pub unheard: u32,
     /// An idle thread yields its core instead of sleeping for less than this, in nanoseconds.
     pub short_wait_ns: u64,
@@ -222,8 +222,8 @@ impl<X: Transport> EndpointDriver<X> {
     /// that is gone does not prevent opening; operations on it end as indeterminate.
     ///
     /// # Errors
-    /// There is no entropy or no memory. Over `shm`: a running server does not answer in time, or
-    /// has reached its limits.
+    /// If there is no entropy or not enough memory. Over `shm`, also if a running server does not
+    /// answer in time, or has reached its limits.
     pub fn open(&self, compute_server: u16, number: usize) -> Result<Endpoint<X>, X::Error> {
         let mut endpoints = self.reactor.endpoints.borrow_mut();
         let vacant = endpoints.iter().position(|endpoint| endpoint.strong_count() == 0);
@@ -298,16 +298,16 @@ impl<X: Transport> Driver for EndpointDriver<X> {
     }
 }
 
-/// A cluster that clients reach over endpoints of one transport; everything needed to implement
-/// [`Cluster`].
+/// A cluster that clients reach over endpoints of one transport. It defines everything needed to
+/// implement [`Cluster`].
 pub trait EndpointCluster {
-    /// The transport.
+    /// The transport of the endpoints.
     type Transport: Transport<Error: std::fmt::Debug>;
 
     /// The state that all endpoints share.
     fn shared(&self) -> &Arc<<Self::Transport as Transport>::Cluster>;
 
-    /// Whether all clients of one call run on one thread, instead of a thread for each.
+    /// Whether all clients of one call run on one thread, instead of one thread each.
     fn has_one_client_thread(&self) -> bool;
 
     /// [`Cluster::kill_memory_server`].

@@ -1,11 +1,11 @@
-//! Endpoints: what all providers that reach servers over a connection share, and what a transport
-//! adds.
+//! Endpoints: the part that all providers with connections to servers share, and the interface to
+//! their transports.
 //!
 //! An [`Endpoint`] has slots for posted operations, ids, deadlines, doorbells, counters and
 //! buffers, and implements [`Fabric`] once for all transports. A [`Transport`] carries the
-//! operations, over a [`Link`] to each server. A link gets posted operations, is driven when the
-//! thread's tasks all wait, and tells when it must be driven again. [`EndpointDriver`] is the loop
-//! of a client thread. `connection.rs` has the life cycle of a connection that is lost and
+//! operations, over a [`Link`] to each server. A link receives posted operations, is driven when
+//! all tasks of the thread wait, and reports when it must be driven again. [`EndpointDriver`] is
+//! the loop of a client thread. `connection.rs` has the life cycle of a connection that is lost and
 //! reopened, without a socket; [`dial`] adds the socket. `docs/decisions/042-one-endpoint.md` has
 //! the reasons.
 //!
@@ -40,7 +40,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 
-/// Carries the operations of an endpoint; each endpoint has a value of its own.
+/// Carries the operations of an endpoint. Each endpoint has its own value.
 pub trait Transport: Debug + Sized + 'static {
     /// The state that all endpoints of a cluster share.
     type Cluster: Debug + Send + Sync;
@@ -103,8 +103,8 @@ pub trait Transport: Debug + Sized + 'static {
         error
     }
 
-    /// Whether a timeout of the operation ends its connection: because later operations must not
-    /// take effect without it (F3), or because its buffer is still lent.
+    /// Whether a timeout of the operation ends its connection, either because later operations must
+    /// not take effect without it (F3), or because its buffer is still lent.
     fn breaks_off(&self, slot: &Slot<Self::Progress>) -> bool;
 
     /// Counts the doorbell of a verb.
@@ -183,10 +183,10 @@ pub trait Link<X: Transport>: Debug {
     /// Handles an event on the socket.
     fn visit(&mut self, slots: &mut Slots<X::Progress>, context: &LinkContext<'_, X>);
 
-    /// When it must be driven again if nothing happens before.
+    /// When it must be driven again if nothing else happens first.
     fn deadline_ns(&self) -> Option<u64>;
 
-    /// Prepares for blocking the thread; returns whether the link must be driven once more before.
+    /// Prepares for blocking the thread. Returns whether the link must be driven once more first.
     fn arm(&mut self) -> bool {
         false
     }
@@ -206,7 +206,7 @@ pub trait Link<X: Transport>: Debug {
     fn break_off(&mut self, slots: &mut Slots<X::Progress>, context: &LinkContext<'_, X>);
 }
 
-/// The surroundings of a link.
+/// Everything around a link that it needs.
 #[derive(Debug)]
 pub struct LinkContext<'a, X: Transport> {
     /// The endpoint's transport.
@@ -257,7 +257,7 @@ impl<X: Transport> LinkContext<'_, X> {
         Ok(epoll::add(&self.reactor.epoll, socket, data, flags)?)
     }
 
-    /// Changes the events that a watched `socket` is watched for.
+    /// Changes the events for which `socket` is watched.
     ///
     /// # Errors
     /// The operating system's error.
@@ -372,7 +372,7 @@ impl<X: Transport> Inner<X> {
     }
 
     /// Takes completions, sends posted operations and ends overdue ones. Returns whether anything
-    /// has arrived, and when it must be called again if nothing happens before.
+    /// has arrived, and when it must be called again if nothing else happens first.
     pub fn drive(&self) -> (bool, u64) {
         let core = &mut *self.core.borrow_mut();
         let now_ns = self.resources.now_ns();
@@ -388,8 +388,8 @@ impl<X: Transport> Inner<X> {
         (advanced, nearest_ns.min(core.nearest_deadline_ns))
     }
 
-    /// Prepares for blocking the thread; returns whether the endpoint must be driven once more
-    /// before.
+    /// Prepares for blocking the thread. Returns whether the endpoint must be driven once more
+    /// first.
     pub fn arm(&self) -> bool {
         let mut armed = false;
         for link in &mut self.core.borrow_mut().links {
@@ -416,7 +416,7 @@ impl<X: Transport> Inner<X> {
         let mut broken: Vec<_> = broken.map(|(_, server, _)| server.index()).collect();
         broken.sort_unstable();
         broken.dedup();
-        // Before the operations end, because other tasks may then reuse their buffers.
+        // Do this before the operations end, because other tasks may then reuse their buffers.
         broken.iter().for_each(|&link| core.links[link].let_go_of_buffers());
         for &(id, server, _) in &due {
             let error = FabricError::Indeterminate { server, why: Uncertainty::TimedOut };

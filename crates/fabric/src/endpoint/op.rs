@@ -1,4 +1,4 @@
-//! The future of a posted operation, the same over every transport.
+//! The future of a posted operation, which is the same over every transport.
 //!
 //! *Thread safety*: an endpoint's thread.
 
@@ -44,8 +44,9 @@ pub struct Op<T, X: Transport> {
 
 #[derive(Debug)]
 enum State<T, X: Transport> {
-    // Not one `Result`: moving a value or an error through the same memory copies it in pieces, and
-    // reading these as a whole stalls the processor until the pieces have left its store buffer.
+    // Not a single `Result`: moving a value or an error through the same memory copies it in
+    // pieces, and reading these as a whole stalls the processor until the pieces have left its
+    // store buffer.
     Done(Option<T>),
     Failed(Option<FabricError>),
     /// `finish` turns the buffer into the result.
@@ -112,7 +113,7 @@ impl<T, X: Transport> Future for Op<T, X> {
                 }
             }
         };
-        // The slot may be reused from now on: dropping this future must not abandon it.
+        // The slot may be reused from now on, so dropping this future must not abandon it.
         self.state = State::Done(None);
         Poll::Ready(outcome.map(|()| finish(body)))
     }

@@ -1,5 +1,5 @@
-//! The servers of a cluster as its clients know them: their addresses, the identity that they must
-//! prove, and whether they have been restarted.
+//! The servers of a cluster from their clients' point of view: their addresses, the identity that
+//! they must prove, and whether they have been restarted.
 //!
 //! *Thread safety*: any number of threads.
 
@@ -19,14 +19,14 @@ pub enum ServerStarts {
     Again,
 }
 
-/// How clients see the servers of a cluster.
+/// Client-side settings for the servers of a cluster.
 #[derive(Clone, Copy, Debug)]
 pub struct PeersConfig {
     /// The role that they must prove.
     pub role: Role,
-    /// How to treat a restarted one.
+    /// How to treat a restarted server.
     pub starts: ServerStarts,
-    /// Time limit to connect to one, in nanoseconds.
+    /// Time limit for connecting to a server, in nanoseconds.
     pub connect_timeout_ns: u64,
 }
 
@@ -43,7 +43,7 @@ pub struct Peers {
 }
 
 impl Peers {
-    /// Servers without connections yet, numbered in the order of `addresses`.
+    /// Creates servers without connections, numbered in the order of `addresses`.
     pub fn new(addresses: Vec<SocketAddr>, token: &Token, config: PeersConfig) -> Self {
         Self {
             epochs: addresses.iter().map(|_| AtomicU64::new(0)).collect(),
@@ -59,7 +59,7 @@ impl Peers {
         u16::try_from(self.addresses.len()).unwrap_or(ServerId::LIMIT)
     }
 
-    /// How clients see them.
+    /// The clients' settings.
     pub fn config(&self) -> &PeersConfig {
         &self.config
     }
@@ -86,7 +86,7 @@ impl Peers {
         }
     }
 
-    /// Whether `epoch` is the known one of `server`; the first epoch becomes the known one.
+    /// Whether `epoch` is the known epoch of `server`. The first epoch seen becomes the known one.
     pub fn is_known(&self, server: ServerId, epoch: u64) -> bool {
         let known = &self.epochs[server.index()];
         if self.config.starts == ServerStarts::Again {

@@ -1,7 +1,7 @@
 //! Posted operations: the slots that hold them until they have ended.
 //!
-//! *Invariants*: endpoint.O1. an operation's buffer stays in its slot until the transport is done
-//! with it, whether or not its future still exists (F8). endpoint.O2. a slot is reused only when
+//! *Invariants*: endpoint.O1. An operation's buffer stays in its slot until the transport is done
+//! with it, whether or not its future still exists (F8). endpoint.O2. A slot is reused only when
 //! its operation has ended and its future has taken the result or is gone. Each use changes its
 //! generation, and so the id on the wire: a late completion for an operation that has ended finds
 //! no slot. endpoint.O3. `outcome` is set once.
@@ -17,16 +17,16 @@ use std::task::Waker;
 pub enum Body {
     /// A READ.
     Read {
-        /// The source.
+        /// The first byte to read.
         at: GlobalAddr,
-        /// The destination.
+        /// Where the bytes go.
         into: Buffer,
     },
     /// A WRITE.
     Write {
-        /// The destination.
+        /// The first byte to write.
         at: GlobalAddr,
-        /// The data.
+        /// The bytes to write.
         from: Buffer,
     },
     /// A CAS.
@@ -59,7 +59,7 @@ pub enum Body {
 }
 
 impl Body {
-    /// Whether it is a one-sided verb.
+    /// Whether this is a one-sided verb.
     pub fn is_verb(&self) -> bool {
         matches!(
             self,
@@ -106,7 +106,7 @@ pub struct Slot<P> {
     pub deadline_ns: u64,
     outcome: Option<Result<(), FabricError>>,
     waker: Option<Waker>,
-    /// Its future was dropped.
+    /// Whether its future was dropped.
     abandoned: bool,
 }
 
@@ -251,8 +251,8 @@ impl<P: Default> Slots<P> {
 
     fn free(&mut self, id: u64, resources: &Resources) -> Ended {
         let slot = self.held(id);
-        // Whether a body counts never changes: no other kind of body becomes a fence, or the
-        // reverse.
+        // Whether a body counts never changes: no other kind of body becomes a fence, and no fence
+        // becomes another kind.
         if Slot::<P>::is_counted(&slot.body) {
             resources.leave();
         }

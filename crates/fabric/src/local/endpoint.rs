@@ -43,9 +43,9 @@ struct Endpoint<S> {
     resources: Rc<Resources>,
     me: Identity,
     cpu: InlineCpu,
-    /// When the endpoint's link has sent everything posted so far.
+    /// When the endpoint's link will have sent everything posted so far.
     link_free_ns: Cell<u64>,
-    /// Whether completions wait until other tasks of the thread have run.
+    /// Whether completions are delayed until other tasks of the thread have run.
     held_back: bool,
     timed: bool,
 }
@@ -300,7 +300,7 @@ impl<S: Calls> LocalFabric<S> {
         }
     }
 
-    /// A call of `bytes` bytes with its reply expected in `slot`.
+    /// A call of `bytes` bytes whose reply will arrive in `slot`.
     fn on_server(&self, slot: Arc<ReplySlot>, server: ServerId, bytes: usize) -> LocalOp<Message> {
         let endpoint = Rc::clone(&self.endpoint.resources);
         endpoint.enter();

@@ -32,8 +32,8 @@ pub struct LocalConfig {
     pub network_latency_ns: u64,
     /// Bandwidth of an endpoint's link, in bytes per second; 0 for no limit.
     pub bandwidth_bytes_per_s: u64,
-    /// Runs all clients of one call on one thread, each yielding to the others at every operation,
-    /// instead of a thread for each.
+    /// Runs all clients of one call on one thread, instead of one thread each. Each client yields
+    /// to the others at every operation.
     pub one_client_thread: bool,
     /// Time limit of an RPC on a server thread, in nanoseconds.
     pub timeout_ns: u64,
@@ -71,7 +71,7 @@ pub struct LocalCluster<S: Calls> {
     shared: Arc<Shared<S>>,
 }
 
-/// One memory server, seen from the clients of this process.
+/// A memory server and its threads, if it has any.
 #[derive(Debug)]
 struct LocalServer<S> {
     service: Arc<S>,
@@ -94,8 +94,8 @@ impl<S: Calls> LocalCluster<S> {
         Self { shared: Arc::new(Shared { config, servers, clock: Clock::start() }) }
     }
 
-    /// A driver that opens and drives endpoints on the calling thread: for long-running programs
-    /// with an [`crate::executor::Executor`] of their own.
+    /// Creates a driver that opens and drives endpoints on the calling thread, for long-running
+    /// programs that have their own [`crate::executor::Executor`].
     pub fn driver(&self) -> LocalDriver<S> {
         let timers = Rc::new(Timers::new(self.shared.clock.clone()));
         LocalDriver { shared: Arc::clone(&self.shared), timers }

@@ -60,7 +60,7 @@ impl<T> Future for LocalOp<T> {
                 let due = *due_ns == 0 || endpoint.timers.now_ns() >= *due_ns;
                 match (std::mem::replace(armed, true), due) {
                     (true, true) => return Poll::Ready(take(result)),
-                    // Even an executed operation first lets the thread's other tasks run.
+                    // Even after an executed operation, the thread's other tasks run first.
                     (false, true) => context.waker().wake_by_ref(),
                     (false, false) => endpoint.timers.wake_at(*due_ns, context.waker().clone()),
                     (true, false) => {}

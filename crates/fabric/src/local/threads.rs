@@ -30,7 +30,7 @@ impl ReplySlot {
         Arc::new(Self { server, state: Mutex::new(ReplyState::default()) })
     }
 
-    /// A sink to answer later.
+    /// Creates a sink for a later answer.
     pub(super) fn sink(slot: &Arc<Self>) -> ReplySink {
         ReplySink::new(ObjectArc::new(Later(Arc::clone(slot))), [0; 2])
     }
@@ -79,7 +79,7 @@ pub(super) struct Request {
     slot: Arc<ReplySlot>,
 }
 
-/// The running threads; dropping this lets them serve the queued requests, and joins them.
+/// The running threads. Dropping this serves the queued requests, and joins the threads.
 #[derive(Debug)]
 pub(super) struct ServerThreads {
     queue: Option<Sender<Request>>,

@@ -1,14 +1,14 @@
-//! Copies words: the work of a READ or a WRITE where the memory is mapped.
+//! Copying words: the work of a READ or a WRITE where the memory is mapped.
 //!
 //! *Invariants*: each aligned 8-byte word is read by one access and written by one access, so a
-//! copy may mix old and new words, but no word of it is mixed. The order of the words is
+//! copy may mix old and new words, but each word is either old or new. The order of the words is
 //! unspecified.
 //!
 //! *Thread safety*: any threads, on any words, concurrently.
 
 use crate::sync::{AtomicU64, Ordering};
 
-/// From this length on, the processor's string copy is faster.
+/// From this length on, the processor's string instructions are faster.
 const STRING_WORDS: usize = 32;
 
 /// Copies `from` to `to`, word by word.
@@ -63,7 +63,7 @@ unsafe fn copy_string(_from: *const u64, _to: *mut u64, _words: usize) {
     unreachable!("`rep movsq` is only used on x86-64")
 }
 
-/// Copies words out as bytes, little-endian. The bytes are the caller's alone.
+/// Copies words out as little-endian bytes, to which only the caller has access.
 ///
 /// # Panics
 /// If the lengths differ.
@@ -80,7 +80,7 @@ pub(crate) fn load_bytes(from: &[AtomicU64], to: &mut [u8]) {
     }
 }
 
-/// Copies bytes, little-endian, into words; each word is written by one store. The bytes do not
+/// Copies little-endian bytes into words; each word is written by one store. The bytes must not
 /// change meanwhile.
 ///
 /// # Panics
@@ -127,7 +127,7 @@ mod tests {
         }
     }
 
-    /// Copies between places with different alignments, while other threads change the words.
+    /// Copies between addresses with different alignments, while other threads change the words.
     #[test]
     fn no_word_is_torn() {
         const ROUNDS: u64 = 20_000;
@@ -160,7 +160,7 @@ mod tests {
         });
     }
 
-    /// Frames put the bytes at any alignment.
+    /// In frames, bytes may have any alignment.
     #[test]
     fn bytes_of_every_length_and_alignment_are_copied() {
         let (from, to) = (Region::new(4096).unwrap(), Region::new(4096).unwrap());

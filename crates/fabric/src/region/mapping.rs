@@ -21,7 +21,7 @@ const READ_WRITE: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
 /// Seals that fix the file's size, so that an access inside the mapping always finds the file.
 const SIZE_IS_SETTLED: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
 
-/// Size of the huge pages that can be reserved, on every system that we know.
+/// Size of the huge pages that can be reserved, on every known system.
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 
 pub(super) struct Mapping {
@@ -90,8 +90,8 @@ impl Mapping {
     ) -> Result<Self, RegionError> {
         let start = mapped.map_err(|errno| RegionError::Map { bytes, source: errno.into() })?;
         // Tree walks touch a new page at every step; huge pages avoid most of the TLB misses. A
-        // kernel without them refuses the advice, which does no harm. Small mappings lie side by
-        // side and would share huge pages, and the first touch of each would fill a whole one.
+        // kernel without them refuses the advice, which is harmless. Small mappings are adjacent
+        // and would share huge pages, and the first access to each would fill a whole one.
         if bytes >= HUGE_PAGE_BYTES {
             // SAFETY: the range is the mapping just made, and the advice changes no content.
             let _ = unsafe { madvise(start, bytes, Advice::LinuxHugepage) };

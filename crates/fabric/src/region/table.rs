@@ -2,8 +2,8 @@
 //!
 //! *Thread safety*: plain values.
 
-/// Makes the entries `0..count` of a table. A lookup in a large table of small entries misses the
-/// processor's table of pages almost always, unless the pages are huge.
+/// Creates the entries `0..count` of a table. Without huge pages, almost every lookup in a large
+/// table of small entries would miss the processor's TLB.
 pub fn table<T>(count: usize, entry: impl FnMut(usize) -> T) -> Box<[T]> {
     let mut entries = Vec::with_capacity(count);
     advise_huge(entries.spare_capacity_mut());
@@ -20,8 +20,8 @@ fn advise_huge<T>(memory: &mut [std::mem::MaybeUninit<T>]) {
     let skipped = start.align_offset(PAGE_BYTES);
     let whole = size_of_val(memory).saturating_sub(skipped) / PAGE_BYTES * PAGE_BYTES;
     if whole > 0 {
-        // SAFETY: the range lies inside `memory`, and the advice changes no content. A refusal
-        // leaves small pages.
+        // SAFETY: the range lies inside `memory`, and the advice changes no content. If it is
+        // refused, small pages remain.
         unsafe { _ = madvise(start.wrapping_add(skipped).cast(), whole, Advice::LinuxHugepage) };
     }
 }

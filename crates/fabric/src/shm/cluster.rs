@@ -1,4 +1,4 @@
-//! The memory servers of this host, seen from a process that uses them.
+//! The memory servers of this host, as used by another process.
 
 use super::connection::{Hello, greet};
 use super::endpoint::{Shm, ShmDriver};
@@ -14,11 +14,11 @@ use crate::{Region, RpcService, ServerId};
 use rustix::event::{EventfdFlags, eventfd};
 use std::path::{Path, PathBuf};
 
-/// A connection of this process to memory servers that are processes of this host.
+/// This process's connection to memory servers that are other processes of this host.
 #[derive(Debug)]
 pub struct ShmCluster {
     pub(super) process: Arc<Listening>,
-    /// Memory servers started for services of this process.
+    /// Memory servers that run in this process.
     own: Mutex<Vec<Option<ShmServer>>>,
     folder: Option<Folder>,
 }
@@ -91,8 +91,8 @@ impl ShmCluster {
         Ok(cluster)
     }
 
-    /// A driver that opens and drives endpoints on the calling thread: for long-running programs
-    /// with an [`crate::executor::Executor`] of their own.
+    /// Creates a driver that opens and drives endpoints on the calling thread, for long-running
+    /// programs that have their own [`crate::executor::Executor`].
     ///
     /// # Errors
     /// [`ShmError::System`] if there are no more file descriptors.
@@ -101,7 +101,7 @@ impl ShmCluster {
     }
 
     /// The epoch that `server` drew when it started. A server restarted at the same path has
-    /// another epoch, and memory of its own.
+    /// another epoch, and new memory.
     pub fn known_epoch(&self, server: ServerId) -> Option<u64> {
         Some(self.process.servers.get(server.index())?.epoch)
     }

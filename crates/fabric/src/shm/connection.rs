@@ -1,9 +1,9 @@
 //! An endpoint's connection to one memory server: the gate in front of its verbs, and the rings for
 //! its calls.
 //!
-//! *Invariants*: shm.C1. a request proceeds whether or not its future waits (F8). shm.C2. requests
+//! *Invariants*: shm.C1. A request proceeds whether or not its future waits (F8). shm.C2. Requests
 //! that found the ring full wait in `backlog`, in order and at most as many as the endpoint's
-//! depth; every reply makes room, so taking replies sends waiting requests. shm.C3. a connection
+//! depth; every reply makes room, so taking replies sends waiting requests. shm.C3. A connection
 //! that was lost stays lost: its gate is closed and its calls have ended.
 //!
 //! *Thread safety*: the endpoint's thread.
@@ -145,8 +145,8 @@ impl Connection {
         let purpose = Packet::OpenEndpoint { process: known.process };
         let opened = greet(&hello, purpose, &process.clock)?;
         if opened.peer.epoch != known.epoch {
-            // Another server listens there now; the memory that we have mapped belongs to no
-            // server.
+            // Another server listens there now; the memory that this process has mapped belongs to
+            // no server.
             process.lose(server);
             return Err(ShmError::Gone(server));
         }
@@ -261,7 +261,7 @@ impl Link<Shm> for ShmLink {
     fn visit(&mut self, slots: &mut Slots<()>, context: &LinkContext<'_, Shm>) {
         let Some(connection) = &mut self.connection else { return };
         if socket::receive(&connection.socket).is_err() {
-            // Replies that arrived before the end still count.
+            // Replies that arrived before the end of the connection still count.
             connection.take_replies(slots, context);
             connection.lose(slots, context);
             // Otherwise epoll would keep reporting the end.
@@ -273,7 +273,7 @@ impl Link<Shm> for ShmLink {
         None
     }
 
-    /// If calls are outstanding, announces to the server that this thread sleeps.
+    /// If calls are outstanding, announces to the server that this thread is about to sleep.
     fn arm(&mut self) -> bool {
         let awaits = |connection: &&Connection| connection.awaited > 0;
         self.connection.as_ref().filter(awaits).is_some_and(|it| !it.rings.replies.may_sleep())
@@ -389,7 +389,7 @@ mod tests {
             vandal.with(|connection| {
                 vandalism(&mut connection.rings.requests);
                 socket::wake(&connection.socket);
-                // Its tasks notice after the server has shut it out.
+                // Its tasks notice after the server has closed its gate.
                 assert!(socket::wait_readable(&connection.socket, 1 << 40).unwrap());
             });
             assert_eq!(vandal.echo(), Err(lost(SERVER)), "{what}");

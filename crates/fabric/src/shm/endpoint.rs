@@ -45,7 +45,7 @@ pub type ShmDriver = EndpointDriver<Shm>;
 
 type Shared = Rc<Inner<Shm>>;
 
-/// The access to a server's memory, for one more operation.
+/// Access to a server's memory for one more operation.
 #[inline]
 fn reach(endpoint: &Shared, server: ServerId) -> Result<&Reach, FabricError> {
     let found = endpoint.transport.reaches.get(server.index());
@@ -60,7 +60,7 @@ fn count_lost(resources: &Resources, server: ServerId) -> FabricError {
     lost(server)
 }
 
-/// The words that a verb accesses, and the access to their server's memory.
+/// The words that a verb accesses, and access to their server's memory.
 #[inline]
 fn memory(
     endpoint: &Shared,
@@ -144,7 +144,7 @@ impl Transport for Shm {
     }
 
     fn looks(_: &Listening) -> Looks {
-        // Timers are no finer than the short wait.
+        // The granularity of timers is the short wait.
         Looks { before_waiting: 0, in_memory: true, unheard: 64, short_wait_ns: 100_000 }
     }
 
@@ -186,7 +186,7 @@ impl Transport for Shm {
         false
     }
 
-    /// A verb has a doorbell of its own: it takes effect when it is posted.
+    /// A verb has its own doorbell, because it takes effect when it is posted.
     #[inline]
     fn ring(resources: &Resources) {
         resources.counters.count_doorbell();
@@ -230,7 +230,7 @@ impl Transport for Shm {
         verb(endpoint, at, 8, add).map_or_else(ShmOp::failed, ShmOp::done)
     }
 
-    /// Verbs that change memory take effect when they are posted, so only READs that were not
+    /// Verbs that change memory take effect when they are posted, so only READs that have not been
     /// polled yet need settling. A lost connection stays lost; open another endpoint instead.
     async fn reset(endpoint: &Shared, server: ServerId) -> Result<(), FabricError> {
         let found = endpoint.transport.reaches.get(server.index());

@@ -5,7 +5,7 @@
 //! checks `inside`. All four accesses are sequentially consistent, so at least one of the threads
 //! sees the other's flag.
 //!
-//! *Invariants*: shm.G1. a gate that was closed stays closed. shm.G2. only the endpoint's thread is
+//! *Invariants*: shm.G1. A gate that was closed stays closed. shm.G2. Only the endpoint's thread is
 //! ever inside, for one verb.
 //!
 //! *Thread safety*: `enter` by the endpoint's thread, the rest by any thread.

@@ -3,8 +3,8 @@
 //! A memory server's region is a sealed memfd that its clients map. Verbs are the clients' own
 //! loads, stores and atomics: truly one-sided, so they work even while the server is stopped. RPCs
 //! pass through a pair of rings for each endpoint and server. A Unix socket carries the handshake
-//! and the files, wakes a sleeping side, and shows each side the end of the other.
-//! `docs/internals/shm.md` draws it; decision 032 defines a fence here.
+//! and the files, wakes a sleeping side, and lets each side detect the end of the other.
+//! `docs/internals/shm.md` has a diagram; decision 032 defines fences for this provider.
 //!
 //! `endpoint.rs` and `connection.rs` use each other: [`Shm`] names the type of its links, which are
 //! generic over their transport.
@@ -39,7 +39,7 @@ pub struct ShmConfig {
     pub timeout_ns: u64,
     /// Limit on an endpoint's operations in flight.
     pub depth: usize,
-    /// Runs all clients of one call on one thread instead of a thread for each.
+    /// Runs all clients of one call on one thread instead of one thread each.
     pub one_client_thread: bool,
     /// Seed of the random numbers.
     pub seed: u64,
@@ -57,7 +57,7 @@ impl Default for ShmConfig {
     }
 }
 
-/// For suites and benchmarks: memory servers of this process, reached over sockets and memfds like
+/// For suites and benchmarks: memory servers in this process, reached over sockets and memfds like
 /// those of other processes. The services' regions must be shared.
 impl Provider for ShmConfig {
     type Cluster<S: RpcService> = ShmCluster;
@@ -85,7 +85,7 @@ pub enum ShmError {
     /// The handshake failed, for example because of a wrong token.
     #[error("memory server {server}: {error}")]
     Handshake {
-        /// The server.
+        /// The server that cannot be reached.
         server: ServerId,
         /// The error of the handshake.
         error: HandshakeError,

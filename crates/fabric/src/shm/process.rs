@@ -5,9 +5,9 @@
 //! request, after their compute server has been fenced (F10). This works even if the endpoints' own
 //! threads are busy elsewhere for a long time.
 //!
-//! *Invariants*: process.P1. an endpoint's gate is registered before its first verb; it is closed
+//! *Invariants*: process.P1. An endpoint's gate is registered before its first verb; it is closed
 //! from the start if the endpoint was fenced, or its server lost, before that. process.P2.
-//! `Stopped` is only sent for gates that are closed and empty. process.P3. a server that was lost
+//! `Stopped` is only sent for gates that are closed and empty. process.P3. A server that was lost
 //! stays lost.
 //!
 //! *Thread safety*: any thread.
@@ -28,7 +28,7 @@ use std::path::PathBuf;
 use std::task::Waker;
 use std::thread::JoinHandle;
 
-/// A memory server, seen from this process.
+/// This process's view of a memory server.
 #[derive(Debug)]
 pub(super) struct Server {
     pub(super) id: ServerId,
@@ -79,8 +79,9 @@ struct Asked {
     waker: Option<Waker>,
 }
 
-/// Number of times the listening thread yields to a verb in progress before it gives up a fence;
-/// the requester then times out. A verb takes microseconds, unless its thread is descheduled.
+/// Number of times that the listening thread yields to a verb in progress before it gives up on a
+/// fence, whose requester then times out. A verb takes microseconds, unless its thread is
+/// descheduled.
 const PATIENCE: usize = 100_000;
 
 impl Process {
@@ -142,7 +143,7 @@ impl Process {
         Some(request)
     }
 
-    /// The outcome of a fence; while there is none, stores `waker` for when there is.
+    /// The outcome of a fence. If there is none yet, stores `waker` and wakes it later.
     pub(super) fn fence_outcome(
         &self,
         request: u64,
@@ -160,7 +161,7 @@ impl Process {
         lock(&self.state).asked.remove(&request);
     }
 
-    /// Listens to the servers until told to stop.
+    /// Listens to the servers until it is told to stop.
     pub(super) fn listen(&self) {
         loop {
             let heard: Vec<&Server> =

@@ -13,12 +13,12 @@
 //!          at the end of the ring
 //! ```
 //!
-//! The other side is another process, and may be faulty or hostile.
+//! The other side is another process, which may be faulty or hostile.
 //!
-//! *Invariants*: ring.R1. each side keeps a private copy of the index that it writes, and never
-//! reads the shared one back. ring.R2. what comes from the other side (its index, a record's head)
+//! *Invariants*: ring.R1. Each side keeps a private copy of the index that it writes, and never
+//! reads the shared one back. ring.R2. What comes from the other side (its index, a record's head)
 //! is read once, then checked, and only then used; invalid values are [`Garbage`]. ring.R3. a
-//! message is copied out, word by word and atomically, before any code looks at it. ring.R4. a side
+//! message is copied out, word by word and atomically, before any code looks at it. ring.R4. A side
 //! that finds nothing to do announces so in the header and checks again before it sleeps; a side
 //! that adds something checks the header afterwards. So no wake-up is lost.
 //!
@@ -31,9 +31,9 @@ use crate::{MAX_MESSAGE_BYTES, Message, Region};
 const RING_WORDS: usize = 32_768;
 /// Words of the header's page.
 const HEADER_WORDS: usize = 512;
-/// Words of two cache lines: the processor prefetches lines in pairs.
+/// Words of two cache lines, because the processor prefetches lines in pairs.
 const LINE_WORDS: usize = 16;
-/// Words of a record before its bytes.
+/// Words of a record that precede its bytes.
 const HEAD_WORDS: usize = 2;
 /// Words of the longest record.
 const RECORD_WORDS: usize = HEAD_WORDS + MAX_MESSAGE_BYTES / 8;
@@ -105,8 +105,8 @@ impl Ring {
     }
 }
 
-/// Clears the flag; returns whether it was set. Ordered after everything this side published
-/// before.
+/// Clears the flag; returns whether it was set. Ordered after everything that this side published
+/// earlier.
 fn take_flag(flag: &AtomicU64) -> bool {
     fence(Ordering::SeqCst);
     flag.load(Ordering::Relaxed) != 0 && flag.swap(0, Ordering::AcqRel) != 0
@@ -125,7 +125,7 @@ pub(super) struct Producer {
 }
 
 impl Producer {
-    /// The only producer of a new ring.
+    /// Creates the only producer of a new ring.
     pub(super) fn new(file: &Arc<Region>, direction: Direction) -> Self {
         Self { ring: Ring { file: Arc::clone(file), direction }, tail: 0 }
     }
@@ -159,7 +159,7 @@ impl Producer {
         Ok(true)
     }
 
-    /// Whether the consumer sleeps, or is about to, and must be woken for the pushed records.
+    /// Whether the consumer is asleep, or about to sleep, and must be woken for the pushed records.
     pub(super) fn must_wake(&self) -> bool {
         take_flag(self.ring.consumer_sleeps())
     }
@@ -182,7 +182,7 @@ pub(super) struct Consumer {
 }
 
 impl Consumer {
-    /// The only consumer of a new ring.
+    /// Creates the only consumer of a new ring.
     pub(super) fn new(file: &Arc<Region>, direction: Direction) -> Self {
         Self { ring: Ring { file: Arc::clone(file), direction }, head: 0 }
     }
@@ -248,8 +248,7 @@ pub(super) mod vandal {
     use super::*;
 
     impl Producer {
-        /// Adds a record whose head is `about` and that takes `words` words, which are not a
-        /// message.
+        /// Adds a record with head `about` that takes `words` words and is not a message.
         pub(in super::super) fn push_raw(&mut self, about: u64, words: u64) {
             self.ring.word(self.tail.wrapping_add(1)).store(about, Ordering::Relaxed);
             self.tail = self.tail.wrapping_add(words);
@@ -357,8 +356,8 @@ mod tests {
         for head in [1, u64::MAX, 1 << 40] {
             let (_file, mut producer, _) = ring();
             producer.ring.head().store(head, Ordering::Release);
-            // An empty ring with tail 0 cannot have a head behind the tail; the check only catches
-            // distances larger than the ring.
+            // With tail 0, the head of an empty ring cannot be behind the tail; the check only
+            // catches distances larger than the ring.
             assert_eq!(
                 producer.push(0, Kind::Message, b""),
                 if head == u64::MAX { Ok(true) } else { Err(Garbage) }

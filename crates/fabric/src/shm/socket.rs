@@ -1,10 +1,10 @@
 //! Unix sockets that preserve packet boundaries. They carry the handshake, hand over memory, wake
 //! the other side, and show when it has gone.
 //!
-//! After the handshake (`crate::handshake`), a packet has four little-endian words, [`Packet`]. On
-//! an endpoint's socket there is only one other kind, a single byte that means: look into the
-//! rings. A byte dropped because the socket's buffer is full does no harm, because others are ahead
-//! of it. Every send uses a non-blocking flag of its own, so no peer can make a send block.
+//! After the handshake (`crate::handshake`), a packet has four little-endian words, [`Packet`]. An
+//! endpoint's socket has only one other kind of packet: a single byte that means "check the rings".
+//! A byte dropped because the socket's buffer is full is harmless, because other bytes are ahead of
+//! it. Every send has the non-blocking flag, so no peer can make a send block.
 //!
 //! *Thread safety*: a packet is sent and received as one, by any thread.
 
@@ -30,13 +30,13 @@ const BACKLOG: i32 = 128;
 /// A packet after the handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Packet {
-    /// Client: this connection is a process's; it serves for the mapping and for fences, and shows
-    /// when the process ends.
+    /// Client: this connection belongs to a process. It serves for the mapping and for fences, and
+    /// shows when the process ends.
     OpenProcess,
-    /// Client: this connection is an endpoint's, of the process with that number.
+    /// Client: this connection belongs to an endpoint of the process with that number.
     OpenEndpoint { process: u64 },
-    /// Server: opened; the number of the process or endpoint. A memfd of `bytes` bytes comes with
-    /// it.
+    /// Server: opened. Carries the number of the process or endpoint, with a memfd of `bytes`
+    /// bytes.
     Opened { number: u64, bytes: u64 },
     /// Client: fence all current endpoints of a compute server.
     Fence { request: u64, compute_server: u16 },
@@ -85,7 +85,7 @@ impl Packet {
     }
 }
 
-/// A received packet; a longer one is cut to this size and rejected.
+/// A received packet. A longer one is truncated to this size and rejected.
 #[derive(Debug)]
 pub(super) struct Received {
     bytes: [u8; MESSAGE_BYTES],
@@ -112,7 +112,7 @@ fn open_socket() -> Result<OwnedFd, Errno> {
 pub(super) fn listen_at(path: &Path) -> Result<OwnedFd, Errno> {
     let address = SocketAddrUnix::new(path)?;
     let socket = open_socket()?;
-    // Set the mode before binding, so that the file never has another.
+    // Set the mode before binding, so that the file never has a different one.
     fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
     if let Err(errno) = bind(&socket, &address) {
         let is_socket =
@@ -136,7 +136,7 @@ pub(super) fn connect_to(path: &Path) -> Result<OwnedFd, Errno> {
     Ok(socket)
 }
 
-/// Never blocks and never signals, whatever the peer has done to the socket.
+/// Never blocks and never raises a signal, whatever the peer has done to the socket.
 const AT_ONCE: SendFlags = SendFlags::DONTWAIT.union(SendFlags::NOSIGNAL);
 
 pub(super) fn send_handshake(socket: &OwnedFd, message: &HandshakeMessage) -> Result<(), Errno> {
@@ -160,15 +160,15 @@ pub(super) fn send_file(
     sendmsg(socket, &[IoSlice::new(&packet.encode())], &mut control, AT_ONCE).map(|_| ())
 }
 
-/// Wakes the other side of an endpoint's socket. If this fails, it is awake already or gone.
+/// Wakes the other side of an endpoint's socket. If this fails, the other side is awake or gone.
 pub(super) fn wake(socket: &OwnedFd) {
     let _ = send(socket, &[1], AT_ONCE);
 }
 
-/// The next packet; `Ok(None)` if there is none yet, an error if there never will be one.
+/// The next packet; `Ok(None)` if there is none yet, an error if there never will be.
 pub(super) fn receive(socket: &OwnedFd) -> Result<Option<Received>, Errno> {
     let mut bytes = [0; MESSAGE_BYTES];
-    // `TRUNC` reports the full length of a cut packet; the kernel drops any attached files.
+    // `TRUNC` reports the full length of a truncated packet; the kernel drops any attached files.
     let received = recv(socket, &mut bytes, RecvFlags::DONTWAIT | RecvFlags::TRUNC);
     match received {
         Ok((_, 0)) => Err(Errno::CONNRESET),

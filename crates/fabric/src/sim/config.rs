@@ -25,13 +25,13 @@ pub struct SimConfig {
     /// task that waits by yielding must advance virtual time.
     pub yield_ns: u64,
     /// How far the thread of an endpoint may run ahead of virtual time while it searches and
-    /// copies, in nanoseconds; 0: each charge waits for its end. A thread that runs ahead posts
-    /// in its own time. Others see what it writes to local memory up to this much too early,
-    /// which matters to a checker of histories but not to throughput, and the simulator has
-    /// fewer events.
+    /// copies, in nanoseconds. With 0, each charge waits for its end. A thread that runs ahead
+    /// posts at its own time. Others see its writes to local memory up to this much too early,
+    /// which matters to a checker of histories but not to throughput, and the simulator needs fewer
+    /// events.
     pub quantum_ns: u64,
     /// Virtual time without progress after which the remaining clients count as caught in an
-    /// endless loop, in nanoseconds; 0 for no limit. It starts with each `run` and
+    /// endless loop, in nanoseconds; 0 for no limit. It restarts with each `run` and each call of
     /// `SimControl::progress`.
     pub give_up_after_ns: u64,
 }
@@ -55,11 +55,11 @@ impl Default for SimConfig {
 
 /// The network: every server, compute or memory, has one NIC, usually with one port. A message
 /// occupies a port of the sender and one of the receiver for [`NetworkModel::message_ns`] each. The
-/// receiver starts with the first byte (cut-through), so on an idle network a message pays this
-/// time once.
+/// receiver's time starts with the first byte (cut-through), so on an idle network a message takes
+/// this time once.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NetworkModel {
-    /// From one port to another: wire, switch and the pipelines of both NICs, in nanoseconds.
+    /// Time from one port to another (wire, switch and the pipelines of both NICs), in nanoseconds.
     pub one_way_ns: u64,
     /// Bandwidth of a port in each direction, in bytes per second; 0 for no limit.
     pub bandwidth_bytes_per_s: u64,
@@ -74,16 +74,16 @@ pub struct NetworkModel {
     pub post_ns: u64,
     /// Time of the endpoint's thread to ring the NIC's doorbell, once per batch, in nanoseconds.
     pub doorbell_ns: u64,
-    /// Ports of each NIC, 1 to [`MOST_PORTS`]. A message takes the one that is free first.
+    /// Number of ports per NIC, 1 to [`MOST_PORTS`]. A message takes the port that is free first.
     pub ports: usize,
-    /// Time for which an atomic occupies the memory server's NIC, where atomics take turns, in
-    /// nanoseconds; 0: any number at once.
+    /// Time for which an atomic occupies the memory server's NIC, in nanoseconds, during which no
+    /// other atomic can run; 0 for no such limit.
     pub atomic_unit_ns: u64,
     /// The same for atomics on one word.
     pub atomic_word_ns: u64,
     /// Whether compute server `i` and memory server `i` are one machine. A message between the two
-    /// then occupies no port and does not travel; it takes the time of its bytes, and a verb that
-    /// of the access to memory.
+    /// then occupies no port and has no travel time; it takes only the time of its bytes, plus the
+    /// memory access for a verb.
     pub co_located: bool,
 }
 
@@ -146,8 +146,8 @@ pub enum LastWords {
 /// Faults to inject; none by default.
 ///
 /// A connection (one endpoint, one memory server) never loses a WRITE and then delivers a verb
-/// posted after it. Like the queue pair of a reliable connection, it stays broken until the lost
-/// WRITE's deadline.
+/// posted after it. Like the queue pair of a reliable connection, it stays broken until the
+/// deadline of the lost WRITE.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Faults {
     /// Probability that a READ or a WRITE takes effect in pieces, from 0 to 1.
@@ -160,10 +160,10 @@ pub struct Faults {
     pub delay_probability: f64,
     /// Longest such delay, in nanoseconds.
     pub max_delay_ns: u64,
-    /// Delays of some messages only, on top of the others.
+    /// Additional delays of some messages only.
     pub slow: Vec<Slow>,
-    /// Probability that a message is lost, from 0 to 1: a request without an effect, or a reply
-    /// after it. Needs a timeout.
+    /// Probability that a message is lost, from 0 to 1: either a request before its effect, or a
+    /// reply after it. Needs a timeout.
     pub drop_probability: f64,
     /// Probability that a request arrives only after its deadline, from 0 to 1: the client sees an
     /// indeterminate outcome, and the effect comes later. Needs a timeout.
@@ -177,11 +177,11 @@ pub struct Faults {
     pub detect_death_ns: u64,
     /// Memory servers that die, each with the time of its death.
     pub kill_memory_server_at_ns: Vec<(u16, u64)>,
-    /// Memory servers that restart, each with its moment: what they held is gone. Once one
-    /// operation has noticed, all others end as
-    /// [`FabricError::Restarted`](crate::FabricError::Restarted), whichever endpoint posts them.
+    /// Memory servers that restart, each with its time; their memory is lost. Once one operation
+    /// has noticed, all others end as [`FabricError::Restarted`](crate::FabricError::Restarted),
+    /// whichever endpoint posts them.
     pub restart_memory_server_at_ns: Vec<(u16, u64)>,
-    /// Compute servers that die, each with its moment.
+    /// Compute servers that die, each with its time.
     pub kill_compute_server_at_ns: Vec<(u16, u64)>,
     /// After a loss, all messages between the two servers are lost for up to this long, in
     /// nanoseconds, so that an immediate retry does not help.
@@ -191,7 +191,7 @@ pub struct Faults {
     /// Maximum drift of compute servers' clocks, fast or slow, in parts per million; less than a
     /// million.
     pub clock_drift_ppm: u64,
-    /// Only the clocks of this many compute servers, counted from the first, differ.
+    /// Number of compute servers whose clocks deviate, counted from the first.
     pub clocks: u16,
     /// Compute servers that pause: no task runs there, and arrivals are noticed only afterwards.
     pub pause_compute_server: Vec<Outage>,
@@ -200,7 +200,7 @@ pub struct Faults {
     pub cut_memory_server: Vec<Outage>,
 }
 
-/// What a message belongs to.
+/// The kinds of operations that a message can belong to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verb {
     /// A READ.
@@ -220,7 +220,7 @@ pub struct Slow {
     pub verbs: Vec<Verb>,
     /// The compute servers whose messages are delayed; all if empty.
     pub compute_servers: Vec<u16>,
-    /// The replies, and not the requests.
+    /// Whether replies are delayed, instead of requests.
     pub replies: bool,
     /// Share of the messages that are delayed, from 0 to 1.
     pub probability: f64,

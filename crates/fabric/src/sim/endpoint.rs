@@ -20,7 +20,7 @@ use std::rc::Rc;
 pub(super) struct EndpointState {
     pub(super) counters: Counters,
     pub(super) compute_server: u16,
-    /// The socket of the endpoint's thread, of the two of its compute server.
+    /// The socket on which the endpoint's thread runs, of the two of its compute server.
     socket: u64,
     /// Endpoints are numbered from 1 in the order in which they were opened.
     pub(super) number: u64,
@@ -47,7 +47,7 @@ impl EndpointState {
         until_ns
     }
 
-    /// The time of the endpoint's thread, which may be ahead of virtual time.
+    /// The current time of the endpoint's thread, which may be ahead of virtual time.
     fn local_ns(&self, world: &World) -> u64 {
         let now_ns = world.events.now_ns();
         match world.config.quantum_ns {
@@ -119,13 +119,14 @@ impl SimFabric {
         Self { first: self.first + first, memory_servers: count, ..self.clone() }
     }
 
-    /// Opens one more endpoint, of any compute server: a process that starts during a run.
+    /// Opens another endpoint of any compute server, such as for a process that starts during a
+    /// run.
     #[must_use]
     pub fn sibling(&self, compute_server: u16) -> Self {
         Self::new(&self.world, compute_server)
     }
 
-    /// The server that this endpoint knows as `server`.
+    /// The server that this endpoint numbers as `server`.
     fn server(&self, server: ServerId) -> Result<ServerId, FabricError> {
         match server.number() < self.memory_servers {
             true => Ok(ServerId::new(self.first + server.number())),
@@ -158,7 +159,7 @@ impl SimFabric {
         let op = Op::new(endpoint, server, deadline_ns, body);
         world.post(Rc::clone(&op), leave_ns);
         if is_last {
-            // Whatever the thread does before its next wait has no effect any more.
+            // Nothing that the thread does before its next wait has any effect now.
             world.fulfil_doom();
         }
         SimOp::in_flight(op, finish)
@@ -211,8 +212,8 @@ impl SimFabric {
     }
 
     /// Asks the memory server's side of the connection to execute `act`, and waits for the answer.
-    /// Connection management repeats lost messages, so only a dead or cut-off server is
-    /// unreachable.
+    /// Connection management repeats lost messages, so a server is unreachable only if it is dead
+    /// or cut off.
     async fn manage(
         &self,
         server: ServerId,
@@ -242,7 +243,7 @@ impl SimFabric {
         Err(FabricError::Indeterminate { server, why: Uncertainty::ConnectionLost })
     }
 
-    /// Checks what can be refused without asking the memory server.
+    /// Checks for errors that do not need the memory server.
     fn admit(&self, server: ServerId, body: &Body) -> Result<ServerId, FabricError> {
         match *body {
             Body::Read { at, into: ref buffer } | Body::Write { at, from: ref buffer } => {
@@ -344,7 +345,8 @@ impl Fabric for SimFabric {
             }
             let now_ns = world.events.now_ns();
             let until_ns = self.endpoint.occupy(now_ns, ns);
-            // What holds a latch meanwhile, or waits for one, must take turns with other threads.
+            // A thread that holds or waits for a latch meanwhile must take turns with other
+            // threads.
             let may_run_ahead =
                 matches!(work, Work::Client | Work::VisitNode | Work::CopyRecords(_));
             if may_run_ahead && until_ns - now_ns <= world.config.quantum_ns {
@@ -362,7 +364,7 @@ impl Fabric for SimFabric {
             let world = self.world.borrow();
             let now_ns = self.endpoint.local_ns(&world);
             match ns {
-                // The task continues after the thread's other work is done.
+                // The task continues after the thread has done its other work.
                 0 => self.endpoint.busy_until_ns.get().max(now_ns) + world.config.yield_ns,
                 _ => now_ns.saturating_add(ns),
             }

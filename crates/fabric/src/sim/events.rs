@@ -1,6 +1,6 @@
 //! Virtual time: the pending events, and the tasks that wait for a time.
 //!
-//! *Invariants*: events.E1. time never goes back. events.E2. events at the same time happen in the
+//! *Invariants*: events.E1. Time never goes back. events.E2. Events at the same time happen in the
 //! order in which they were scheduled, so a run is a function of its settings alone.
 
 use super::op::Op;
@@ -68,7 +68,7 @@ struct Scheduled {
 }
 
 impl Scheduled {
-    /// Time and sequence as one number, which compares without a branch.
+    /// Time and sequence number combined into one number, which compares without a branch.
     #[inline]
     fn key(&self) -> u128 {
         u128::from(self.at_ns) << 64 | u128::from(self.sequence)
@@ -90,7 +90,7 @@ impl PartialOrd for Scheduled {
 }
 
 impl Ord for Scheduled {
-    /// Reversed, because the heap pops the greatest.
+    /// Reversed, because the heap pops the greatest element.
     fn cmp(&self, other: &Self) -> Ordering {
         other.key().cmp(&self.key())
     }
@@ -197,8 +197,8 @@ impl Future for Until<'_> {
         let events = &mut world.events;
         match self.place {
             Some(_) if events.now_ns >= self.at_ns => return Poll::Ready(()),
-            // Until its time comes, the index belongs to this task. The task may have a new waker:
-            // a core's task moves from the executor of one run to that of the next.
+            // Until its time comes, the index belongs to this task. The task may have a new waker,
+            // because a core's task moves from the executor of one run to that of the next.
             Some(place) => match &mut events.wakers[place] {
                 Some(waker) => waker.clone_from(context.waker()),
                 empty => *empty = Some(context.waker().clone()),

@@ -1,14 +1,14 @@
 //! `sim`: a whole cluster on one thread, in virtual time.
 //!
-//! The simulated code is exactly the code that runs elsewhere. The simulator decides when its
-//! messages arrive, in which pieces they take effect, how long its work takes, and which servers
-//! die. All of this follows from [`SimConfig::seed`], so a failed run can be repeated.
+//! The simulated code is exactly the code that runs elsewhere. The simulator decides when messages
+//! arrive, in which pieces they take effect, how long work takes, and which servers die. All of
+//! this follows from [`SimConfig::seed`], so a failed run can be repeated.
 //!
 //! *Invariants*: nothing here reads a clock, an entropy source or an address; every iteration has a
 //! fixed order. Between two events, only tasks and the executor run.
 //!
-//! `world.rs` owns the events, operations, endpoints and servers. Their files use it in turn,
-//! because each of them posts events to the world.
+//! `world.rs` owns the events, operations, endpoints and servers. The files that define these also
+//! use `world.rs`, because each of them posts events to the world.
 //!
 //! *Thread safety*: a cluster and its clients live on one thread; a [`SimControl`] may go to any
 //! thread.
@@ -108,8 +108,8 @@ impl<S: Calls> SimCluster<S> {
         self.control.kill_compute_server(server);
     }
 
-    /// Kills compute servers together when one of them posts a WRITE, after `writes` other WRITEs
-    /// by them.
+    /// Kills compute servers together when one of them posts a WRITE, after they have posted
+    /// `writes` other WRITEs.
     pub fn kill_compute_servers_at_write(
         &self,
         servers: Vec<u16>,
@@ -119,15 +119,15 @@ impl<S: Calls> SimCluster<S> {
         self.world.borrow_mut().doom = Some(Doom { servers, writes_left: writes, last_words });
     }
 
-    /// Cancels a pending death by [`Self::kill_compute_servers_at_write`]. Returns the number of
-    /// WRITEs that were left before it; `None` if there was none.
+    /// Cancels a death scheduled by [`Self::kill_compute_servers_at_write`]. Returns the number of
+    /// WRITEs that were left before it; `None` if no death was scheduled.
     pub fn call_off_death(&self) -> Option<u64> {
         self.world.borrow_mut().doom.take().map(|doom| doom.writes_left)
     }
 
-    /// Restarts a compute server, killing it first if it is alive: clients can be opened on it
-    /// again. Nothing of its previous life remains except messages in flight, until it is fenced.
-    /// Call this between two runs.
+    /// Restarts a compute server, killing it first if it is alive, so that clients can be opened on
+    /// it again. Nothing of its previous life remains except messages in flight, until it is
+    /// fenced. Call this between two runs.
     pub fn restart_compute_server(&self, server: u16) {
         self.world.borrow_mut().restart_compute_server(server);
     }
@@ -176,7 +176,7 @@ impl<S: Calls> Cluster for SimCluster<S> {
 
 impl<S: Calls> Drop for SimCluster<S> {
     fn drop(&mut self) {
-        // Tasks hold the world, and the world's queues hold operations: break the cycle.
+        // Tasks hold the world, and the world's queues hold operations: break this reference cycle.
         for core in self.cores.iter().flatten() {
             core.stop();
         }
@@ -184,7 +184,7 @@ impl<S: Calls> Drop for SimCluster<S> {
     }
 }
 
-/// Kills servers of a simulated cluster. Its orders take effect before any other task runs on.
+/// Kills servers of a simulated cluster. Its orders take effect before any other task continues.
 #[derive(Clone, Debug, Default)]
 pub struct SimControl(Arc<Orders>);
 

@@ -1,4 +1,4 @@
-//! The network's state: when ports are free, and the order that each connection has to keep.
+//! The network's state: when ports become free, and the order that each connection must keep.
 
 use super::config::MOST_PORTS;
 use std::collections::BTreeMap;
@@ -11,7 +11,7 @@ pub(super) struct Nic {
     pub(super) atomics: Atomics,
 }
 
-/// When the atomics of a memory server's NIC are free, where they take turns.
+/// For networks where atomics take turns: when a memory server's NIC can execute the next atomic.
 #[derive(Debug, Default)]
 pub(super) struct Atomics {
     free_ns: u64,
@@ -19,12 +19,12 @@ pub(super) struct Atomics {
     words: BTreeMap<u64, u64>,
 }
 
-/// Words that have been used lately; more are swept.
+/// Number of recently used words to track; beyond it, old ones are swept.
 const MOST_WORDS: usize = 4096;
 
 impl Atomics {
-    /// The time at which an atomic on the word at `offset` takes effect that could at `ready_ns`.
-    /// It then occupies the unit and the word for these times.
+    /// The time at which an atomic on the word at `offset` takes effect if it is ready at
+    /// `ready_ns`. It then occupies the unit and the word for the given times.
     pub(super) fn take(
         &mut self,
         ready_ns: u64,

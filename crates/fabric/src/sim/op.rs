@@ -1,6 +1,6 @@
 //! A posted operation: the state shared by the endpoint's future and the simulated network.
 //!
-//! *Invariants*: sim.O1. the buffer stays in `body` until the operation has succeeded and its
+//! *Invariants*: sim.O1. The buffer stays in `body` until the operation has succeeded and its
 //! future has taken it, or until neither the future nor any event holds the operation (contract
 //! F8). sim.O2. `result` is set once; a later reply changes nothing.
 
@@ -49,7 +49,7 @@ impl Body {
         matches!(self, Self::Call(_))
     }
 
-    /// Whose messages it makes.
+    /// The kind of operation that its messages belong to.
     fn verb(&self) -> Verb {
         match self {
             Self::Read { .. } => Verb::Read,

@@ -1,4 +1,5 @@
-//! The critical sections of a compute server: when each is free, and the socket that had it last.
+//! The critical sections of a compute server: when each becomes free, and which socket used it
+//! last.
 
 use crate::Section;
 
@@ -9,14 +10,14 @@ pub(super) struct Sections([State; Section::COUNT]);
 #[derive(Clone, Copy, Debug, Default)]
 struct State {
     free_ns: u64,
-    /// The socket of the thread that was in it last, if any.
+    /// The socket of the last thread inside, if any.
     socket: Option<u64>,
 }
 
 impl Sections {
-    /// Takes the next turn in `section` for a thread on `socket` that is ready at `ready_ns`;
-    /// returns when the thread leaves it. The turn takes `ns`, and `factor` times that if the
-    /// section's cache lines are on another socket.
+    /// Takes the next turn in `section` for a thread on `socket` that is ready at `ready_ns`.
+    /// Returns when the thread leaves it. The turn takes `ns`, multiplied by `factor` if the
+    /// section's cache lines are on the other socket.
     pub(super) fn enter(
         &mut self,
         section: Section,

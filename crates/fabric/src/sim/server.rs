@@ -1,8 +1,8 @@
 //! A simulated memory server: its cores, and their queue of requests.
 //!
-//! *Invariants*: sim.S1. a core handles one request from its dispatch to the end of the
-//! housekeeping after its reply. sim.S2. requests are taken in the order of their arrival. sim.S3.
-//! the queue is bounded without a limit of its own: a request in it holds its message, and no
+//! *Invariants*: sim.S1. A core handles one request from its dispatch to the end of the
+//! housekeeping after its reply. sim.S2. Requests are taken in the order of their arrival. sim.S3.
+//! The queue is bounded without a limit of its own: a request in it holds its message, and no
 //! endpoint waits for more than `depth` operations. Further requests are those past their
 //! deadlines, at most `depth` per endpoint and timeout.
 
@@ -22,11 +22,11 @@ use std::task::{Poll, Waker};
 #[derive(Debug)]
 pub(super) struct MemoryServer {
     pub(super) alive: bool,
-    /// Another process answers at the server's address, with empty memory.
+    /// Whether another process, with empty memory, answers at the server's address.
     pub(super) restarted: bool,
-    /// An endpoint has met that process, and all endpoints keep away from it.
+    /// Whether an endpoint has reached that process. From then on, no endpoint uses it.
     pub(super) known_restarted: bool,
-    /// None if verbs reach nothing here.
+    /// `None` if the server exposes no memory to verbs.
     pub(super) region: Option<Arc<Region>>,
     pub(super) nic: Nic,
     /// Fenced compute servers, each with the number of its newest fenced endpoint.
@@ -101,12 +101,12 @@ impl MemoryServer {
         idle.map(Waker::wake).is_some()
     }
 
-    /// A connection to the server broke: the next attempt meets the process that is there now.
+    /// Records that a connection to the server broke: the next attempt reaches the new process.
     pub(super) fn notice(&mut self) {
         self.known_restarted |= self.restarted;
     }
 
-    /// Everything that waits or is being served; none of it will be answered.
+    /// Takes all requests that wait or are being served. None of them will be answered.
     pub(super) fn take_requests(&mut self) -> Vec<Rc<Op>> {
         let mut requests: Vec<_> = self.queue.drain(..).collect();
         for core in &mut self.cores {
@@ -130,7 +130,7 @@ impl MemoryServer {
     }
 }
 
-/// A core of a memory server, as a processor for the service's code.
+/// A core of a memory server, which runs the service's code.
 #[derive(Debug)]
 struct SimCpu {
     world: Shared,

@@ -1,8 +1,8 @@
 //! Splits a READ or a WRITE into pieces.
 //!
-//! The contract promises atomic words and nothing more, so any word may belong to any piece. Random
-//! pieces would hardly ever leave a single word behind, or cut a page in the middle. Code tends to
-//! break on these cases, so they are drawn on purpose.
+//! The contract guarantees atomic words and nothing more, so any word may belong to any piece.
+//! Random pieces would hardly ever leave out a single word, or cut a page in the middle. These are
+//! the cases on which code tends to break, so they are drawn on purpose.
 
 use rand::rngs::SmallRng;
 use rand::{Rng, RngExt};

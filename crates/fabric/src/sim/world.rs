@@ -30,12 +30,12 @@ use std::rc::Rc;
 /// The world, shared by everything on its one thread.
 pub(super) type Shared = Rc<RefCell<World>>;
 
-/// How far ahead an endpoint may reserve its port. This is the time of a few posts: an event for
-/// each of them would only slow the simulator down.
+/// How far ahead an endpoint may reserve its port: the time of a few posts. An event for each of
+/// them would only slow the simulator down.
 const BOOK_AHEAD_NS: u64 = 1_000;
 
-/// The same where threads run ahead: they post at different times, and one that reserved its port
-/// too early would delay those that post before it.
+/// The same limit if threads run ahead. They post at different times, and one that reserved its
+/// port too early would delay those that post before it.
 const BOOK_AHEAD_OF_OTHERS_NS: u64 = 200;
 
 /// The state of a compute server.
@@ -99,7 +99,7 @@ impl Clock {
 #[derive(Debug)]
 pub(super) struct Doom {
     pub(super) servers: Vec<u16>,
-    /// Number of WRITEs that they may still post before.
+    /// Number of WRITEs that they may still post before their death.
     pub(super) writes_left: u64,
     pub(super) last_words: LastWords,
 }
@@ -111,11 +111,11 @@ pub(super) struct World {
     rng: SmallRng,
     pub(super) compute: Vec<ComputeServer>,
     pub(super) memory: Vec<MemoryServer>,
-    /// Executor groups of servers that died since the executor last asked.
+    /// Executor groups of servers that have died since the executor last asked.
     pub(super) died: Vec<Group>,
     late: ObjectArc<LateAnswers>,
     pub(super) endpoints: u64,
-    /// The count of unique numbers handed out.
+    /// Number of unique numbers handed out.
     pub(super) unique: u64,
     pub(super) doom: Option<Doom>,
     /// What happens to dead compute servers' messages in flight.
@@ -223,8 +223,8 @@ impl World {
         &mut self.compute[usize::from(server)]
     }
 
-    /// The duration of `work`. Waits for a latch vary a little: two threads that spin in lockstep
-    /// would collide at the latch for ever.
+    /// The duration of `work`. Waits for a latch vary a little; otherwise two threads that spin in
+    /// lockstep could collide at the latch forever.
     pub(super) fn work_ns(&mut self, work: Work) -> u64 {
         let ns = self.config.cost.ns(work);
         match work {
@@ -341,8 +341,8 @@ impl World {
         endpoint.number > self.compute[usize::from(endpoint.compute_server)].ended
     }
 
-    /// Counts a WRITE against a pending death of its compute server; returns whether it is the
-    /// last.
+    /// Counts a WRITE towards a scheduled death of its compute server. Returns whether it is the
+    /// last one.
     pub(super) fn is_last_write(&mut self, compute_server: u16) -> bool {
         let Some(doom) = &mut self.doom else { return false };
         if !doom.servers.contains(&compute_server) {
@@ -355,7 +355,7 @@ impl World {
         true
     }
 
-    /// Kills the compute servers of the pending death; their last WRITE has just been posted.
+    /// Kills the compute servers of the scheduled death, whose last WRITE has just been posted.
     pub(super) fn fulfil_doom(&mut self) {
         let Some(doom) = self.doom.take() else { return };
         self.last_words = doom.last_words;
@@ -523,15 +523,15 @@ impl World {
         reset && !op.state.borrow().body.is_call()
     }
 
-    /// Ends an operation that arrives at a server without a connection for it.
+    /// Ends an operation that arrives at a server where its endpoint has no connection.
     fn refuse(&mut self, op: Rc<Op>) {
         if !op.has_ended() {
             self.events.schedule(self.events.now_ns(), Event::Lost(op));
         }
     }
 
-    /// Decides whether a dead compute server's messages stop here: at random, and permanently once
-    /// they have.
+    /// Decides whether a dead compute server's messages stop here. The decision is random; once
+    /// they have stopped, it is permanent.
     fn is_cut(&mut self, op: &Op) -> bool {
         let cut = match self.last_words {
             LastWords::Some => self.rng.random_bool(0.5),
@@ -608,7 +608,7 @@ impl World {
         }
     }
 
-    /// Whether the operation is between a compute server and the memory server of its machine.
+    /// Whether the operation is between a compute server and the memory server on the same machine.
     fn is_local(&self, op: &Op) -> bool {
         self.config.network.co_located
             && op.endpoint.compute_server == op.server.number()
@@ -676,7 +676,7 @@ impl World {
         about.map(draw).sum()
     }
 
-    /// Draws whether a fault happens; a disabled fault takes nothing from the random stream.
+    /// Draws whether a fault happens. A disabled fault does not consume random numbers.
     fn happens(&mut self, probability: f64) -> bool {
         probability > 0.0 && self.rng.random_bool(probability)
     }

@@ -1,5 +1,5 @@
 //! The client side of a whole cluster: addresses, the token, and the known epochs of the servers.
-//! Also the provider, which starts the servers too.
+//! Also the provider, which also starts the servers.
 //!
 //! *Thread safety*: any number of threads.
 
@@ -15,7 +15,7 @@ use std::net::SocketAddr;
 /// Configuration of the client side, and of the servers that the provider starts.
 #[derive(Clone, Debug)]
 pub struct TcpConfig {
-    /// Role of the endpoints. Defaults to compute servers, as clients of memory servers.
+    /// Role of the endpoints. The default is compute servers, as clients of memory servers.
     pub role: Role,
     /// Role of the servers that they connect to.
     pub server_role: Role,
@@ -25,12 +25,12 @@ pub struct TcpConfig {
     pub connect_timeout_ns: u64,
     /// Limit on an endpoint's operations in flight.
     pub depth: usize,
-    /// Limit on the payload under way over one connection, in bytes, for READs and for WRITEs each.
-    /// More of it waits at the client. Payloads of at most 4 KiB do not count.
+    /// Limit on the payload in flight over one connection, in bytes, for READs and for WRITEs each.
+    /// The rest waits at the client. Payloads of at most 4 KiB do not count.
     pub window_bytes: usize,
     /// Number of times a thread with only waiting tasks polls its sockets before it blocks.
     pub looks_before_waiting: u32,
-    /// Runs all clients of one call on one thread instead of a thread for each.
+    /// Runs all clients of one call on one thread instead of one thread each.
     pub one_client_thread: bool,
     /// Seed of the random numbers.
     pub seed: u64,
@@ -71,8 +71,8 @@ pub struct TcpCluster {
 }
 
 impl TcpCluster {
-    /// The client side of servers elsewhere, numbered in the order of `addresses`. Connects to none
-    /// yet: an endpoint connects to a server when it first has something to send there.
+    /// Creates the client side of servers elsewhere, numbered in the order of `addresses`. Connects
+    /// to none yet: an endpoint connects to a server when it first has something to send there.
     pub fn connect(addresses: Vec<SocketAddr>, token: &Token, config: TcpConfig) -> Self {
         let starts = match config.role {
             Role::Client => ServerStarts::Again,
@@ -87,14 +87,14 @@ impl TcpCluster {
         Self { shared: Arc::new(shared), servers: Vec::new() }
     }
 
-    /// Records that a server has moved to another address: new connections go there, and open ones
-    /// are unaffected. A server that is not of this cluster is ignored.
+    /// Records that a server has moved to another address. New connections go there; open ones are
+    /// unaffected. A server that does not belong to this cluster is ignored.
     pub fn relocate(&self, server: ServerId, address: SocketAddr) {
         self.shared.peers.relocate(server, address);
     }
 
-    /// A driver that opens and drives endpoints on the calling thread: for long-running programs
-    /// with an [`crate::executor::Executor`] of their own.
+    /// Creates a driver that opens and drives endpoints on the calling thread, for long-running
+    /// programs that have their own [`crate::executor::Executor`].
     ///
     /// # Errors
     /// The operating system's error if there are no more file descriptors.

@@ -19,7 +19,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 
-/// A dropped endpoint waits at most this long for its posted operations, in nanoseconds.
+/// Maximum time that a dropped endpoint waits for its posted operations, in nanoseconds.
 const LINGER_NS: u64 = 1_000_000_000;
 
 /// The transport: operations as frames over TCP.
@@ -88,7 +88,7 @@ impl Transport for Tcp {
     }
 
     /// Reports `NotSent` if nothing of the operation was sent. Only clients make this distinction:
-    /// a compute server that is unsure of an operation on a memory server fences or reads again in
+    /// a compute server that is unsure of an operation on a memory server fences or rereads in
     /// either case.
     fn ended(&self, error: FabricError, slot: &Slot<Progress>) -> FabricError {
         match error {
@@ -105,9 +105,9 @@ impl Transport for Tcp {
         !(slot.progress.is_sent || slot.progress.is_aside)
     }
 
-    /// Sends what waits for the window too, and waits for the answers. A socket that is closed
-    /// before they arrive answers them with a reset, and the reset discards what the socket has
-    /// still to send.
+    /// Also sends what waits for the window, and waits for the answers. If a socket is closed
+    /// before they arrive, it answers them with a reset, which discards everything that it has yet
+    /// to send.
     fn linger(endpoint: &Inner<Self>) {
         for link in &mut endpoint.core.borrow_mut().links {
             link.wire_mut().lift_window();
@@ -134,9 +134,9 @@ impl Transport for Tcp {
     }
 }
 
-/// Waits up to `wait_ns` until a socket over which anything but READs is pending can be used.
-/// Returns the servers of such sockets, which are none when the time is up; `None` if nothing is
-/// pending. Nobody will see what dropped READs bring, so they are not waited for.
+/// Waits up to `wait_ns` until a socket can be used over which an operation other than a READ is
+/// pending. Returns the servers of such sockets, which are none on a timeout; `None` if nothing is
+/// pending. READs are not waited for, because no future will take their results.
 fn wait_for_answers(endpoint: &Inner<Tcp>, wait_ns: u64) -> Option<Vec<ServerId>> {
     let core = endpoint.core.borrow();
     let due = core.slots.iter_pending().filter(|(_, slot)| !matches!(slot.body, Body::Read { .. }));

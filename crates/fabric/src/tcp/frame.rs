@@ -21,12 +21,12 @@
 //! ```
 //!
 //! A READ or WRITE of more than [`PIECE_BYTES`] travels in pieces, each a frame with the same id.
-//! Every piece describes the whole, and the server checks the whole each time. So a verb is refused
-//! as a whole or not at all (F5), and no buffer needs to hold more than a piece.
+//! Every piece describes the whole verb, and the server checks all of it each time. So a verb is
+//! refused as a whole or not at all (F5), and no buffer needs to hold more than a piece.
 //!
-//! *Invariants*: frame.W1. bytes are not treated as a frame before their length has been checked
-//! against the bounds of its opcode. frame.W2. malformed bytes name no frame; their connection is
-//! closed. frame.W3. a decoded frame encodes to the same bytes again.
+//! *Invariants*: frame.W1. Bytes are not treated as a frame until their length has been checked
+//! against the bounds of its opcode. frame.W2. Malformed bytes are never a frame; their connection
+//! is closed. frame.W3. A decoded frame encodes to the same bytes again.
 //!
 //! *Thread safety*: plain functions.
 
@@ -63,7 +63,7 @@ const _: () = assert!(PIECE_BYTES.is_multiple_of(8));
 pub enum Decoded<T> {
     /// The frame is incomplete.
     Incomplete,
-    /// A frame.
+    /// A complete frame.
     Frame {
         /// The request's id.
         id: u64,
@@ -76,7 +76,7 @@ pub enum Decoded<T> {
     Malformed,
 }
 
-/// One piece of a READ or a WRITE, and the whole that it belongs to. Lengths are in bytes.
+/// One piece of a READ or a WRITE, and the whole verb that it belongs to. Lengths are in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
     /// Start of the whole.
@@ -90,8 +90,8 @@ pub struct Piece {
 }
 
 impl Piece {
-    /// Whether the piece lies in the whole, is made of whole words, and is at most [`PIECE_BYTES`]
-    /// long.
+    /// Whether the piece lies within the whole, consists of whole words, and is at most
+    /// [`PIECE_BYTES`] long.
     fn is_sound(&self) -> bool {
         let within = self.first.checked_add(self.length).is_some_and(|end| end <= self.whole);
         let words = self.first.is_multiple_of(8) && self.length.is_multiple_of(8);
@@ -99,7 +99,7 @@ impl Piece {
     }
 }
 
-/// A request.
+/// A request from a client to a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Request<'a> {
     /// READ a piece.
@@ -134,7 +134,7 @@ pub enum Request<'a> {
 /// Why a request was not carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NotDone {
-    /// Address or length is not a multiple of 8, or the address is not one of the pool.
+    /// Address or length is not a multiple of 8, or the address is not in the pool.
     Unaligned,
     /// The access is not entirely inside the region.
     OutOfBounds {
@@ -167,7 +167,7 @@ pub enum Completion<'a> {
     Reply(&'a [u8]),
     /// A fence is complete.
     Fenced,
-    /// The request failed; with its kind.
+    /// The request of this kind failed.
     NotDone(Kind, NotDone),
 }
 
@@ -234,7 +234,7 @@ fn half(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes(bytes[at..at + 4].try_into().expect("4 bytes"))
 }
 
-/// Decodes a header: length of the body, opcode, status, id.
+/// Decodes a header into the length of the body, the opcode, the status and the id.
 #[inline]
 fn header(input: &[u8]) -> Option<(usize, u8, u8, u64)> {
     let header = input.get(..HEADER_BYTES)?;
@@ -349,7 +349,7 @@ impl Request<'_> {
     /// Writes the frame into `out`.
     ///
     /// # Panics
-    /// If `out` is not as long as [`Request::frame_bytes`] says.
+    /// If `out` does not have the length [`Request::frame_bytes`].
     #[inline]
     pub fn encode(&self, id: u64, out: &mut [u8]) {
         assert_eq!(out.len(), self.frame_bytes(), "`out` has the length of the frame");
@@ -418,7 +418,7 @@ impl Completion<'_> {
     /// Writes the frame into `out`.
     ///
     /// # Panics
-    /// If `out` is not as long as [`Completion::frame_bytes`] says.
+    /// If `out` does not have the length [`Completion::frame_bytes`].
     #[inline]
     pub fn encode(&self, id: u64, out: &mut [u8]) {
         assert_eq!(out.len(), self.frame_bytes(), "`out` has the length of the frame");

@@ -1,11 +1,12 @@
-//! A thread that serves both as an endpoint's thread and as one of a server's threads.
+//! A thread that is both an endpoint's thread and one of a server's threads.
 //!
 //! A compute server answers a request where its bytes arrive: the thread that reads the request
 //! from the client's socket carries it out over its own endpoint and writes the answer. The
-//! server's epoll instance is nested in the endpoint's, so the thread waits in one place for all.
+//! server's epoll instance is nested in the endpoint's, so the thread waits for everything in one
+//! place.
 //!
-//! *Invariants*: hosting.H1. the thread waits only if the inbox is empty and says that it sleeps
-//! (inbox.B1). hosting.H2. clients are served at least once for every [`PATIENCE`] times that the
+//! *Invariants*: hosting.H1. The thread waits only if the inbox is empty and marked as asleep
+//! (inbox.B1). hosting.H2. Clients are served at least once for every [`PATIENCE`] times that the
 //! endpoint makes progress, however busy it is.
 //!
 //! *Thread safety*: one thread.
@@ -19,9 +20,10 @@ use std::cell::{Cell, RefCell};
 use std::io;
 use std::task::Waker;
 
-/// Answers to send at a time although more requests could be carried out first, so that the clients
-/// can continue. Fewer cost more system calls: compared with sending all 64 answers of a client
-/// together, 16 gave 1.8 times the throughput and 8 gave 1.5 times.
+/// Maximum number of answers to collect before they are sent, although more requests could be
+/// carried out first, so that the clients can continue. Smaller batches cost more system calls:
+/// compared with sending all 64 answers of a client together, 16 gave 1.8 times the throughput and
+/// 8 gave 1.5 times.
 const ANSWERS_TOGETHER: usize = 16;
 /// See hosting.H2.
 const PATIENCE: u32 = 64;
@@ -36,7 +38,8 @@ pub struct Hosting<'a, X: Transport, S: Calls> {
 }
 
 impl<'a, X: Transport, S: Calls> Hosting<'a, X, S> {
-    /// Drives the endpoints of `driver`, which serves no other thread, and the clients of `thread`.
+    /// Drives the endpoints of `driver`, which must serve no other thread, and the clients of
+    /// `thread`.
     ///
     /// # Errors
     /// The operating system's error if the epoll instances cannot be nested.

@@ -1,10 +1,10 @@
-//! What other threads leave for an I/O thread: answers, sockets, and requests to stop or sweep.
+//! An I/O thread's inbox: answers, sockets, and requests to stop or sweep, from other threads.
 //!
-//! *Invariants*: inbox.B1. the I/O thread sleeps only after it has said so and the inbox was empty.
-//! The first thread that adds something from then on wakes it; later ones know that it is awake.
-//! So a burst of answers costs one system call, and an answer by the thread itself costs none.
-//! inbox.B2. the calls that wait bound the answers, and each connection bounds its waiting calls;
-//! the limit on connections bounds the sockets.
+//! *Invariants*: inbox.B1. The I/O thread sleeps only after it has announced that and found the
+//! inbox empty. After that, the first thread that adds something wakes it; later ones know that it
+//! is awake. So a burst of answers costs one system call, and an answer by the thread itself costs
+//! none. inbox.B2. The waiting calls bound the answers, and each connection bounds its waiting
+//! calls; the limit on connections bounds the sockets.
 //!
 //! *Thread safety*: any number of threads push, the I/O thread takes.
 
@@ -43,9 +43,9 @@ impl Asked {
 pub(super) struct Content {
     pub(super) answers: Vec<Late>,
     pub(super) sockets: Vec<TcpStream>,
-    /// Gates have been closed: find and close their connections.
+    /// Whether gates have been closed: find and close their connections.
     pub(super) sweep: bool,
-    /// The thread has to look at something outside the inbox.
+    /// Whether the thread must check something outside the inbox.
     pub(super) nudged: bool,
 }
 
@@ -58,7 +58,7 @@ impl Content {
 #[derive(Debug, Default)]
 struct State {
     content: Content,
-    /// The I/O thread waits, or is about to.
+    /// Whether the I/O thread waits, or is about to.
     asleep: bool,
 }
 
@@ -104,15 +104,15 @@ impl Inbox {
         Some(std::mem::replace(&mut state.content, fresh))
     }
 
-    /// Whether the I/O thread may wait: the inbox is empty, and any thread that fills it wakes this
-    /// one.
+    /// Whether the I/O thread may wait: the inbox is empty, and any thread that adds something will
+    /// wake it.
     pub(super) fn fall_asleep(&self) -> bool {
         let mut state = lock(&self.state);
         state.asleep = state.content.is_empty();
         state.asleep
     }
 
-    /// The I/O thread waits no more.
+    /// Marks the I/O thread as awake.
     pub(super) fn wake_up(&self) {
         lock(&self.state).asleep = false;
     }

@@ -2,12 +2,12 @@
 //!
 //! Posting only queues an operation. The queue is sent when all tasks of the endpoint wait, or when
 //! it gets long. Frames are sent in the order in which operations were posted (endpoint.K3), but a
-//! READ that the window has no room for steps aside.
+//! READ for which the window has no room steps aside.
 //!
-//! *Invariants*: link.L1. no operation overtakes a WRITE, whatever either waits for (F3). link.L2.
-//! READs that have stepped aside are sent in their order, before any later READ that counts for the
-//! window (window.B3): so later ones cannot starve them. Others do overtake them. link.L3. whenever
-//! completions make room, what waits for it is sent.
+//! *Invariants*: link.L1. No operation overtakes a WRITE, whatever either waits for (F3). link.L2.
+//! READs that have stepped aside are sent in order, before any later READ that counts towards the
+//! window (window.B3), so later ones cannot starve them. READs that do not count may overtake them.
+//! link.L3. Whenever completions make room, waiting operations are sent.
 //!
 //! *Thread safety*: an endpoint's thread.
 
@@ -24,13 +24,12 @@ use std::net::TcpStream;
 
 type Slots = crate::endpoint::Slots<Progress>;
 
-/// Size of the buffer for received completions, and of that for outgoing requests: as much as the
-/// window lets arrive at once, by default.
+/// Size of the buffer for received completions, and of that for outgoing requests. By default, this
+/// is the most that the window lets arrive at once.
 const QUEUE_BYTES: usize = 512 * 1024;
-/// Limit on receives in one visit, so that a server that keeps sending does not monopolize the
-/// thread.
+/// Limit on receives per visit, so that a server that keeps sending does not monopolize the thread.
 const RECEIVES: usize = 8;
-/// Amount of queued data, in bytes, at which sending begins while more is posted.
+/// Amount of queued data, in bytes, at which sending begins even if more is being posted.
 const SEND_AT_BYTES: usize = 64 * 1024;
 /// Estimated size of a frame without its payload, in bytes.
 const FRAME_BYTES: usize = 40;
@@ -40,16 +39,16 @@ const FRAME_BYTES: usize = 40;
 pub struct Frames {
     /// Incoming and outgoing bytes. Allocated when the connection first opens.
     queues: Option<Box<(ByteQueue, ByteQueue)>>,
-    /// Operations with frames still to be encoded, in posting order.
+    /// Operations whose frames are not all encoded yet, in posting order.
     to_send: VecDeque<u64>,
     /// READs that wait for the window, in posting order; everything in `to_send` was posted later.
     aside: VecDeque<u64>,
-    /// The payload under way, and the limit on it for each direction.
+    /// The payload in flight, and its limit for each direction.
     window: Window,
     window_bytes: usize,
     /// Estimated size of the queued frames, in bytes.
     unsent_bytes: usize,
-    /// Whether it waits for the socket to become writable.
+    /// Whether the link waits for the socket to become writable.
     is_blocked: bool,
 }
 
@@ -131,7 +130,7 @@ impl Carrier<Tcp> for Frames {
 }
 
 impl Frames {
-    /// Nothing to be sent, on a connection that is not open yet.
+    /// Creates an empty queue, for a connection that is not open yet.
     pub(super) fn new(window_bytes: usize) -> Self {
         Self {
             queues: None,
@@ -144,12 +143,12 @@ impl Frames {
         }
     }
 
-    /// Whether it waits for the socket to become writable.
+    /// Whether the link waits for the socket to become writable.
     pub(super) fn is_blocked(&self) -> bool {
         self.is_blocked
     }
 
-    /// From now on, nothing waits for the window.
+    /// Removes the limit: from now on, no operation waits for the window.
     pub(super) fn lift_window(&mut self) {
         self.window_bytes = usize::MAX;
     }
@@ -186,7 +185,7 @@ impl Frames {
         context.watch_for(socket, flags).map_err(|_| Lost)
     }
 
-    /// Encodes frames as far as there is space and room for them.
+    /// Encodes frames as long as the queue has space and the window has room for them.
     fn encode(&mut self, slots: &mut Slots) -> Encoded {
         let Some((_, outgoing)) = self.queues.as_deref_mut() else { return Encoded::NoRoom };
         let (window, window_bytes) = (&mut self.window, self.window_bytes);

@@ -3,10 +3,10 @@
 //! A server's I/O threads carry out verbs on its region (`server.rs`). An endpoint
 //! ([`crate::endpoint`]) has one connection to each server, opened when it is first needed, with
 //! many operations in flight (`link.rs`). Both sides send and receive many frames with one system
-//! call. [`frame`] has the bytes, `docs/internals/tcp.md` the reasons.
+//! call. [`frame`] defines the bytes, and `docs/internals/tcp.md` gives the reasons.
 //!
-//! `endpoint.rs` uses `cluster.rs` and `link.rs`, and they use it: [`Tcp`] names the types of its
-//! cluster and its links, which are generic over their transport.
+//! `endpoint.rs` and the files `cluster.rs` and `link.rs` use each other: [`Tcp`] names the types
+//! of its cluster and its links, which are generic over their transport.
 //!
 //! *Thread safety*: servers and clusters are for any number of threads; an endpoint belongs to one.
 

@@ -17,30 +17,31 @@ pub(super) enum Completed {
     /// More pieces are outstanding.
     InPart,
     Ended(Result<(), FabricError>),
-    /// The completion does not fit the operation.
+    /// The completion does not match the operation.
     Mismatch,
 }
 
 /// Progress of an operation.
 #[derive(Debug, Default)]
 pub struct Progress {
-    /// Bytes of the buffer in encoded frames, and bytes that completions have arrived for.
+    /// Number of bytes of the buffer in encoded frames, and number of bytes that have been
+    /// completed.
     sent: usize,
     arrived: usize,
     /// Whether all of its frames have been encoded.
     pub(super) is_sent: bool,
-    /// Whether it is a READ that has waited for the window. Nothing waits for it in turn.
+    /// Whether this is a READ that has waited for the window. No other operation waits for it.
     pub(super) is_aside: bool,
 }
 
 impl Progress {
-    /// Whether no frame of it has been encoded, so the server cannot have seen any.
+    /// Whether none of its frames has been encoded, so the server cannot have seen any.
     pub(super) fn is_unsent(&self) -> bool {
         self.sent == 0 && !self.is_sent
     }
 }
 
-/// How far the frames of an operation are encoded.
+/// How many frames of an operation have been encoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Encoded {
     /// All of them.
@@ -51,7 +52,7 @@ pub(super) enum Encoded {
     NoRoom,
 }
 
-/// Encodes frames while there is space for them and room in the window.
+/// Encodes frames while the queue has space and the window has room for them.
 pub(super) fn encode(
     slot: &mut Slot<Progress>,
     id: u64,

@@ -1,7 +1,7 @@
-//! Bytes between a socket and the frames: a queue of fixed capacity over one buffer.
+//! A queue of bytes between a socket and the frames, with fixed capacity, over one buffer.
 //!
 //! *Invariants*: queue.Q1. `start <= end <= capacity`; the bytes between `start` and `end` are
-//! queued. queue.Q2. the capacity never changes; pages of the buffer that were never used take no
+//! queued. queue.Q2. The capacity never changes; pages of the buffer that were never used take no
 //! memory.
 //!
 //! *Thread safety*: one thread.
@@ -11,7 +11,8 @@ use std::io::{self, Read, Write};
 /// The result of reading or writing a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Flow {
-    /// Nothing is left to do: everything is sent, or everything received so far is read.
+    /// Nothing is left to do: everything has been sent, or everything received so far has been
+    /// read.
     Drained,
     /// There may be more to read.
     More,

@@ -1,9 +1,9 @@
-//! One connection, on the server's side.
+//! The server's side of one connection.
 //!
-//! *Invariants*: served.V2. a request is carried out only when there is room for its answer: the
-//! server stops reading from a peer that does not read. served.V3. bytes that are not a frame close
-//! the connection, and nothing else. served.V4. requests are carried out in the order of their
-//! frames, so F3 holds.
+//! *Invariants*: served.V2. A request is carried out only when there is room for its answer: the
+//! server stops reading from a peer that does not read. served.V3. Bytes that are not a frame close
+//! the connection, and have no other effect. served.V4. Requests are carried out in the order of
+//! their frames, so F3 holds.
 //!
 //! *Thread safety*: belongs to one I/O thread.
 
@@ -38,7 +38,7 @@ pub(super) struct ConnectionContext<'a, S> {
     pub(super) service: &'a S,
     pub(super) server: Identity,
     pub(super) gates: &'a Gates,
-    /// Requests are counted before they are answered.
+    /// Number of requests, which are counted before they are answered.
     pub(super) requests: &'a AtomicU64,
     pub(super) inbox: &'a Arc<Inbox>,
     /// Limit on one connection's calls that wait for a later answer.
@@ -52,7 +52,7 @@ pub(super) struct ConnectionContext<'a, S> {
 pub(super) enum Next {
     Readable,
     Writable,
-    /// Neither: calls must be answered first.
+    /// Neither readable nor writable: calls must be answered first.
     Answers,
     Close,
 }
@@ -62,7 +62,7 @@ pub(super) enum Next {
 pub(super) struct Tally {
     /// Requests that are not in the totals yet.
     requests: u64,
-    /// A fence has closed gates.
+    /// Whether a fence has closed gates.
     pub(super) shut_out: bool,
 }
 
@@ -71,7 +71,7 @@ pub(super) struct Tally {
 pub(super) struct Served {
     gate: Arc<Gate>,
     place: Place,
-    /// What its socket is watched for.
+    /// The events for which its socket is watched.
     pub(super) interest: Next,
     incoming: ByteQueue,
     outgoing: ByteQueue,
@@ -79,10 +79,11 @@ pub(super) struct Served {
     answers: VecDeque<Late>,
     /// Number of calls that will be answered later.
     waiting: usize,
-    /// Number of immediate replies that housekeeping must still follow.
+    /// Number of immediate replies after which housekeeping is still due.
     replies: usize,
     scratch: Message,
-    /// The endpoint has fenced itself: queued answers are sent, and nothing else is carried out.
+    /// Whether the endpoint has fenced itself: queued answers are sent, and nothing else is carried
+    /// out.
     leaving: bool,
 }
 
@@ -92,7 +93,7 @@ impl Admitted for Served {
     }
 }
 
-/// Why no more requests are carried out for now.
+/// Why no further requests are carried out for now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Pause {
     /// There is no complete frame.
@@ -144,7 +145,7 @@ impl Served {
         self.answers.push_back(late);
     }
 
-    /// Carries out requests and sends answers until neither can continue.
+    /// Carries out requests and sends answers until neither can make progress.
     pub(super) fn carry_on<S: Calls>(
         &mut self,
         socket: &mut TcpStream,

@@ -1,16 +1,16 @@
 //! A TCP server: a bounded number of threads over nonblocking sockets.
 //!
-//! Each thread has its own [`Acceptor`] and its share of the connections. The first thread accepts
-//! for all of them, or each for itself ([`TcpServerConfig::each_thread_accepts`]). The threads
-//! carry out verbs themselves, by word-wise atomic access to the region. They answer all requests
-//! of one socket read with one write.
+//! Each thread has its own [`Acceptor`] and its share of the connections. Either the first thread
+//! accepts for all of them, or each accepts for itself ([`TcpServerConfig::each_thread_accepts`]).
+//! The threads carry out verbs themselves, by word-wise atomic access to the region. They answer
+//! all requests of one socket read with one write.
 //!
 //! The server starts the threads itself ([`TcpServer::start`]), or hands them out
 //! ([`TcpServer::prepare`]) to threads that have other work as well ([`super::Hosting`]).
 //!
-//! *Invariants*: tcp.S2. the end of a connection, whatever its cause, affects no other. tcp.S3.
-//! after `stop`, no further request is carried out and no thread that the server started is left.
-//! listener.A1 to listener.A3 are the acceptor's.
+//! *Invariants*: tcp.S2. The end of a connection, whatever its cause, does not affect other
+//! connections. tcp.S3. After `stop`, no further request is carried out and no thread that the
+//! server started is left. listener.A1 to listener.A3 are the acceptor's.
 //!
 //! *Thread safety*: the handle is for any number of threads, a [`ServerThread`] belongs to one.
 
@@ -115,7 +115,7 @@ impl TcpServer {
         Ok(server)
     }
 
-    /// A server whose threads the caller runs: connections wait until it does.
+    /// Creates a server whose threads the caller runs. Connections wait until it does.
     ///
     /// # Errors
     /// The operating system's error: no more file descriptors, or no entropy.
@@ -182,7 +182,7 @@ impl TcpServer {
         self.threads.join();
     }
 
-    /// Ends the threads' waiting, or their next one, so that they look at what is outside the
+    /// Ends the threads' current wait, or their next one, so that they check for work outside the
     /// server.
     pub fn nudge(&self) {
         for inbox in &self.shared.inboxes {
@@ -246,7 +246,7 @@ impl<S: Calls> ServerThread<S> {
         self.number
     }
 
-    /// Whether the server has been stopped: then this thread closes its connections and ends.
+    /// Whether the server has been stopped. If so, this thread closes its connections and ends.
     pub fn is_stopped(&self) -> bool {
         self.shared.stopped.load(Ordering::Acquire)
     }
@@ -336,7 +336,7 @@ impl<S: Calls> ServerThread<S> {
                 }
                 Greeting::Admitted => self.with(place, Served::serve),
             };
-            // Carry out the requests that arrived before the end.
+            // Carry out the requests that arrived before the end of the connection.
             let ended = flags.intersects(EventFlags::HUP | EventFlags::ERR);
             match next {
                 Some(Next::Readable) if ended => {}
@@ -349,7 +349,7 @@ impl<S: Calls> ServerThread<S> {
         }
     }
 
-    /// Admits a peer that has proven itself; returns whether its connection lives on.
+    /// Admits a peer that has proven itself. Returns whether its connection is still open.
     fn let_in(&mut self, place: Place, peer: Identity, fences: u64) -> bool {
         let Some((gate, fences)) = self.acceptor.admit(place, peer, fences) else { return false };
         let goes_on = self.acceptor.welcome(place, fences, Served::new(gate, place));
@@ -358,7 +358,7 @@ impl<S: Calls> ServerThread<S> {
         goes_on
     }
 
-    /// Makes all threads close the connections behind closed gates.
+    /// Makes all threads close the connections whose gates are closed.
     fn sweep(&self) {
         for inbox in &self.shared.inboxes {
             inbox.change(|content| content.sweep = true);

@@ -1,28 +1,29 @@
-//! A bound on the payload under way over a connection, for each direction: bytes of WRITEs that are
-//! sent and not acknowledged, and bytes of READs that are requested and have not arrived.
+//! A bound on the payload in flight over a connection, for each direction: bytes of WRITEs that
+//! have been sent but not acknowledged, and bytes of READs that have been requested but have not
+//! arrived.
 //!
-//! What is under way lies in the socket buffers of both sides. Beyond the size of a processor's
-//! cache, every further byte there makes each of its copies slower, and no transfer faster.
+//! Payload in flight occupies the socket buffers of both sides. Beyond the size of a processor's
+//! cache, every additional byte there slows down each of its copies, and speeds up no transfer.
 //!
-//! *Invariants*: window.B1. a piece that counts goes when it fits, or alone: so a piece larger than
-//! the window goes too. window.B2. each READ and WRITE frame has one entry, in the order of the
-//! frames. A server completes the frames of either kind in their order (served.V4), so the oldest
-//! entry is that of the next completion, whether or not its operation still has a slot. window.B3.
-//! pieces of at most [`SMALL_BYTES`] neither count nor wait.
+//! *Invariants*: window.B1. A piece that counts is sent if it fits or if it is alone, so even a
+//! piece larger than the window can be sent. window.B2. Each READ and WRITE frame has one entry, in
+//! the order of the frames. A server completes the frames of each kind in order (served.V4), so the
+//! oldest entry is that of the next completion, whether or not its operation still has a slot.
+//! window.B3. Pieces of at most [`SMALL_BYTES`] neither count nor wait.
 //!
 //! *Thread safety*: an endpoint's thread.
 
 use super::frame::{Completion, Kind};
 use std::collections::VecDeque;
 
-/// Largest piece that does not count, in bytes. The depth of an endpoint bounds what these have
-/// under way; and a page or a record must not wait for a bulk transfer.
+/// Largest piece that does not count, in bytes. The depth of an endpoint bounds how much of these
+/// is in flight, and a page or a record must not wait for a bulk transfer.
 pub(super) const SMALL_BYTES: usize = 4096;
 
 /// Pieces in one direction.
 #[derive(Debug, Default)]
 pub(super) struct Way {
-    /// What each piece under way counts, in the order in which they were sent.
+    /// The counted bytes of each piece in flight, in the order in which they were sent.
     pieces: VecDeque<u32>,
     /// The sum of `pieces`.
     bytes: usize,
@@ -59,7 +60,7 @@ impl Way {
     }
 }
 
-/// The payload under way over one connection.
+/// The payload in flight over one connection.
 #[derive(Debug, Default)]
 pub(super) struct Window {
     pub(super) reads: Way,
@@ -77,7 +78,7 @@ impl Window {
         }
     }
 
-    /// Forgets everything: the connection has ended.
+    /// Empties the window, because the connection has ended.
     pub(super) fn clear(&mut self) {
         self.reads.clear();
         self.writes.clear();

@@ -2,8 +2,8 @@
 
 use crate::history::{Action, History, Moment, Operation, Outcome};
 
-/// Builds a history from (client, invoked, returned, action, outcome). Times serve as order
-/// numbers, too.
+/// Builds a history from (client, invoked, returned, action, outcome). Each time is also the
+/// event's order number.
 pub(super) fn history(
     initial: &[(u64, u64)],
     operations: impl IntoIterator<Item = (u32, u64, u64, Action, Outcome)>,

@@ -1,11 +1,10 @@
-//! What a crash may lose: changes that compute servers had acknowledged and not yet written back,
-//! and nothing else.
+//! Checks that a crash lost only what it may lose: changes that compute servers had acknowledged
+//! and not yet written back.
 //!
-//! After all of them have died, each key must hold the result of a write that took effect or may
-//! have, or its initial state. And this result must not be older than the last completed flush: no
-//! other write of the key lies wholly between that write and the invocation of a flush that
-//! returned. With writing back by age, the moment that lies `loses_ns` before the end counts as a
-//! flush, too.
+//! After all compute servers have died, each key must hold the result of a write that took effect
+//! or may have, or its initial state. This result must not be older than the last completed flush:
+//! no other write of the key lies entirely between that write and the invocation of a flush that
+//! returned. With write-back by age, the moment `loses_ns` before the end also counts as a flush.
 
 use super::Verdict;
 use super::observations::{Step, facts_by_key};
@@ -13,10 +12,10 @@ use crate::history::{Action, History, Holds, Operation, Outcome};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Checks the contents `found` after a crash that ended `history`, except for the keys of `damaged`
-/// pages. If pages can be torn, a leaf may give a key any value that was in the leaf before,
-/// however long ago (D8); then any value that was ever `written` passes. Keys of compute servers
-/// that have not `died` have lost nothing. A client's flush counts for the keys that it `flushes`.
-/// Changes acknowledged `loses_ns` before the last event of the history are kept, too.
+/// pages. If pages can be torn, a leaf may give a key any value that the leaf ever held (D8), so
+/// any value that was ever `written` passes. Keys of compute servers that have not `died` must have
+/// lost nothing. A client's flush covers the keys that it `flushes`. Changes acknowledged
+/// `loses_ns` before the last event of the history must also be kept.
 pub fn check_kept(
     history: &History,
     found: &BTreeMap<u64, u64>,
@@ -76,7 +75,7 @@ pub fn check_kept(
     Verdict::Holds
 }
 
-/// The order number of the first event that is less than `loses_ns` older than the last one.
+/// The order number of the first event within `loses_ns` before the last one.
 fn first_order_within(history: &History, loses_ns: u64) -> u64 {
     let moments =
         || history.operations.iter().flat_map(|it| [Some(it.invoked), it.returned]).flatten();
@@ -106,8 +105,8 @@ mod tests {
     }
 
     fn check(found: &[(u64, u64)], written: Option<&BTreeSet<u64>>) -> Verdict {
-        // 20, then 30 were acknowledged before the flush began, and 40 after that; the fate of 50
-        // is unknown.
+        // 20 and then 30 were acknowledged before the flush began, and 40 after it; the outcome of
+        // 50 is unknown.
         let history = history(
             &[(1, 10)],
             [

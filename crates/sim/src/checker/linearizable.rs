@@ -2,20 +2,21 @@
 //!
 //! Linearizability is local (Herlihy and Wing): a history is linearizable if its part about each
 //! key is. The search for one key is the just-in-time variant of Wing and Gong's (G. Lowe, "Testing
-//! for linearizability", 2017), breadth first. It goes through invocations and returns in order and
+//! for linearizability", 2017), breadth first. It processes invocations and returns in order and
 //! keeps every *configuration* that explains all returns so far: the key's state, the open
-//! operations that have already taken effect, and the uncertain writes that have been used up. An
-//! operation takes effect only when the return of one at or after it demands that. When no
+//! operations that have already taken effect, and the uncertain writes that have been used. An
+//! operation takes effect only when a return, its own or a later one, requires it. When no
 //! configuration is left, no order of the operations explains the answers.
 //!
 //! These rules keep the set small and lose no explanation:
-//! - linearizable.L1. An operation that only observes takes effect as soon as the state fits. From
-//!   there the search can do whatever it could have done before.
-//! - linearizable.L2. An uncertain write is used only where it changes the state. Elsewhere, using
-//!   it is equivalent to it never having happened. A write that is never needed is never used.
+//! - linearizable.L1. An operation that only observes takes effect as soon as the state matches.
+//!   The search loses no options by this.
+//! - linearizable.L2. An uncertain write is used only where it changes the state. Anywhere else,
+//!   using it is equivalent to it never having happened. A write that is never needed is never
+//!   used.
 //! - linearizable.L3. Values that appear in no answer and no compare-exchange are
-//!   indistinguishable, so they are one value. Uncertain writes with the same effect then differ
-//!   only in their invocations, so the search counts how many of each kind are used.
+//!   indistinguishable, so they are treated as one value. Uncertain writes with the same effect
+//!   then differ only in their invocations, so the search counts how many of each kind are used.
 //! - linearizable.L4. Of two configurations with equal states and equal open operations, one that
 //!   has used no more of any kind of uncertain write explains everything that the other can.
 
@@ -25,7 +26,7 @@ use crate::history::{Action, History, Holds};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
-/// Configurations that the search may look at for one key before it gives up.
+/// Number of configurations that the search examines for one key before it gives up.
 pub const DEFAULT_BUDGET: u64 = 2_000_000;
 
 /// Operations on one key that may be open at the same time.
@@ -33,7 +34,7 @@ const MAX_OPEN: usize = 128;
 
 /// The state of an absent key.
 const ABSENT: u32 = 0;
-/// The state of a key with a value that nothing names (linearizable.L3).
+/// The state of a key whose value appears in no answer (linearizable.L3).
 const UNNAMED: u32 = 1;
 
 /// Checks every key and reports the smallest one that fails. `budget` bounds the work for one key.
@@ -55,8 +56,8 @@ pub fn check_linearizable(history: &History, budget: u64) -> Verdict {
 
 /// Why a search ended early.
 enum Stuck {
-    /// No order explains the fact at this place. Also holds the states that the key could have had
-    /// before its return; `None` stands for a value that nothing names.
+    /// No order explains the fact at this position. Also holds the states that the key could have
+    /// had before its return; `None` stands for a value that appears in no answer.
     Unexplained(usize, Vec<Option<Option<u64>>>),
     TooLarge(String),
 }
@@ -70,7 +71,7 @@ struct Configuration {
     used: Vec<u16>,
 }
 
-/// A fact in the terms of the search.
+/// A fact, translated for the search.
 #[derive(Clone, Copy, Debug)]
 enum Move {
     Observe(Expect),
@@ -106,7 +107,7 @@ struct Open {
 }
 
 struct Search {
-    /// Values that something names; the value of state `n` is at `n - 2`.
+    /// Values that appear in answers; the value of state `n` is at `n - 2`.
     values: Vec<u64>,
     /// Invocations and returns: (order, whether it is a return, place of the fact).
     events: Vec<(u64, bool, usize)>,
@@ -144,7 +145,7 @@ impl Search {
             Requires::Present => Expect::Present,
             Requires::Value(value) => Expect::State(state(Some(value))),
         };
-        // Uncertain writes invoked after the last return explain nothing.
+        // Uncertain writes invoked after the last return cannot explain anything.
         let last_return = facts
             .iter()
             .filter(|fact| !matches!(fact.step, Step::MayChange(_)))
@@ -243,8 +244,8 @@ impl Search {
         Ok(())
     }
 
-    /// Handles the return of the operation at `place`: it must have taken effect in every
-    /// configuration that remains.
+    /// Handles the return of the operation at `place`: keeps only configurations in which it has
+    /// taken effect.
     fn completed(&mut self, place: usize, budget: u64) -> Result<(), Stuck> {
         let slot = usize::from(self.slot_of[place]);
         let bit = 1_u128 << slot;
@@ -314,7 +315,7 @@ impl Search {
         Ok(())
     }
 
-    /// The configuration with a new state. Every open observation that fits it takes effect
+    /// The configuration with a new state. Every open observation that matches it takes effect
     /// (linearizable.L1).
     fn become_state(&self, state: u32, mut done: u128, used: Vec<u16>) -> Configuration {
         for (slot, open) in self.open.iter().enumerate() {
@@ -356,7 +357,7 @@ impl Antichains {
     }
 }
 
-/// Limit on each of two groups that a report shows: operations that precede those overlapping the
+/// Limit on each of two groups in a report: operations that precede those overlapping the
 /// unexplained one, and uncertain operations.
 const SHOWN_BEFORE: usize = 6;
 

@@ -182,7 +182,7 @@ fn multi_gets_and_scans_are_reads() {
 
 #[test]
 fn many_uncertain_writes_do_not_blow_the_search_up() {
-    // A hundred removals and upserts with uncertain outcomes, between answered inserts and reads.
+    // A hundred removals and upserts of unknown outcome, between answered inserts and reads.
     let mut lines = Vec::new();
     for round in 0..100 {
         let at = round * 20;
@@ -261,7 +261,7 @@ fn action() -> impl Strategy<Value = Action> {
 }
 
 /// The course of a generated operation: how long before its effect it is invoked, how long after it
-/// returns, and whether it answers, loses its answer, or never takes effect.
+/// it returns, and whether it answers, loses its answer, or never takes effect.
 fn course() -> impl Strategy<Value = (Action, u64, u64, u8)> {
     (action(), 1..60_u64, 1..60_u64, 0..12_u8)
 }
@@ -287,7 +287,7 @@ fn real(initial: Option<u64>, courses: &[(Action, u64, u64, u8)], width: u64) ->
     lines
 }
 
-/// Tries every order: the definition itself, for small histories.
+/// Tries every order, as the definition of linearizability does. For small histories.
 fn by_definition(initial: Option<u64>, lines: &[Line]) -> bool {
     fn search(state: Option<u64>, lines: &[Line], left: &mut Vec<usize>) -> bool {
         let certain = |place: &usize| !lines[*place].4.is_uncertain();
@@ -353,7 +353,7 @@ proptest! {
         prop_assert_eq!(found == Verdict::Holds, expected, "{:?} for {:?}", found, lines);
     }
 
-    /// Without overlaps and losses every answer follows from the previous operations.
+    /// Without overlaps and losses, every answer follows from the previous operations.
     #[test]
     fn a_changed_answer_of_a_sequential_history_is_refused(
         initial in proptest::option::of(0..4_u64),

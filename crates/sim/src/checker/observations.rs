@@ -2,13 +2,13 @@
 //!
 //! An answered operation establishes the key's state at one moment between its invocation and its
 //! return, and how it changed that state. An uncertain write establishes that it may have changed
-//! the key then or at any later moment. Reads without an answer and operations that certainly
-//! failed establish nothing.
+//! the key in that time or later. Reads without an answer and operations that certainly failed
+//! establish nothing.
 //!
 //! A scan is not a snapshot. But for each key in the range that it covered, it saw the state at
-//! some moment between its invocation and its return. (If a key is there throughout, the scan must
-//! return it; if it is not, there is a moment at which it is absent. A record that the scan returns
-//! was there at some moment.) So a scan is a read of every such key, like a multi-get.
+//! some moment between its invocation and its return. (If a key is present throughout, the scan
+//! must return it; if not, there is a moment at which it is absent. A record that the scan returns
+//! was present at some moment.) So a scan is a read of every such key, like a multi-get.
 
 use crate::history::{Action, History, Outcome};
 use farleaf_core::index::{Exchange, Scan};
@@ -18,7 +18,7 @@ use std::ops::Bound;
 /// The observed state of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Seen {
-    /// Absent, or there with this value.
+    /// Absent, or present with this value.
     Exactly(Option<u64>),
     /// The key is present, with any value.
     Present,
@@ -61,8 +61,8 @@ pub(super) struct Fact {
     pub(super) step: Step,
 }
 
-/// The facts about every key that the history names, ordered by invocation. Includes the facts from
-/// scans if `with_scans`.
+/// The facts about every key in the history, ordered by invocation. Includes the facts from scans
+/// if `with_scans` is set.
 pub(super) fn facts_by_key(history: &History, with_scans: bool) -> BTreeMap<u64, Vec<Fact>> {
     let mut facts: BTreeMap<u64, Vec<Fact>> =
         named_keys(history).into_iter().map(|key| (key, Vec::new())).collect();

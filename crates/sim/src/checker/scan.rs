@@ -3,26 +3,27 @@
 //! For each answered scan [I, R] (its invocation and return) this checks:
 //! - scan.S1. Form: keys strictly in the scan's order, within its bounds, at most `limit` of them.
 //! - scan.S2. Nothing is missing: the scan returns every key of the covered range (up to the last
-//!   record, if the limit ended the scan) that was certainly there from I to R.
-//! - scan.S3. No ghosts: each returned record can have been there at some moment between I and R.
+//!   record, if the limit ended the scan) that was certainly present from I to R.
+//! - scan.S3. No ghosts: each returned record may have been present at some moment between I and R.
 //!
-//! *Certainly there*: an answered operation A that returned before I leaves the key there at a
-//! moment p between A's invocation and return. The key can be gone before the scan ends only if a
+//! *Certainly present*: an answered operation A that returned before I leaves the key present at a
+//! moment p between A's invocation and return. The key can be absent before the scan ends only if a
 //! removal took effect after p and before R. Such a removal was invoked before R, and did not
 //! return before A was invoked. If no removal that may have taken effect meets both conditions, the
-//! key was there from A's return to R. The best A is the one invoked last.
+//! key was present from A's return to R. The best A is the one invoked last.
 //!
-//! *Ghosts*: the value must have been written to the key. It was there initially, or a write W that
-//! may have taken effect was invoked before R. W's value is certainly gone before I if an answered
-//! operation X found or left the key in another state, and X was invoked after W returned, and
-//! returned before I. If there is such an X for every W, no scan [I, R] can have seen the value. An
-//! uncertain W never returns.
+//! *Ghosts*: the value must have been written to the key. Either it was there initially, or a write
+//! W that may have taken effect was invoked before R. W's value is certainly gone before I if an
+//! answered operation X found or left the key in another state, and X was invoked after W returned,
+//! and returned before I. If there is such an X for every W, no scan [I, R] can have seen the
+//! value. An uncertain W never returns.
 //!
-//! Both judge one scan and one key alone, so they never raise a false alarm but can miss what only
-//! several operations together disprove; the linearizability checker takes scans as reads of each
-//! key and finds those. What this one finds, it explains better.
+//! Both checks consider only one scan and one key at a time, so they never raise a false alarm, but
+//! they can miss what only several operations together disprove. The linearizability checker, which
+//! treats scans as reads of each key, finds those cases; these checks explain their findings
+//! better.
 //!
-//! A scan reads each leaf atomically. Where all keys fit one leaf, [`check_snapshots`] checks that:
+//! A scan reads each leaf atomically. If all keys fit one leaf, [`check_snapshots`] checks that:
 //! - scan.S4. One moment: some moment between I and R explains every key of the covered range,
 //!   present or absent.
 
@@ -46,7 +47,7 @@ pub fn check_snapshots(history: &History) -> Verdict {
     each_scan(history, no_moment)
 }
 
-/// Judges each answered scan by what all other operations say about each key.
+/// Judges each answered scan by what all other operations establish about each key.
 fn each_scan(
     history: &History,
     judge: impl Fn(&BTreeMap<u64, KeyFacts>, &Operation, &Scan<u64>, &[(u64, u64)]) -> Option<String>,
@@ -142,7 +143,7 @@ fn ghost(
     None
 }
 
-/// scan.S4.
+/// Checks scan.S4.
 fn no_moment(
     keys: &BTreeMap<u64, KeyFacts>,
     operation: &Operation,
@@ -186,10 +187,11 @@ enum Gone {
 struct KeyFacts {
     /// Ordered by end.
     known: Vec<Known>,
-    /// For each of `known`, the latest start among those up to it that leave the key there.
+    /// For each of `known`, the latest start of an operation, up to this one, that leaves the key
+    /// present.
     there_since: Vec<Option<u64>>,
-    /// Removals that may have taken effect, ordered by start: the start, and the latest end of
-    /// those up to it.
+    /// Removals that may have taken effect, ordered by start: the start, and the latest end of any
+    /// removal up to this one.
     removals: Vec<(u64, u64)>,
     /// Writes that may have taken effect: value, start, end.
     writes: BTreeMap<u64, Vec<(u64, u64)>>,
@@ -267,7 +269,7 @@ impl KeyFacts {
         };
         let ended = &self.known[..self.known_before(start)];
         for (_, written) in writes.iter().filter(|(invoked, _)| *invoked < end) {
-            // The latest answer is the likeliest to have been invoked after the write returned.
+            // The latest answer is the most likely to have been invoked after the write returned.
             let by = ended.iter().rev().find(|x| x.start > *written && other(x.state))?;
             gone = Gone::Replaced(by.operation);
         }

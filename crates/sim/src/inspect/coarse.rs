@@ -1,9 +1,9 @@
-//! Inspects the memory servers' trees: the index of the coarse-grained design, and the trees that
-//! lead to the leaves of the hybrid one.
+//! Inspects the memory servers' trees, which are the index of the coarse-grained design, and locate
+//! the leaves of the hybrid one.
 //!
-//! *Invariants while no latch on the way is held*: T1, T2 and T4 of `farleaf_core::server::tree`,
-//! as [`super::walk`] checks them. *At the end* each node that a tree has allocated is in the tree
-//! or retired, so none leaks.
+//! *Invariants while no latch on the path is held*: T1, T2 and T4 of `farleaf_core::server::tree`,
+//! as checked by [`super::walk`]. *At the end*, each node that a tree has allocated is either in
+//! the tree or retired, so none leaks.
 
 use super::walk::{Access, Stop, Walk, records};
 use super::{Expect, Records};
@@ -22,7 +22,7 @@ impl<'a, L: Named> Walk<'a, L> {
         Ok(all)
     }
 
-    /// The leaves of a memory server's tree, or `None` if a page on the way is held.
+    /// The leaves of a memory server's tree, or `None` if a page on the path is held.
     pub(super) fn tree_of(&mut self, number: usize) -> Result<Option<Vec<Page<'a, L>>>, Stop> {
         let server = &self.pool.servers[number];
         let root = Superblock::root(&Region::words(server.region())[..Superblock::WORDS]);

@@ -1,13 +1,13 @@
-//! Inspects DEX's tree as it is in the pool (invariant D2 of `farleaf_core::index::dex`).
+//! Inspects DEX's tree in the pool (invariant D2 of `farleaf_core::index::dex`).
 //!
 //! *Invariants at every moment*: for any key, each step from the root leads to a page at its own
 //! address, one level lower, whose fences cover the keys routed to it, and no child word is a
-//! reference into a cache. A node may hold too many keys, never too few, so a page is checked only
-//! for the keys that its parents route to it. An inner page that is being written, with a checksum
-//! that does not match, is skipped, and so is a leaf of byte strings with a stamp that does not.
+//! reference into a cache. A node may hold too many keys, but never too few, so a page is checked
+//! only for the keys that its parents route to it. Inner pages that are being written, and so have
+//! a wrong checksum, are skipped, and so are leaves of byte strings with a wrong stamp.
 //!
-//! *Invariants once everything is written back*, unless a crash came before: fences equal what the
-//! parents say, keys lie within them, and no node is reachable twice.
+//! *Invariants once everything is written back*, unless there was a crash: fences match the
+//! parents, keys lie within them, and no node is reachable twice.
 
 use super::walk::{Stop, Walk, named};
 use super::{Expect, Records};
@@ -19,7 +19,7 @@ use std::ops::Bound;
 type Routed<L> = (GlobalAddr, Option<u8>, OwnedKey<L>, Option<OwnedKey<L>>);
 
 impl<L: Named> Walk<'_, L> {
-    /// Inspects the whole tree and returns the records of all leaves that parents lead to.
+    /// Inspects the whole tree and returns the records of all reachable leaves.
     pub(super) fn dex(&mut self) -> Result<Records, Stop> {
         let (pool, expect) = (self.pool, self.expect);
         let mut records = Vec::new();
@@ -28,7 +28,7 @@ impl<L: Named> Walk<'_, L> {
         }
         let superblock = &pool.servers[0].region().words()[..Superblock::WORDS];
         let root = Superblock::root(superblock);
-        // Leftmost last.
+        // The leftmost node is last.
         let mut left: Vec<Routed<L>> = vec![(root, None, L::min_key(), None)];
         while let Some((at, level, low, high)) = left.pop() {
             let path =
@@ -51,7 +51,7 @@ impl<L: Named> Walk<'_, L> {
                 }
                 continue;
             }
-            // Byte strings of a half written leaf may be anything.
+            // The byte strings of a half-written leaf may be arbitrary.
             if L::HAS_HEAP && !is_inner && expect == Expect::WellFormed && !page.stamp_fits() {
                 continue;
             }
@@ -62,8 +62,8 @@ impl<L: Named> Walk<'_, L> {
                 return wrong(format!("level {} instead of {level:?}", page.level()));
             }
             let fences = (L::low(page), L::high(page));
-            // A leaf has no checksum, so half a WRITE may have changed one of the two words of an
-            // infinite fence.
+            // A leaf has no checksum, so a torn WRITE may have changed only one of the two words of
+            // an infinite fence.
             let is_half = |end: &OwnedKey<L>| {
                 expect == Expect::WellFormed && L::name_of_key(L::key(end)) == Some(u64::MAX)
             };

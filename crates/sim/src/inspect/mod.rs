@@ -1,11 +1,11 @@
 //! The inspector reads the memory servers' regions directly, bypassing the network, at random
-//! moments of a run and at its end. It checks the structure that the index promises.
+//! moments of a run and at its end. It checks the structure that the index guarantees.
 //!
-//! *Invariants at every moment*, for each design: no page points to a node that is out of use, that
-//! is marked dead, or whose header has another address. No node is reachable twice. The modules of
-//! the designs add their own ([`dex`], [`coarse`], [`one_sided`]). Three designs promise this only
-//! while no page on the way is held or half written (`server::tree` T1, `index::fine` G2): an
-//! inspection that meets such a page ends there without a fault.
+//! *Invariants at every moment*, for each design: no page points to a node that is unused, that is
+//! marked dead, or whose header has a different address. No node is reachable twice. The modules of
+//! the designs add their own invariants ([`dex`], [`coarse`], [`one_sided`]). Three designs
+//! guarantee these only while no page on the path is held or half written (`server::tree` T1,
+//! `index::fine` G2): an inspection that meets such a page ends there without an error.
 //!
 //! A value block that a leaf in the pool refers to is there at every moment (blocks.X1, blocks.X4),
 //! unless WRITEs tear: then a reference may be half written, and blocks are read at the end only.
@@ -49,14 +49,14 @@ type ValueIn<L> = fn(&Pool<L>, &<L as Layout>::Value) -> Option<OwnedValue<L>>;
 pub(crate) enum Expect {
     /// A tree in the middle of changes.
     WellFormed,
-    /// A tree without changes under way or left to write back.
+    /// A tree with no changes in progress or waiting for write-back.
     Exact,
-    /// As [`Expect::Exact`], for DEX after a crash: nodes that no compute server has fetched since
-    /// may hold more keys than their parents route to them.
+    /// Like [`Expect::Exact`], for DEX after a crash: nodes that no compute server has fetched
+    /// since then may hold more keys than their parents route to them.
     Settled,
 }
 
-/// Adds to a fault where it was found.
+/// Adds to a fault that it was found at the end of the run.
 pub(crate) fn at_the_end(fault: String) -> String {
     format!("at the end, in the pool: {fault}")
 }
@@ -72,11 +72,11 @@ pub(crate) struct Pool<L: Layout> {
     doomed: BTreeSet<u16>,
     /// Whether compute servers die and may leave pages locked that no client has used since.
     clients_die: bool,
-    /// Whether nothing keeps a parent or a memory server from learning of a split.
+    /// Whether parents and memory servers always learn of a split.
     tells_all: bool,
     /// Whether late messages may land after the end, and failed operations may be half done.
     is_uncertain: bool,
-    /// How long requests of dead clients are still on their way, in nanoseconds.
+    /// How long requests of dead clients may stay in flight, in nanoseconds.
     last_words_ns: u64,
     /// With value blocks: the value for what a leaf has; `None` if there is none.
     blocks: Option<ValueIn<L>>,
@@ -128,7 +128,7 @@ impl<L: Named> Pool<L> {
         self.page(at).is_ok_and(|page| page.level() == 0)
     }
 
-    /// The page at an address, or an error if the address cannot be a page's.
+    /// The page at an address, or an error if there cannot be a page at this address.
     fn page(&self, at: GlobalAddr) -> Result<Page<'_, L>, String> {
         let sensible = !at.is_null()
             && !at.is_swizzled()
@@ -169,8 +169,8 @@ impl<L: Named> Pool<L> {
         }
     }
 
-    /// Inspects a design without caches for the last time: it must hold what a scan from compute
-    /// server `observer` returns.
+    /// Inspects a design without caches for the last time: it must hold the records that a scan
+    /// from compute server `observer` returns.
     pub(crate) fn look_at_the_end<De: Design<L>>(
         &self,
         cluster: &SimCluster<MemoryServer<L>>,
@@ -182,8 +182,8 @@ impl<L: Named> Pool<L> {
         }
         let mut scanned = cluster.run(&[observer], async |fabric, _| {
             if self.last_words_ns > 0 {
-                // A memory server carries out what a client asked for before it died, however late
-                // that arrives.
+                // A memory server executes the requests that a client sent before it died, however
+                // late they arrive.
                 fabric.sleep(self.last_words_ns).await;
             }
             let index = ByName::<L, _>::new(De::open(fabric, compute).await?);

@@ -1,14 +1,14 @@
-//! Inspects the pages that clients reach one-sided: the tree of the fine-grained design and the
+//! Inspects the pages that clients access one-sided: the tree of the fine-grained design and the
 //! leaves of the hybrid one.
 //!
-//! *Invariants while no page on the way is held or half written*
-//! - fine: B1 and B2 of `farleaf_core::index::fine`, as [`super::walk`] checks them. The lists in
+//! *Invariants while no page on the path is held or half written*
+//! - fine: B1 and B2 of `farleaf_core::index::fine`, as checked by [`super::walk`]. The lists in
 //!   heads are hints and are not inspected.
 //! - hybrid: Y1 and Y2 of `farleaf_core::index::hybrid`: one chain through all shares, in which
-//!   each share's first leaf begins where the share begins.
+//!   each share's first leaf begins at the beginning of the share.
 //!
 //! *Invariant at every moment* in the hybrid design (Y3): a record of a server's tree names a leaf
-//! that begins at its key, even while the leaf is locked, because a change takes the record out
+//! that begins at its key, even while the leaf is locked, because a change removes the record
 //! first.
 
 use super::walk::{Access, Place, Stop, Walk, records, unnamed};
@@ -36,7 +36,7 @@ impl<L: Named> Walk<'_, L> {
             let fault = format!("the first leaf of a share at {at:?} does not begin at {low:?}");
             return Err(Stop::Wrong(fault));
         }
-        // If a tree could not be inspected, the other trees do not know all leaves.
+        // If a tree could not be inspected, some leaves may be missing in the other trees.
         let Some(mut known) = named else { return records(&leaves) };
         known.extend(firsts);
         known.sort_unstable();

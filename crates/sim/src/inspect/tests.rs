@@ -19,7 +19,7 @@ use farleaf_fabric::{Cluster, GlobalAddr, Provider, RpcService};
 
 type Small = Fixed8<16>;
 
-/// The pages to damage: two neighbouring leaves, and the page that leads to them, which is their
+/// The pages to damage: two neighbouring leaves, and the page that points to them, which is their
 /// parent or a page of a memory server's tree.
 struct Victims<'a> {
     pool: &'a Pool<Small>,
@@ -92,7 +92,7 @@ fn below_root(pool: &Pool<Small>) -> Victims<'_> {
     Victims { pool, parent, left: child(0), right: child(1) }
 }
 
-/// The first two leaves that memory server 0's tree leads to.
+/// The first two leaves that memory server 0's tree names.
 fn named_leaves(pool: &Pool<Small>) -> Victims<'_> {
     let words = &pool.servers[0].region().words()[..Superblock::WORDS];
     let first = Superblock::read::<Small>(words).unwrap().first_leaf;
@@ -189,7 +189,8 @@ fn lose(victims: &Victims<'_>) {
     forget(victims);
 }
 
-/// Checks that the inspector reports each kind of damage at the end of a run with the given words.
+/// Checks that, at the end of a run, the inspector reports each kind of damage with the given
+/// words.
 fn check(make: Make, find: Find, harms: &[(Harm, &str)]) {
     let whole = make();
     let found = whole.look(Expect::Exact).unwrap();

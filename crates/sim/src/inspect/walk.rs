@@ -1,8 +1,8 @@
-//! Walks that the designs share: to a page, along a level, and down a B-link tree.
+//! Walks shared by the designs: to a page, along a level, and down a B-link tree.
 //!
-//! *Invariants while no page on the way is held*: each level is one chain of siblings from the
-//! smallest key to the infinite fence. Each page begins where the one before it ends, and its
-//! entries ascend within its fences. Parents lead to pages of the chain, in its order, by their low
+//! *Invariants while no page on the path is held*: each level is one chain of siblings from the
+//! smallest key to the infinite fence. Each page begins where the previous one ends, and its
+//! entries ascend within its fences. Parents point to pages of the chain, in order, by their low
 //! fences. A page without a parent entry is reached from its left sibling; at the end of a run
 //! without faults there is no such page.
 
@@ -15,7 +15,7 @@ use std::ops::Bound;
 /// Why a walk ended early.
 #[derive(Debug)]
 pub(super) enum Stop {
-    /// A page is held or half written, or its server may be dead. Pages behind it may be in the
+    /// A page is held or half written, or its server may be dead. Pages after it may be in the
     /// middle of a change.
     Held,
     /// An invariant is violated.
@@ -31,7 +31,8 @@ impl From<String> for Stop {
 /// How pages are read and written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Access {
-    /// By clients with verbs: pages have a checksum, and leaves can have heads between them.
+    /// By clients with one-sided verbs: pages have a checksum, and there may be heads between
+    /// leaves.
     OneSided,
     /// By the pages' own memory server.
     OnServer,
@@ -41,7 +42,7 @@ pub(super) enum Access {
 pub(super) struct Walk<'a, L: Layout> {
     pub(super) pool: &'a Pool<L>,
     pub(super) expect: Expect,
-    /// Nodes that nothing may point to, besides those in memory that no server has allocated.
+    /// Nodes that nothing may point to, in addition to memory that no server has allocated.
     out_of_use: BTreeSet<GlobalAddr>,
     /// Bytes that each server has allocated from its region.
     given_out: Vec<u64>,
@@ -64,7 +65,7 @@ impl<'a, L: Named> Walk<'a, L> {
         }
     }
 
-    /// Whether a node is free as far as the memory servers know, so that nothing may point to it.
+    /// Whether the memory servers count a node as free, so that nothing may point to it.
     pub(super) fn is_free(&self, at: GlobalAddr) -> bool {
         at.offset() >= self.given_out[at.server().index()] || self.out_of_use.contains(&at)
     }
@@ -102,7 +103,7 @@ impl<'a, L: Named> Walk<'a, L> {
         Ok(page)
     }
 
-    /// Walks the pages of a level from the one at `first` and returns them without heads.
+    /// Walks along a level from the page at `first`, and returns its pages without heads.
     pub(super) fn chain(
         &mut self,
         first: GlobalAddr,
@@ -180,7 +181,7 @@ impl<'a, L: Named> Walk<'a, L> {
     }
 
     /// Checks that the pointers of `who` lead only to pages of the chain, in key order, and to all
-    /// pages that they must reach.
+    /// pages that they must cover.
     pub(super) fn check_known(
         &self,
         known: &[Place<L>],
@@ -221,8 +222,8 @@ fn children<L: Layout>(page: Page<'_, L>) -> impl Iterator<Item = Place<L>> + '_
     (0..page.count()).map(move |slot| (L::inner_key(page, slot), L::inner_child(page, slot)))
 }
 
-/// The records of leaves as they are. The keys of a server's tree in the hybrid design are fences
-/// of leaves, and have no names.
+/// The undecoded records of leaves. In the hybrid design, the keys of a server's tree are fences of
+/// leaves, and have no names.
 pub(super) fn unnamed<L: Layout>(leaves: &[Page<'_, L>]) -> Vec<(OwnedKey<L>, OwnedValue<L>)> {
     let everything = ScanWindow {
         lower: Bound::Unbounded,

@@ -11,7 +11,7 @@ use farleaf_core::page::OwnedKey;
 use std::io::Write;
 use std::ops::Bound;
 
-/// One operation. Keys and values are text: what it means depends on the cluster.
+/// One operation. Keys and values are text, which is parsed according to the cluster's layout.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Line {
     Get { key: String },
@@ -35,18 +35,18 @@ impl Line {
 pub(crate) enum Outcome {
     /// The command succeeded.
     Done,
-    /// Its condition did not hold; the text says why.
+    /// Its condition did not hold; the text tells why.
     No(String),
 }
 
-/// Records that one part of a long scan requests.
+/// Maximum number of records that one part of a long scan requests.
 const RECORDS_TOGETHER: u64 = 65_536;
 
 fn done_if(applied: bool, otherwise: impl FnOnce() -> String) -> Outcome {
     if applied { Outcome::Done } else { Outcome::No(otherwise()) }
 }
 
-/// Executes one operation and prints its results. A scan stops with an error when the user abandons
+/// Executes one operation and prints its results. A scan stops with an error when the user aborts
 /// it; an operation on one key ends by its deadline.
 pub(super) async fn run_line<L: ClusterLayout>(
     client: &Client<L>,
@@ -102,7 +102,7 @@ pub(super) async fn run_line<L: ClusterLayout>(
     })
 }
 
-/// The keys that a scan wants.
+/// The range of keys that a scan requests.
 fn bounds<L: ClusterLayout>(
     scan: &ScanArguments,
     notation: Notation,
@@ -120,14 +120,14 @@ fn bounds<L: ClusterLayout>(
     })
 }
 
-/// What a scan prints.
+/// A part of a scan's output.
 pub(super) struct Part<K> {
     pub(super) range: Bounds<K>,
     pub(super) limit: u64,
     pub(super) reverse: bool,
 }
 
-/// Appends a field of a CSV file. Text has no line breaks and no white space at its ends
+/// Appends a field of a CSV file. Text has no line breaks, and no white space at its ends
 /// (text.TX2).
 fn put_field(text: &str, line: &mut String) {
     if text.contains([',', '"']) {

@@ -1,8 +1,8 @@
 //! `farleaf client export`: writes all records to a file that `farleaf client load --bulk` can
 //! read.
 //!
-//! *Invariant*: the file has all records or is unchanged: the records are written to a temporary
-//! file next to it, which is then renamed.
+//! *Invariant*: the file either has all records or is unchanged, because the records are written to
+//! a temporary file in the same folder, which is then renamed.
 
 use super::commands::{Part, print_scan};
 use super::{Abandon, Access, Outcome};
@@ -47,7 +47,7 @@ fn write(
     mut out: impl Write + Send,
 ) -> anyhow::Result<u64> {
     let located = access.locate(256)?;
-    // Numbers need no header: a file of them shows that it has none.
+    // Numbers need no header: the program recognises a file of numbers without one.
     if located.layout() != LayoutName::Numbers && !arguments.no_header {
         out.write_all(b"key,value\n")?;
     }
@@ -88,7 +88,7 @@ fn to_file(
 ) -> anyhow::Result<u64> {
     let name = path.display();
     let cannot = || format!("cannot write {name}");
-    // Follow symbolic links, so that the file behind them is replaced, or created.
+    // Follow symbolic links, so that their target is replaced or created.
     let mut path = path.to_owned();
     for _ in 0..MOST_LINKS {
         let Ok(behind) = std::fs::read_link(&path) else { break };
@@ -114,7 +114,7 @@ fn to_file(
     Ok(records)
 }
 
-/// Exports all records. An error says that the export failed.
+/// Exports all records. Any error means that the export failed.
 pub(super) fn run(
     access: &Access,
     arguments: &Arguments,

@@ -42,8 +42,8 @@ pub(crate) struct Arguments {
 /// Records per request; below, the maximum number of requests in flight.
 const RECORDS_TOGETHER: usize = 1024;
 const REQUESTS: usize = 8;
-/// A load of at least this many records prints a warning if more than the fraction below goes to
-/// one of several compute servers.
+/// A load of at least this many records prints a warning if one of several compute servers receives
+/// more than the fraction below.
 const ENOUGH_RECORDS: u64 = 1_000;
 const FILLED: f64 = 0.9;
 
@@ -68,7 +68,7 @@ impl<L: Layout> Owners<L> {
         *self.records.entry(self.map.owner_of(key)).or_default() += 1;
     }
 
-    /// A warning if nearly all records went to one of several compute servers.
+    /// Returns a warning if nearly all records went to one of several compute servers.
     fn warning(&self) -> Option<String> {
         let all: u64 = self.records.values().sum();
         let (server, most) = self.records.iter().max_by_key(|(_, records)| **records)?;
@@ -134,7 +134,7 @@ async fn bulk<L: FromRows>(
 ) -> Result<(), anyhow::Error> {
     let counted = std::iter::from_fn(|| records.borrow_mut().next()).inspect(|_| count(1));
     let loaded = client.bulk_load(counted, fill).await;
-    // Report an error of the file first: it may be the cause of the others.
+    // Report an error of the file first, because it may be the cause of the others.
     if let Some(error) = records.borrow_mut().error.take() {
         return Err(error);
     }
@@ -176,7 +176,7 @@ pub(super) fn run<L: FromRows>(
                 return Err(error.context(before));
             }
         }
-        // After a bulk load the boundaries follow the records.
+        // After a bulk load, the boundaries match the records.
         let warning = (!arguments.bulk).then(|| records.into_inner().owners.warning());
         Ok((bar.position(), warning.flatten()))
     })?;

@@ -80,7 +80,7 @@ pub(crate) struct Patience {
 }
 
 impl Patience {
-    /// Gives up an operation after this time.
+    /// Sets the time after which an operation is abandoned.
     pub(super) fn new(deadline_seconds: Duration) -> Self {
         Self { deadline_seconds }
     }
@@ -244,7 +244,7 @@ impl Command {
     }
 }
 
-/// A connection to a cluster, whatever its layout.
+/// A connection to a cluster of any layout.
 pub(crate) trait Opened: std::fmt::Debug {
     /// Executes one operation and prints its results. Also returns whether it has printed anything.
     fn run(

@@ -104,7 +104,7 @@ impl Tally {
         (!nothing).then(|| self.latency_ns.value_at_quantile(quantile) as f64 / 1e3)
     }
 
-    /// The reason why the run is not a success, if there is one.
+    /// The reason why the run failed, if it did.
     pub(super) fn trouble(&self) -> Option<String> {
         let error = self.first_error.as_ref()?;
         Some(format!(

@@ -1,8 +1,8 @@
-//! The shell's history of earlier sessions, kept in a file.
+//! The shell's history of previous sessions, kept in a file.
 //!
-//! *Invariants*: a failure of the file does not affect commands: it is reported once, and from then
-//! on the history is kept in memory for this session only. No line longer than the command limit is
-//! added.
+//! *Invariants*: a failure of the file does not affect commands. It is reported once, and from then
+//! on the history is kept in memory for this session only. A line longer than the command limit is
+//! never added.
 
 use super::words::LINE_BYTES;
 use crate::output::note;

@@ -96,8 +96,8 @@ impl Shell<'_> {
 
 /// Runs the shell; returns whether all lines of a script succeeded.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<bool> {
-    // A cluster that does not serve at present may do so later, but a location that names no
-    // cluster is an error.
+    // A cluster that does not serve now may serve later, but a location without a cluster is an
+    // error.
     let place = &arguments.access.place;
     match place.find().and_then(|_| place.keys().map(drop)) {
         Err(error) if crate::is_callers(&error) => return Err(error),
@@ -113,15 +113,15 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<bool> {
     if is_interactive { prompt(shell).map(|()| true) } else { script(shell) }
 }
 
-/// On a signal, restores the terminal and ends the program. Otherwise the terminal would keep the
-/// modes used to edit a line.
+/// On a signal, restores the terminal and ends the program. Otherwise the terminal would stay in
+/// the modes used for line editing.
 fn restore_when_ended() -> anyhow::Result<()> {
     let Some(modes) = Modes::now() else { return Ok(()) };
     let mut signals = Signals::new([SIGTERM, SIGHUP])?;
     let work = move || {
         if let Some(signal) = signals.forever().next() {
             modes.restore();
-            // Turn bracketed paste off; the rest of the line is dropped.
+            // Turn off bracketed paste; the rest of the line is lost.
             let _ = io::stderr().write_all(b"\x1b[?2004l\n");
             std::process::exit(128 + signal);
         }
@@ -171,8 +171,8 @@ fn prompt(mut shell: Shell<'_>) -> anyhow::Result<()> {
     }
 }
 
-/// The next line of a script, without its line end; `None` at the end of the script. A line that is
-/// too long is cut off one byte after the limit.
+/// The next line of a script, without its line ending; `None` at the end of the script. A line that
+/// is too long is truncated one byte after the limit.
 fn read_line(lines: &mut impl BufRead) -> io::Result<Option<String>> {
     let mut line = Vec::new();
     let most = LINE_BYTES as u64 + 1;

@@ -1,12 +1,12 @@
 //! The shell's connection to its cluster, which may stop and start again.
 //!
-//! Each operation has an endpoint of its own, so that no operation is sent over a connection that
-//! broke while the user was idle. After an error the shell reads the current addresses of the
-//! servers from the catalog.
+//! Each operation has its own endpoint, so that no operation is sent over a connection that broke
+//! while the user was idle. After an error, the shell reads the current addresses of the servers
+//! from the catalog.
 //!
-//! *Invariants*: an operation is retried at most once, and only if all of this holds: the servers
-//! have moved, the operation has printed nothing, and it either changes nothing or is known not to
-//! have happened.
+//! *Invariants*: an operation is retried at most once, and only if all of the following hold: the
+//! servers have moved, the operation has printed nothing, and it either changes nothing or is known
+//! not to have happened.
 
 use crate::output::is_broken_pipe;
 use crate::programs::client::{Abandon, Access, Line, Opened, Outcome, open};
@@ -23,7 +23,7 @@ pub(super) struct Session<'a> {
     connection: Option<Box<dyn Opened>>,
 }
 
-/// Whether the operation can be repeated without happening twice.
+/// Whether repeating the operation cannot apply it twice.
 fn is_harmless(line: &Line, error: &anyhow::Error) -> bool {
     match error.downcast_ref() {
         Some(IndexError::Indeterminate(_)) => line.is_reading(),

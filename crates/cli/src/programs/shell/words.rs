@@ -18,7 +18,7 @@ struct Words {
     command: Command,
 }
 
-/// A command.
+/// A parsed command of the shell.
 #[derive(Debug, Subcommand)]
 pub(super) enum Command {
     #[command(flatten)]
@@ -34,7 +34,7 @@ pub(super) enum Command {
     Quit,
 }
 
-/// The request of a line.
+/// The meaning of a line.
 #[derive(Debug)]
 pub(super) enum Asked {
     /// Nothing: the line is empty or a comment.
@@ -45,7 +45,8 @@ pub(super) enum Asked {
     Command(Box<Command>),
 }
 
-/// Parses a line; the error says in one line what is wrong. `more_help` is appended to the help.
+/// Parses a line. An error describes in one line what is wrong. `more_help` is appended to the
+/// help.
 pub(super) fn parse(line: &str, more_help: &str) -> Result<Asked, String> {
     if line.len() > LINE_BYTES {
         return Err(format!("the line is longer than {LINE_BYTES} bytes"));
@@ -107,7 +108,7 @@ mod tests {
         assert_eq!(line("update 5 6"), Some(Line::Update { key: key(), value: value() }));
         assert_eq!(line("remove 5"), Some(Line::Remove { key: key() }));
         assert_eq!(line("flush"), Some(Line::Flush));
-        // Quotes keep backslashes, as in other shells.
+        // Quotes preserve backslashes, as in other shells.
         assert_eq!(line("get 'a\\x00'"), Some(Line::Get { key: "a\\x00".to_owned() }));
         let scan = |start, prefix, limit, reverse| {
             let text = |text: Option<&str>| text.map(str::to_owned);

@@ -81,8 +81,8 @@ pub(super) struct Row {
     pub(super) operations_per_s: Option<f64>,
     /// The same operations or requests, as the total since the server's counters started.
     pub(super) operations: Option<f64>,
-    /// A compute server's share of all operations, from 0 to 1: of those since the previous sample,
-    /// or of all so far if there were none. A memory server's share of all allocated memory.
+    /// A compute server's share of all operations since the previous sample, from 0 to 1, or of all
+    /// operations so far if there were none since. A memory server's share of all allocated memory.
     pub(super) share: Option<f64>,
     /// Fraction of leaf lookups that the cache served, from 0 to 1.
     pub(super) hit_ratio: Option<f64>,
@@ -140,7 +140,7 @@ fn row(server: Server, before: Option<&Seen>, now: &Seen) -> Row {
         }
         Some(Ok(numbers)) => numbers,
     };
-    // Another process under the same number has counters of its own.
+    // Another process with the same number has its own counters.
     let before = before.filter(|before| before.epoch == now.epoch);
     let before = before.and_then(|before| before.answer.as_ref()?.as_ref().ok());
     let grown = |name: &str| grown(before?, numbers, name);
@@ -195,7 +195,7 @@ pub(super) fn rows(standing: &ClusterStatus, before: &Look, now: &Look) -> Vec<R
     rows
 }
 
-/// Sets the shares.
+/// Computes the shares.
 fn share_out(rows: &mut [Row]) {
     let is_compute = |row: &Row| matches!(row.server, Server::Compute(_));
     let sum = |of_compute: bool, of: fn(&Row) -> Option<f64>| {

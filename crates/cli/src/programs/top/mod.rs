@@ -1,7 +1,8 @@
 //! `farleaf top`: shows the load of a cluster live.
 //!
 //! A separate thread reads the catalog, and the servers are asked concurrently, each with a
-//! timeout, so a catalog or server that does not answer cannot keep the others from being shown.
+//! timeout. So a catalog or server that does not answer does not prevent the others from being
+//! shown.
 
 mod draw;
 mod figures;
@@ -51,7 +52,7 @@ fn interval(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// The minimum and maximum wait for servers and the catalog, whatever the interval.
+/// The minimum and maximum wait for servers and the catalog, at any interval.
 const SHORTEST_WAIT: Duration = Duration::from_millis(500);
 const LONGEST_WAIT: Duration = Duration::from_secs(5);
 
@@ -61,7 +62,7 @@ struct Known {
     standing: ClusterStatus,
     /// When it was read, in nanoseconds.
     at_ns: u64,
-    /// Why it could not be read since.
+    /// Why it could not be read since then.
     trouble: Option<String>,
 }
 

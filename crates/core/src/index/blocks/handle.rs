@@ -1,4 +1,4 @@
-//! The operations: what is stored in a leaf for a value, and the value for what is stored.
+//! The operations: conversion between values and what leaves store for them.
 //!
 //! *Thread safety*: belongs to its endpoint's thread; tasks of that thread share it.
 
@@ -16,13 +16,14 @@ use farleaf_fabric::Fabric;
 use std::borrow::{Borrow, Cow};
 use std::ops::Bound;
 
-/// Records of one part of a scan, whose blocks are READ before the next part begins: the look at
-/// their leaves must be recent (blocks.X5).
+/// Number of records in one part of a scan. Their blocks are READ before the next part begins,
+/// because their leaves must have been read recently (blocks.X5).
 const SCAN_TOGETHER: usize = 256;
 /// Blocks that one operation reads or writes together.
 pub(super) const BLOCKS_TOGETHER: usize = OPERATIONS_TOGETHER;
 
-/// How often a write that finds no memory waits for lost blocks. Other handles take some of them.
+/// How often a write that finds no memory waits for lost blocks. Other handles may take some of
+/// them.
 const FREEING_ROUNDS: u32 = 8;
 
 /// A handle of an index with value blocks.
@@ -86,7 +87,7 @@ where
         Self { design, values }
     }
 
-    /// The handle of the design below.
+    /// The handle of the underlying design.
     pub fn design(&self) -> &I {
         &self.design
     }
@@ -325,8 +326,8 @@ where
         self.settle(new.block, value, outcome).await
     }
 
-    /// A compare-exchange compares what is stored. So it first finds out what is stored for the
-    /// expected value: only inline values tell by themselves.
+    /// A compare-exchange compares stored values. So it first finds out what is stored for the
+    /// expected value, which is known in advance only for inline values.
     async fn exchange(
         &self,
         key: &[u8],
@@ -350,7 +351,7 @@ where
                 Ok(Answer { applied: false, found: Some(found) }) => found,
                 outcome => return self.settle(new.block, value, outcome).await,
             };
-            // The key has another value, or the same one stored in another way.
+            // The key has a different value, or the same one in a different stored form.
             match self.stored_for(key, expected, Some((found, since_ns))).await {
                 Ok(Ok(found)) => stored = found,
                 Ok(Err(found)) => break Ok(Answer { applied: false, found }),
@@ -364,8 +365,8 @@ where
         refused
     }
 
-    /// What the leaf has for `key`, if that is `expected`; else the value that the key has. `found`
-    /// is what the leaf had at a time or later, if that is known.
+    /// What the leaf stores for `key`, if that stands for `expected`; otherwise the value of the
+    /// key. `found` is what the leaf stored at a given time or later, if known.
     async fn stored_for(
         &self,
         key: &[u8],

@@ -1,7 +1,7 @@
 //! Bulk loads. A design takes its records one by one and cannot wait for WRITEs meanwhile, so all
-//! blocks are written first (blocks.X1), and what leaves will have is kept until then.
+//! blocks are written first (blocks.X1), and the stored values are collected until then.
 //!
-//! *Thread safety*: that of the handle.
+//! *Thread safety*: the same as for the handle.
 
 use super::BlockIndex;
 use crate::index::{IndexAdmin, IndexError};
@@ -12,11 +12,11 @@ use farleaf_fabric::Fabric;
 /// Blocks written together.
 const BLOCKS_TOGETHER: usize = 16;
 
-/// Keys and what leaves will have for them, one after the other, in few allocations.
+/// Keys and the stored values for them, one after the other, in few allocations.
 #[derive(Default)]
 struct Collected {
     bytes: Vec<u8>,
-    /// By record: the lengths of its key and of what is stored.
+    /// By record: the lengths of its key and of its stored value.
     lengths: Vec<(u32, u32)>,
 }
 
@@ -57,7 +57,7 @@ where
         if let Err(error) = &loaded
             && !matches!(error, IndexError::Indeterminate(_))
         {
-            // The index is empty: no leaf refers to them.
+            // The index is empty, so no leaf refers to them.
             for (_, stored) in collected.records() {
                 if let Stored::Block(block) = Stored::of(&stored) {
                     self.over().give_back(Some(block));
@@ -79,7 +79,7 @@ where
             if together.is_empty() {
                 return Ok(());
             }
-            // Before blocks are written for them, which the design would refuse.
+            // Check the records before blocks are written for any that the design would refuse.
             for (key, value) in &together {
                 Self::check(key, value)?;
                 if last.as_ref().is_some_and(|last| last >= key) {

@@ -7,15 +7,15 @@
 //!                      └──────── design D ────────┘        └─ written once, READ by its exact size
 //! ```
 //!
-//! The design below knows nothing of blocks but one thing: an edit that takes a value away which
-//! has a reference's length returns it ([`crate::page::Answer::found`]), so that the block can be
-//! freed. Its pages, messages and protocols are the same.
+//! The underlying design depends on blocks in only one way: an edit that takes away a value with a
+//! reference's length returns it ([`crate::page::Answer::found`]), so that the block can be freed.
+//! Its pages, messages and protocols are the same.
 //!
-//! This file and its neighbours see to three of the invariants of blocks: the reference is stored
-//! only after the block is written (blocks.X1); the operation that took a reference out of a leaf
-//! gives the block back, to rest after [`crate::index::RangeIndex::flush`], for until then the leaf
-//! may be in a cache only (blocks.X4); and a block of an operation of unknown outcome is given up
-//! (blocks.X8).
+//! The files of this folder enforce three of the invariants of blocks. A reference is stored only
+//! after its block is written (blocks.X1). The operation that took a reference out of a leaf frees
+//! the block, but only after [`crate::index::RangeIndex::flush`] and a grace period, because until
+//! then the leaf may be only in a cache (blocks.X4). A block of an operation of unknown outcome is
+//! abandoned (blocks.X8).
 //!
 //! *Thread safety*: handles belong to their endpoints' threads; the space and the cache are shared
 //! by the handles of a process.
@@ -51,12 +51,12 @@ pub struct BlockCompute<C> {
 }
 
 impl<C> BlockCompute<C> {
-    /// The compute side of the design below.
+    /// The compute side of the underlying design.
     pub fn design(&self) -> &C {
         &self.design
     }
 
-    /// The blocks of this process.
+    /// How much space the blocks of this process use.
     pub fn usage(&self) -> BlockUsage {
         self.shared.usage()
     }

@@ -4,28 +4,29 @@
 
 use crate::index::IndexError;
 
-/// How many replaced blocks wait by default before leaves are written back.
+/// Default number of replaced blocks that may wait before leaves are written back.
 pub const MOST_LOST: u64 = 16_384;
 
-/// Options of an index with value blocks. All handles of an index should have the same.
+/// Options of an index with value blocks. All handles of an index should use the same options.
 #[derive(Clone, Debug)]
 pub struct BlockOptions<O> {
-    /// The options of the design below.
+    /// The options of the underlying design.
     pub design: O,
-    /// Values of at most this many bytes are in leaves, if they fit there beside their keys.
+    /// Values of at most this many bytes are stored in leaves, if they fit there beside their keys.
     pub inline_bytes: usize,
-    /// The most bytes of cached blocks in this process.
+    /// Maximum size of the cached blocks in this process, in bytes.
     pub cache_bytes: u64,
     /// The size of the chunks that blocks are cut from, in bytes.
     pub chunk_bytes: u64,
-    /// So many replaced blocks wait until the leaves that referred to them are written back. Each
-    /// time a cache writes all its changes back, so few means many WRITEs, and many means memory.
+    /// Number of replaced blocks after which the leaves that referred to them are written back.
+    /// Each time, a cache writes back all its changes, so a small number costs WRITEs, and a large
+    /// one memory.
     pub most_lost: usize,
 }
 
 impl<O> BlockOptions<O> {
-    /// The longest value that is inline by default. Shorter values take less memory in the leaf,
-    /// and longer ones leave room in the cache for more leaves.
+    /// Default length of the longest inline value. Inline storage takes less memory for shorter
+    /// values; blocks leave room in the cache for more leaves.
     pub const INLINE_BYTES: usize = 200;
 
     /// Default options, without a cache for blocks.
@@ -39,7 +40,7 @@ impl<O> BlockOptions<O> {
         }
     }
 
-    /// No blocks but for values that no page holds.
+    /// Uses blocks only for values that no page can hold.
     pub fn all_inline(design: O) -> Self {
         Self { inline_bytes: usize::MAX, ..Self::new(design) }
     }

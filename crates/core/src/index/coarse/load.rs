@@ -1,4 +1,4 @@
-//! Bulk loading: records stream to the servers in batches. Each server builds its tree next to the
+//! Bulk loading: records stream to the servers in batches. Each server builds its tree beside the
 //! empty one, and publishes it when all records have arrived.
 
 use super::CoarseIndex;
@@ -7,10 +7,10 @@ use crate::page::{Layout, OwnedKey, OwnedValue};
 use crate::wire::{RecordRoom, Reply, Request, TreeRequest};
 use farleaf_fabric::{Fabric, ServerId};
 
-/// Records in one message, if they are small.
+/// Maximum number of small records in one message.
 const BATCH_RECORDS: usize = 2048;
 
-/// Records for one server, and the room that is left in their message.
+/// Records for one server, and the room left in their message.
 struct Batch<L: Layout> {
     records: Vec<(OwnedKey<L>, OwnedValue<L>)>,
     room: RecordRoom,

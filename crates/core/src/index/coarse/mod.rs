@@ -65,7 +65,7 @@ impl<L: Layout> Design<L> for Coarse {
                 }
                 _ => return Err(IndexError::BadReply { server }),
             }
-            // Another design may have trees on the servers too.
+            // A pool of another design may have trees on its servers too.
             superblock
                 .options_of(DesignId::Coarse)
                 .map_err(|error| IndexError::BadPool { server, error })?;
@@ -179,7 +179,7 @@ impl<F: Fabric, L: Layout> IndexAdmin for CoarseIndex<F, L> {
         Ok(())
     }
 
-    /// Aborts its bulk load; the design's clients hold nothing else.
+    /// Aborts the server's bulk load; clients of this design hold nothing else.
     async fn declare_dead(&self, compute_server: u16) -> Result<(), IndexError> {
         Ok(self.client.abandon_loads(compute_server).await?)
     }

@@ -10,11 +10,11 @@ use farleaf_fabric::{Fabric, ServerId, Work};
 use std::collections::VecDeque;
 use std::ops::Bound;
 
-/// The records of one server, as far as they have been fetched.
+/// The records of one server that have been fetched and not yet used.
 struct Stream<L: Layout> {
     server: ServerId,
     fetched: VecDeque<(OwnedKey<L>, OwnedValue<L>)>,
-    /// What is left to fetch; `None` once the server has no more.
+    /// The rest of the scan; `None` once the server has no more records.
     rest: Option<Scan<OwnedKey<L>>>,
 }
 
@@ -35,7 +35,7 @@ impl<L: Layout> Stream<L> {
             return Err(IndexError::BadReply { server: self.server });
         };
         self.rest = self.rest.take().filter(|_| more).and_then(|mut rest| {
-            // Without a record there is no position to continue from, and nothing more will come.
+            // Without a record there is no position to continue from, and the stream has ended.
             let last = Bound::Excluded(records.last()?.0.clone());
             if rest.reverse {
                 rest.upper = last;
@@ -100,14 +100,13 @@ impl<F: Fabric, L: Layout> CoarseIndex<F, L> {
     }
 
     /// Scans under hash partitioning, where every server holds part of every range. Asks all
-    /// servers at once and merges their answers; a server is asked again when its records are used
-    /// up.
+    /// servers at once and merges their answers; asks a server again when its records are used up.
     async fn scan_merged(
         &self,
         scan: &Scan<OwnedKey<L>>,
         servers: usize,
     ) -> Result<Records<OwnedKey<L>, OwnedValue<L>>, IndexError> {
-        // An even hash gives each server about an equal part; the margin allows for deviations.
+        // An even hash gives each server about an equal part; the margin covers deviations.
         let part = scan.limit.div_ceil(servers).saturating_add(scan.limit / servers / 4);
         let batch = part.saturating_add(8).min(scan.limit);
         let mut streams: Vec<Stream<L>> =

@@ -1,9 +1,9 @@
 //! Background write-back: nodes that have been dirty for a long time are written back, so that a
 //! crash loses only recent changes.
 //!
-//! A node is written back once it has been dirty for three quarters of the limit, the oldest first;
-//! the rest of the limit is left for the WRITEs. If some node has been dirty for longer than the
-//! limit, each operation that changes something writes back a few nodes before it begins.
+//! Write-back takes nodes that have been dirty for three quarters of the limit, oldest first; the
+//! rest of the limit is left for the WRITEs. If some node has been dirty for longer than the limit,
+//! each operation that changes something first writes back a few nodes.
 //!
 //! *Thread safety*: belongs to its endpoint's thread. Any number of threads of a compute server may
 //! run this.
@@ -13,7 +13,7 @@ use crate::page::Layout;
 use crate::together::all;
 use farleaf_fabric::Fabric;
 
-/// Nodes that an operation writes back before it changes another, if the background tasks are
+/// Nodes that an operation writes back before it changes another one, if the background tasks are
 /// behind.
 const NODES_TO_HELP: usize = 4;
 /// The pause between two rounds is the age limit divided by [`LOOKS`], within the bounds below, in
@@ -23,13 +23,14 @@ const SHORTEST_PAUSE_NS: u64 = 200_000;
 const LONGEST_PAUSE_NS: u64 = 50_000_000;
 
 impl<F: Fabric, L: Layout> DexIndex<F, L> {
-    /// Writes back by age until `ended`. Returns at once if this cache has no limit.
+    /// Writes nodes back by age until `ended` returns true. Returns at once if this cache has no
+    /// age limit.
     pub(super) async fn write_back_by_age(&self, ended: &dyn Fn() -> bool) {
         let ages = self.client.cache().ages();
         let limit_ns = ages.limit_ns();
         let pause_ns = (limit_ns / LOOKS).clamp(SHORTEST_PAUSE_NS, LONGEST_PAUSE_NS);
         while limit_ns > 0 && !ended() {
-            // What cannot be settled now is retried in the next round.
+            // If something cannot be settled now, the next round tries again.
             let _ = self.settle().await;
             let written = self.write_oldest(limit_ns / 4 * 3, FRAMES_TOGETHER).await;
             let now_ns = self.fabric().now_ns();
@@ -52,7 +53,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     }
 
     /// Writes back at most `most` nodes that have been dirty for at least `age_ns`. Returns how
-    /// many were written.
+    /// many it wrote.
     async fn write_oldest(&self, age_ns: u64, most: usize) -> usize {
         let cache = self.client.cache();
         let until_ns = self.fabric().now_ns().saturating_sub(age_ns);

@@ -65,7 +65,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     }
 
     /// Applies `edit` to the leaf of its key, splitting nodes until there is room. Also returns
-    /// whether the leaf has become sparse and should be merged.
+    /// whether the leaf is now sparse and should be merged.
     async fn run(
         &self,
         edit: LeafEdit<&L::Key, &L::Value>,
@@ -111,7 +111,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         self.run_at(place, probe, edit).await
     }
 
-    /// Executes `edit` at the leaf, or the missing node, where a descent for it ended.
+    /// Executes `edit` at the leaf or missing node where its descent ended.
     #[inline]
     pub(super) async fn run_at(
         &self,

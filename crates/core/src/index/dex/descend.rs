@@ -1,12 +1,12 @@
 //! Descents, by swizzled pointers and optimistic latch coupling (Lu et al., Algorithm 1).
 //!
 //! *Invariants* (`docs/internals/cache.md`)
-//! - D5. The child's version is taken, then the parent's validated, and only then is the child
-//!   trusted. A frame is never unmapped, so a stale pointer meets a changed version, other fences,
+//! - D5. A descent takes the child's version, then validates the parent, and only then trusts the
+//!   child. A frame is never unmapped, so a stale pointer leads to a changed version, other fences,
 //!   or another level.
 //!
-//! What happens rarely is boxed: a future's size counts wherever it is moved, and these are most of
-//! it.
+//! Rare paths are boxed: a future's size costs time wherever it is moved, and these paths would be
+//! most of it.
 //!
 //! *Thread safety*: belongs to its endpoint's thread.
 
@@ -32,9 +32,9 @@ pub(super) struct Below<'a, L: Layout> {
 pub(super) enum LeafLocation<'a, L: Layout> {
     /// At a leaf in a hot frame.
     Hot(OptimisticRef<'a, L>),
-    /// At a leaf that is not hot: it is in the pool at this address, or in a cooling frame.
+    /// At a leaf that is not hot: in the pool at this address, or in a cooling frame.
     Elsewhere { parent: OptimisticRef<'a, L>, slot: usize, address: GlobalAddr },
-    /// At a missing node below which the memory server is to continue.
+    /// At a missing node below which the memory server should continue.
     Offered(Missing<'a, L>),
 }
 
@@ -58,7 +58,7 @@ pub(super) enum Offer {
     Scan { leaves: u64 },
 }
 
-/// What a child word leads to.
+/// The target of a child word.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Child<'a, L: Layout> {
     /// A node in a hot frame.
@@ -74,7 +74,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         self.client.cache().seen(self.root_frame).ok_or(Restart::Busy)
     }
 
-    /// The child that a child word leads to: takes the version of a hot one.
+    /// Resolves a child word. For a hot child, takes its version.
     #[inline(always)]
     pub(super) fn child(&self, swip: Swip) -> Result<Child<'_, L>, Restart> {
         Ok(match swip {
@@ -132,12 +132,12 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         if fits {
             return Ok(());
         }
-        // If the node is consistent, the copy that led here was old.
+        // If the node is consistent, the copy of its parent was stale.
         Err(if node.is_valid() { Restart::Refresh } else { Restart::Busy })
     }
 
-    /// Descends to the leaf that covers the probe, or to the first missing node below which it is
-    /// better to offload.
+    /// Descends to the leaf that covers the probe, or to the first missing node where offloading is
+    /// better.
     #[inline]
     pub(super) async fn find_leaf(
         &self,
@@ -195,7 +195,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         if node.frame == target.frame && target.is_valid() { Ok(keys) } else { Err(Restart::Busy) }
     }
 
-    /// The node at `level` that covers the probe, hot, and its parent. For restructuring.
+    /// Finds the hot node at `level` that covers the probe, and its parent. For restructuring.
     pub(super) async fn find_hot(
         &self,
         probe: Probe<'_, L::Key>,
@@ -211,8 +211,8 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         Ok(below)
     }
 
-    /// The child of `node` that covers the probe, and its slot. If the child is not hot it is
-    /// fetched, and the descent has to begin again.
+    /// The child of `node` that covers the probe, and its slot. If the child is not hot, it is
+    /// fetched and the descent starts again.
     pub(super) async fn hot_child<'a>(
         &'a self,
         node: OptimisticRef<'a, L>,
@@ -234,8 +234,8 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         Err(Restart::Again)
     }
 
-    /// Applies `read` to the leaf that covers the probe. Only the result for a consistent leaf is
-    /// returned, but `read` may also be called on inconsistent ones.
+    /// Applies `read` to the leaf that covers the probe. `read` may also run on inconsistent
+    /// leaves, but only the result for a consistent one is returned.
     #[inline]
     pub(super) async fn read_leaf<T>(
         &self,
@@ -298,7 +298,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         self.read_place(place, probe, read).await
     }
 
-    /// Applies `read` to the leaf that a descent for `probe` ended at.
+    /// Applies `read` to the leaf where a descent for `probe` ended.
     #[inline]
     pub(super) async fn read_place<T>(
         &self,

@@ -14,7 +14,7 @@ use farleaf_fabric::{Fabric, GlobalAddr};
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Dex;
 
-/// Fill of the inner nodes of a new, empty index.
+/// Fill of the inner nodes in a new, empty index.
 const EMPTY_FILL: f64 = 0.7;
 
 impl Partitioned for Dex {

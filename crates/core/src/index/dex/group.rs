@@ -1,10 +1,10 @@
 //! Single-key operations that descend together, one level at a time.
 //!
-//! A single descent waits for memory at every level: the child's lines are not in the processor's
-//! caches. Here each operation takes one step and prefetches what its next step reads, before the
-//! first operation takes its next step. So the memory accesses overlap, and each operation
-//! prefetches only the lines that it needs: a header first, then the keys, then one child word.
-//! Leaves that are not hot are fetched together.
+//! A single descent waits for memory at every level, because the child's lines are not in the
+//! processor's caches. Here each operation takes one step and prefetches what its next step reads;
+//! then the other operations of the group take their steps. So the memory accesses overlap, and
+//! each operation prefetches only the lines that it needs: first a header, then the keys, then one
+//! child word. Leaves that are not hot are fetched together.
 //!
 //! D5 holds for each operation at each level, as in `descend.rs`. An operation that meets anything
 //! unusual runs alone, from the root.
@@ -30,12 +30,12 @@ const GROUP: usize = 32;
 enum Progress<'a, L: Layout> {
     /// It is at a hot node of the group's level.
     At(OptimisticRef<'a, L>),
-    /// It has found its slot in a node, whose child word is being prefetched.
+    /// It has found its slot in a node. The child word is being prefetched.
     Found(OptimisticRef<'a, L>, usize),
-    /// It is between a node and its child, whose header is being prefetched: the slot in the node,
-    /// and the child word.
+    /// It is between a node and its child. The child's header is being prefetched. Holds the slot
+    /// in the node and the child word.
     Between(OptimisticRef<'a, L>, (usize, Swip)),
-    /// Its leaf is not hot: the leaf's parent, the slot there, and the address.
+    /// Its leaf is not hot. Holds the leaf's parent, the slot there, and the leaf's address.
     Missing(OptimisticRef<'a, L>, usize, GlobalAddr),
     /// It must run alone.
     Alone,
@@ -49,9 +49,9 @@ type Group<'a, L> = SmallVec<[Progress<'a, L>; GROUP]>;
 type EditOf<'e, L> = LeafEdit<&'e <L as Layout>::Key, &'e <L as Layout>::Value>;
 
 impl<F: Fabric, L: Layout> DexIndex<F, L> {
-    /// Executes several single-key operations, as if by concurrent calls of [`DexIndex::execute`]:
-    /// those on the same key take effect in any order. Calls `done` with the place and the outcome
-    /// of each when it ends.
+    /// Executes several single-key operations like concurrent calls of [`DexIndex::execute`]: those
+    /// on the same key take effect in any order. When an operation ends, calls `done` with its
+    /// position and outcome.
     pub async fn execute_all(
         &self,
         edits: &[EditOf<'_, L>],
@@ -62,7 +62,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             if edits.iter().any(LeafEdit::changes) {
                 self.before_change().await;
             }
-            // Without a cache there is nothing to descend, and each offload is a request of its
+            // Without a cache there is no descent to share, and each offload is a request of its
             // own.
             let descends = !self.uncached && !self.offload.is_on();
             let root = self.seen_root().ok().filter(|_| descends);
@@ -114,8 +114,8 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         }
     }
 
-    /// Steps from a node at `level` to the child: takes its version, and then validates the node
-    /// (D5), which may have changed since it was searched.
+    /// Steps from a node at `level` to the child: takes the child's version, and then validates the
+    /// node (D5), which may have changed since it was searched.
     #[inline(always)]
     fn step_down<'a>(
         &'a self,
@@ -161,7 +161,8 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
                 };
                 let ended =
                     self.end_at(LeafLocation::Hot(leaf), edit, |answer| done(place, answer));
-                // A merge waits for memory servers; the operations behind this one need not.
+                // A merge waits for memory servers; the operations after this one need not wait
+                // too.
                 *progress = match ended.await {
                     Some(true) => Progress::Sparse,
                     Some(false) => Progress::Done,
@@ -208,8 +209,8 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         all(others).await;
     }
 
-    /// Executes an operation at its leaf. Once it has ended, returns whether it has left the leaf
-    /// sparse. `None` if it has not ended; then nothing has happened.
+    /// Executes an operation at its leaf. On completion, returns whether the leaf is now sparse.
+    /// `None` if the operation must be retried; then nothing has happened.
     #[inline]
     async fn end_at(
         &self,

@@ -1,19 +1,19 @@
 //! Moving keys from one compute server to another while operations run (Lu et al., §4).
 //!
-//! Data does not move. The server that releases the keys writes back what it has changed and drops
-//! its copies. Then the server that takes over drops its old copies and rereads the root. In
-//! between, no server serves the keys.
+//! Data does not move. The releasing server writes back its changes and drops its copies. Then the
+//! server that takes over drops its old copies and rereads the root. In between, no server serves
+//! the keys.
 //!
 //! *Why nothing is lost or done twice.* An operation at the releasing server either finds its leaf
 //! in a frame or fetches it. A frame is dropped only when it is clean, and under its latch. So a
-//! change in it is written back first, and a later operation finds the frame gone. An operation
-//! that fetches a leaf has marked it while its keys were owned (C20). The releasing server first
-//! gives up the keys, then waits for the marks that exist; no new ones can follow. Only after that
-//! does the other server begin.
+//! change in the frame is written back first, and a later operation finds the frame gone. An
+//! operation that fetches a leaf has marked it while this server owned its keys (C20). The
+//! releasing server first gives up the keys, then waits for the existing marks; no new ones can
+//! follow. Only after that does the other server begin.
 //!
 //! *Invariants* (`docs/internals/cache.md`)
-//! - H1. A boundary is the fence of leaves. The releasing server checks this again after it has
-//!   given up the keys, because from then on leaves do not merge across the boundary.
+//! - H1. A boundary is always a fence between leaves. The releasing server checks this again after
+//!   it has given up the keys, because from then on leaves do not merge across the boundary.
 //! - H2. A node that was exclusive and will be shared is clean before the other server begins. A
 //!   copy of a node that was shared and will be exclusive is dropped before the node counts as
 //!   exclusive.
@@ -78,9 +78,9 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         self.read_leaf(Probe::At(key), |page| L::low(page)).await
     }
 
-    /// Releases `keys` and keeps `rest`. On success this server holds nothing of `keys` until the
+    /// Releases `keys` and keeps `rest`. On success, this server holds nothing of `keys` until the
     /// returned guard is dropped. Returns `None`, with nothing changed, if the boundary between the
-    /// two is not a fence of leaves.
+    /// two is not a fence between leaves.
     ///
     /// # Errors
     /// [`RemoteError`] if a node cannot be written back. Then this server still owns the keys, but
@@ -128,7 +128,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         }
     }
 
-    /// Applies `work` to each frame, and again to those that return [`Swept::Later`]. Repeats the
+    /// Applies `work` to each frame, repeating frames that return [`Swept::Later`]. Repeats the
     /// whole sweep until a round finds nothing to do.
     async fn sweep<W: Future<Output = Result<Swept, RemoteError>>>(
         &self,
@@ -197,7 +197,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         Ok(Swept::Done)
     }
 
-    /// Does most of the work of [`DexIndex::take_over`] in advance, with no effect on the range.
+    /// Does most of the work of [`DexIndex::take_over`] in advance. Does not change the range.
     ///
     /// # Errors
     /// [`RemoteError`] if a node cannot be read.
@@ -205,7 +205,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         &self,
         grown: &OwnedRange<OwnedKey<L>>,
     ) -> Result<(), RemoteError> {
-        // READs posted before the other server released the keys may bring old content.
+        // READs posted before the other server released the keys may return old content.
         if !self.fabric().breaks(rules::OLD_READS_AWAITED) {
             self.wait_for_marks().await?;
         }
@@ -229,11 +229,11 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         Ok(())
     }
 
-    /// Drops a copy of a node that other servers may have changed, once for each address: a copy
-    /// fetched afterwards is current. The root is read again instead.
+    /// Drops a copy of a node that other servers may have changed, once per address: a copy fetched
+    /// later is current. The root is reread instead.
     ///
-    /// The fences in an old copy are old as well. Its node may have been freed and used again for
-    /// another node of the keys that are taken over, even one with the same fences. So rereading
+    /// The fences in an old copy are old as well. The page may have been freed and reused for
+    /// another node in the keys that are taken over, even one with the same fences. So rereading
     /// the node in place is not enough: only the path from the root decides which nodes count, and
     /// only nodes within the `held` range are known to be current here.
     async fn renew(
@@ -255,8 +255,8 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             return Ok(Swept::Later);
         }
         let fresh = dropped.borrow().contains(&address);
-        // The holder of the lock is about to change the node, or has died. Once the node is
-        // exclusive, no server checks its lock.
+        // The lock holder is about to change the node, or has died. Once the node is exclusive, no
+        // server checks its lock.
         let waits = then == Ownership::All && (pinned || is_locked);
         if lies == Ownership::All || (fresh && !waits) {
             return Ok(Swept::Nothing);
@@ -287,8 +287,8 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     /// Waits for all marks that exist now.
     async fn wait_for_marks(&self) -> Result<(), RemoteError> {
         let mapping = self.client.cache().mapping();
-        // A move that failed or was dropped may have left marks of its generation. That
-        // generation's number is about to be used again.
+        // A move that failed or was dropped may have left marks in the previous generation, whose
+        // number is about to be reused.
         self.wait_for_generation(mapping.last_generation()).await?;
         self.wait_for_generation(mapping.next_generation()).await
     }
@@ -305,8 +305,8 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         Ok(())
     }
 
-    /// A leaf boundary near `key`, inside the owned range: a key to which a partition boundary can
-    /// move.
+    /// A fence between leaves near `key`, inside the owned range: a key to which a partition
+    /// boundary can move.
     pub(super) async fn boundary_near(
         &self,
         key: &L::Key,

@@ -38,8 +38,8 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             // The WRITE in flight could land after those of the restructuring.
             return Err(Restart::Busy);
         }
-        // Checked under the latch: a server that gives up keys either waits for this change, or is
-        // seen here (H3).
+        // Checked under the latch: a server that gives up keys either waits for this change, or its
+        // new range is seen here (H3).
         let shared = match self.server.owns(node.page) {
             Ownership::All => false,
             Ownership::Part => true,
@@ -61,8 +61,8 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         self.client.cache().arena().set_remote_word(node.frame, word.to_bits());
     }
 
-    /// A latched shared node as the pool had it when it was read. The remote lock compares with
-    /// this copy.
+    /// The content of a latched shared node as last read from the pool. The remote lock's CAS
+    /// compares against it.
     pub(super) fn cached_copy(&self, node: &Latched<'_, L>) -> Result<PageCopy<L>, Restart> {
         let buffer = self.fabric().buffer(L::page_words() * 8).map_err(|_| Restart::Busy)?;
         let image = self.client.cache().image(node.page);
@@ -72,12 +72,13 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         Ok(PageCopy::from_cached(node.at(), buffer, self.fabric().now_ns()))
     }
 
-    /// Writes a latched node that is about to lose keys to others back if its copy in the pool
+    /// Prepares a latched node that is about to lose keys. Writes it back if its copy in the pool
     /// might have no room for its new fences, `low` and `high`.
     ///
-    /// The node itself is written later, so a crash leaves that copy, which the next life trims to
-    /// the new fences (D7). It always has room if they need no more than the fences in the frame
-    /// do, or if it has the frame's content: a split or an evening out leaves room in both halves.
+    /// The node itself is written later. If this server crashes first, its next life finds the old
+    /// copy and trims it to the new fences (D7). The copy always has room for them if they are no
+    /// longer than the frame's current fences, or if its content equals the frame's: a split or a
+    /// rebalancing leaves room in both halves.
     ///
     /// # Errors
     /// As [`DexIndex::write_exclusive`]. The frame is unchanged.
@@ -120,13 +121,13 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             let written = self.client.write_leaf(node.at(), image.page(), all).await;
             return may_land.has_ended(written);
         }
-        // If the frame is clean, it has the same content as the pool.
+        // If the frame is clean, its content equals the pool's.
         let before = is_clean(node.page).then(|| self.client.cache().image(node.page));
         // If this fails, nothing has been written yet.
         let slot = self.client.log_slot(node.at()).await?;
         let may_land = MayLand { index: self, node };
         let word = self.client.seal(image, self.word_of(node), slot.as_ref());
-        // Set even if the WRITE fails: no version is sealed with two contents (D9).
+        // Set even if the WRITE fails: no version is ever sealed with two contents (D9).
         self.set_word(node, word);
         let written = self.client.write_logged(slot, node.at(), before.as_ref(), image).await;
         may_land.has_ended(written)

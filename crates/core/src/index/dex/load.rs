@@ -15,7 +15,7 @@ use crate::remote::{FreshNode, FreshWriter, Image, PageClient, RemoteError};
 use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
 use std::fmt::{self, Debug, Formatter};
 
-/// Least fill of inner nodes.
+/// Minimum fill of inner nodes.
 const INNER_FILL: f64 = 0.9;
 
 /// Subtrees per memory server that a placement level needs to spread a tree evenly.
@@ -30,16 +30,16 @@ pub struct EntryWeights {
     pub child: usize,
 }
 
-/// Those of a layout whose entries all weigh the same.
+/// Defaults for a layout whose entries all have the same weight.
 impl Default for EntryWeights {
     fn default() -> Self {
         Self { record: 1, child: 1 }
     }
 }
 
-/// The largest placement level that still spreads a bulk-loaded tree over the memory servers, that
-/// is, with at least 16 subtrees of that level per server. Returns 0, which places each leaf by
-/// itself, if there are too few records.
+/// The largest placement level that still spreads a bulk-loaded tree over the memory servers, with
+/// at least 16 subtrees of that level per server. Returns 0, which places each leaf separately, if
+/// there are too few records.
 pub fn spreading_level<L: Layout>(
     records: u64,
     weights: EntryWeights,
@@ -59,7 +59,7 @@ pub fn spreading_level<L: Layout>(
     level
 }
 
-/// A part of a full page.
+/// The given fraction of a full page's weight.
 fn weight_of(full: usize, fill: f64) -> usize {
     ((full as f64 * fill) as usize).clamp(2, full)
 }
@@ -83,16 +83,16 @@ struct Open<F: Fabric, L: Layout> {
 pub struct Builder<'a, F: Fabric, L: Layout> {
     pages: &'a PageClient<F, L>,
     writer: FreshWriter<'a, F, L>,
-    /// Weight of a leaf.
+    /// Target weight of a leaf.
     fill: usize,
-    /// Weight of an inner node. Inner nodes are filled well: they see few insertions, and every
-    /// compute server caches them.
+    /// Target weight of an inner node. Inner nodes are filled well because they see few insertions
+    /// and every compute server caches them.
     inner_fill: usize,
     placement_level: u8,
     /// Number of subtrees of the placement level completed, and of nodes above it begun.
     subtrees: u64,
     upper_nodes: u64,
-    /// Where leaves must end, after `next_boundary`.
+    /// The boundaries at which leaves must end, after `next_boundary`.
     boundaries: std::vec::IntoIter<OwnedKey<L>>,
     next_boundary: Option<OwnedKey<L>>,
     /// The open node of each level, and how many nodes of the level are closed.
@@ -102,10 +102,10 @@ pub struct Builder<'a, F: Fabric, L: Layout> {
     records: u64,
 }
 
-/// A finished tree, of which everything but the root is written.
+/// A finished tree. Everything but the root has been written.
 #[derive(Debug)]
 pub struct BuiltTree<L: Layout> {
-    /// The root's content, not at an address yet.
+    /// The root's content, not yet written to an address.
     pub(super) root: Image<L>,
     /// The low end of each leaf, and the number of records before it.
     leaves: Vec<(OwnedKey<L>, u64)>,
@@ -125,7 +125,7 @@ impl<F: Fabric, L: Layout> Debug for Builder<'_, F, L> {
 }
 
 impl<'a, F: Fabric, L: Layout> Builder<'a, F, L> {
-    /// A builder without leaves. `fill` is a fraction; `boundaries` ascend.
+    /// Creates a builder without leaves. `fill` is a fraction; `boundaries` ascend.
     pub(super) fn new(
         pages: &'a PageClient<F, L>,
         fill: f64,
@@ -175,7 +175,7 @@ impl<'a, F: Fabric, L: Layout> Builder<'a, F, L> {
         Ok(())
     }
 
-    /// Takes the open node of a level, which is complete.
+    /// Takes the open node of a level, which is now complete.
     fn take(&mut self, level: u8) -> Option<Open<F, L>> {
         let (open, closed) = &mut self.levels[usize::from(level)];
         let open = open.take()?;
@@ -197,8 +197,8 @@ impl<'a, F: Fabric, L: Layout> Builder<'a, F, L> {
         Ok(entry)
     }
 
-    /// Ends the open leaf at `high`, or before its last record: then the next leaf is open, and
-    /// begins with that record, and the answer is `false`.
+    /// Ends the open leaf at `high`. If its last record does not fit with this fence, moves the
+    /// record to a new open leaf and returns `false`.
     async fn end_leaf(&mut self, high: Option<&L::Key>) -> Result<bool, RemoteError> {
         let Some(Open { node, image, filling }) = self.take(0) else { return Ok(true) };
         let back = L::fill_leaf_end(filling, image.page(), high);
@@ -216,8 +216,8 @@ impl<'a, F: Fabric, L: Layout> Builder<'a, F, L> {
         }
     }
 
-    /// Ends the open inner node of a level at `high`, or before its last child: then the next node
-    /// is open, and begins with that child. Returns what the level above gets.
+    /// Ends the open inner node of a level at `high`. If its last child does not fit with this
+    /// fence, moves the child to a new open node. Returns the entry for the level above.
     async fn end_inner(
         &mut self,
         level: u8,
@@ -230,7 +230,7 @@ impl<'a, F: Fabric, L: Layout> Builder<'a, F, L> {
         Ok(Some(entry))
     }
 
-    /// Opens a node of a level that begins with a child, if there is one.
+    /// Opens a node of a level, which begins with `child` if there is one.
     async fn begin_with(
         &mut self,
         level: u8,
@@ -244,7 +244,7 @@ impl<'a, F: Fabric, L: Layout> Builder<'a, F, L> {
         }
     }
 
-    /// Adds a child to the open node of `level`; `false` if it is full, or there is none.
+    /// Adds a child to the open node of `level`; `false` if the node is full or does not exist.
     fn add_to_open(&mut self, level: u8, child: (&L::Key, GlobalAddr)) -> bool {
         let fill = self.inner_fill;
         match self.levels.get_mut(usize::from(level)) {
@@ -279,7 +279,8 @@ impl<'a, F: Fabric, L: Layout> Builder<'a, F, L> {
                 true => self.end_inner(level, Some(L::key(&low))).await?,
                 false => None,
             };
-            // A node that begins with a child of the one before takes any second child.
+            // A node that holds only a child moved from the previous node has room for any second
+            // child.
             if !self.add_to_open(level, (L::key(&low), child)) {
                 self.begin_with(level, Some((low, child))).await?;
             }
@@ -321,7 +322,8 @@ impl<F: Fabric, L: Layout> BulkBuilder<L> for Builder<'_, F, L> {
         self.pass_boundaries(Some(key)).await?;
         let mut ends = 0;
         while !self.add_record((key, value)) {
-            // A leaf may begin with the last record of the one before, and have no room for this.
+            // A leaf that begins with the last record of the previous one may have no room for this
+            // record.
             ends += 1;
             let Some(Open { filling, .. }) = self.levels[0].0.as_ref().filter(|_| ends <= 3) else {
                 return Err(RemoteError::Contended { retries: 0 });
@@ -335,14 +337,14 @@ impl<F: Fabric, L: Layout> BulkBuilder<L> for Builder<'_, F, L> {
         Ok(())
     }
 
-    /// On return all nodes but the root are written.
+    /// On return, all nodes but the root have been written.
     async fn finish(&mut self) -> Result<BuiltTree<L>, RemoteError> {
         self.pass_boundaries(None).await?;
         while !self.end_leaf(None).await? {}
         let mut level = 1;
         let (node, image) = loop {
             let index = usize::from(level);
-            // A level above the leaves with a single node is the root's.
+            // The only node of a level above the leaves becomes the root.
             if self.levels[index].1 == 0 {
                 let Some(Open { node, image, filling }) = self.take(level) else {
                     return Err(RemoteError::Contended { retries: 0 });
@@ -376,8 +378,8 @@ impl<F: Fabric, L: Layout> BulkBuilder<L> for Builder<'_, F, L> {
     }
 }
 
-/// Boundaries for `parts` compute servers, at leaves, such that all have about the same number of
-/// records; `None` if there are too few leaves.
+/// Boundaries at leaves that give `parts` compute servers about the same number of records each;
+/// `None` if there are too few leaves.
 fn equal_boundaries<K: Clone + Ord>(
     leaves: &[(K, u64)],
     records: u64,
@@ -399,8 +401,8 @@ mod tests {
 
     #[test]
     fn the_placement_level_grows_with_the_tree() {
-        // 42 records a leaf, 54 children a node: 2 M keys make 881 nodes of level 1 and 16 of level
-        // 2.
+        // With 42 records per leaf and 54 children per node, 2 M keys make 881 nodes of level 1 and
+        // 16 of level 2.
         let each = EntryWeights::default();
         let levels = [(1_000, 4), (100_000, 4), (2_000_000, 4), (2_000_000, 1), (20_000_000, 4)];
         let found =

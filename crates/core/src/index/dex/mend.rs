@@ -3,11 +3,11 @@
 //!
 //! A page lands word by word, so a compute server that dies during a WRITE can leave a mixture of
 //! two versions. A shared node is locked at that time, and the next client that needs it recovers
-//! it. An exclusive node has no lock; its log entry (D9) makes it whole again. No other server
-//! writes such a node. But an old entry may name a page that has since been freed and given to
-//! another compute server, so only pages that the tree leads to are completed. Of these, only pages
-//! in the range that the compute server still owns: keys were clean when they moved away, and their
-//! new owner may be writing the page.
+//! it. An exclusive node has no lock, and no other server writes it; its log entry (D9) completes
+//! it. But an old entry may name a page that has since been freed and given to another compute
+//! server, so only pages that are reachable in the tree are completed. Of these, only pages in the
+//! range that the compute server still owns are completed: keys were clean when they moved away,
+//! and their new owner may be writing the page.
 //!
 //! *Thread safety*: private to one task.
 
@@ -19,8 +19,8 @@ use farleaf_fabric::{Fabric, GlobalAddr};
 /// Retries of a WRITE of unknown outcome.
 const WRITE_RETRIES: u32 = 16;
 
-/// Completes what `compute_server`, which is dead and fenced, left half written in the tree below
-/// `root`, within the `range` that it owns. Returns the number of nodes completed.
+/// Completes the nodes that `compute_server`, which is dead and fenced, left half written in the
+/// tree below `root`, within the `range` that it owns. Returns the number of nodes completed.
 ///
 /// # Errors
 /// [`RemoteError`] if a memory server does not answer.
@@ -31,7 +31,7 @@ pub(super) async fn mend<F: Fabric, L: Layout>(
     range: &OwnedRange<OwnedKey<L>>,
 ) -> Result<u64, RemoteError> {
     let mut mended = 0;
-    // Upper levels first, so that the path to each node leads through whole ones.
+    // Upper levels first, so that the path to each node contains only complete ones.
     for (at, image) in pages.half_written(compute_server).await? {
         let (low, high) = (L::low(image.page()), L::high(image.page()));
         if range.covers(&low, high.as_ref()) && is_in_tree(pages, root, at, image.page()).await? {
@@ -42,7 +42,7 @@ pub(super) async fn mend<F: Fabric, L: Layout>(
     Ok(mended)
 }
 
-/// Whether the tree leads to the page at `at`; `image` is its intended content.
+/// Whether the page at `at` is reachable in the tree; `image` is its intended content.
 async fn is_in_tree<F: Fabric, L: Layout>(
     pages: &PageClient<F, L>,
     root: GlobalAddr,
@@ -51,7 +51,7 @@ async fn is_in_tree<F: Fabric, L: Layout>(
 ) -> Result<bool, RemoteError> {
     let (low, high) = (L::low(image), L::high(image));
     let last = high.as_ref().map(L::key).map_or(Probe::Last, Probe::Before);
-    // Probe both ends: the parents may not know yet that one of them has moved.
+    // Probe both ends, because the parents may not reflect yet that one of them has moved.
     for probe in [Probe::At(L::key(&low)), last] {
         if at == root || leads_to(pages, root, (at, image.level()), probe).await? {
             return Ok(true);
@@ -71,8 +71,8 @@ async fn leads_to<F: Fabric, L: Layout>(
         let copy = match pages.read(Pointer::fixed(next)).await {
             Ok(copy) => copy,
             Err(Miss::Restart) => match pages.before_retry(&mut backoff).await {
-                // The holder is changing the node, or is dead as well; then the retry finishes its
-                // change.
+                // The lock holder is changing the node, or is dead as well; in that case the retry
+                // finishes its change.
                 Ok(()) => {
                     next = root;
                     continue;

@@ -2,12 +2,12 @@
 //!
 //! A node that is less than half full joins a neighbour below the same parent if both fit one page.
 //! Otherwise it borrows from the neighbour if it is less than a quarter full. Between a quarter and
-//! a half it waits: a neighbour too full to join has enough to give only once, and the next
-//! removals would borrow again. Nodes never join across a boundary: both must be exclusive (D3).
+//! a half it waits: it could borrow from such a full neighbour only once before the next removals
+//! made it borrow again. Nodes never join across a boundary: both must be exclusive (D3).
 //!
-//! *Order of the WRITEs* (D2): the node that gains, then the parent. The node that loses is written
-//! by a later write-back, or is freed. If its copy in the pool might have no room for its new
-//! fences, it is first written as it is (`before_narrowing`).
+//! *Order of the WRITEs* (D2): the node that gains keys, then the parent. The node that loses keys
+//! is freed, or written by a later write-back. If its copy in the pool might have no room for its
+//! new fences, its old content is written first (`before_narrowing`).
 //!
 //! *Thread safety*: belongs to its endpoint's thread.
 
@@ -22,7 +22,7 @@ use crate::remote::{Image, RemoteError};
 use crate::rules;
 use farleaf_fabric::{Fabric, Work};
 
-/// Whether two neighbours fit one page, or one has too few entries to stay as it is.
+/// Whether two neighbours fit one page, or one of them has too few entries.
 fn can_join<L: Layout>(left: Page<'_, L>, right: Page<'_, L>) -> bool {
     let least = L::weight(left).min(L::weight(right));
     L::fits_merged(left, right) || least < L::full() / 4
@@ -40,8 +40,8 @@ enum Tidied {
 }
 
 impl<F: Fabric, L: Layout> DexIndex<F, L> {
-    /// Merges or evens out the leaf of `key`, and then the nodes above it that this leaves with too
-    /// few entries.
+    /// Merges or rebalances the leaf of `key`, and then the nodes above it if they have too few
+    /// entries.
     pub(super) async fn tidy(&self, key: &L::Key) -> Result<(), RemoteError> {
         let _unsettled = self.unsettle();
         let probe = Probe::At(key);
@@ -98,8 +98,8 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         if parent.is_valid() { Ok(Tidied::Nothing) } else { Err(Restart::Busy) }
     }
 
-    /// Rereads the path to the neighbour, whose copy dates from the time when it was shared. That
-    /// path differs from the path to the node itself.
+    /// Rereads the path to the neighbour, whose copy dates from when it was shared. That path
+    /// differs from the path to the node itself.
     async fn refresh_neighbour(&self, low: &L::Key) -> Restart {
         match self.refresh(Probe::At(low)).await {
             Ok(true) => Restart::Again,
@@ -108,14 +108,14 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         }
     }
 
-    /// Whether the child at a slot lies within the owned range, as far as its parent knows.
+    /// Whether the child at a slot lies within the owned range according to its parent.
     pub(super) fn is_exclusive_slot(&self, parent: OptimisticRef<'_, L>, slot: usize) -> bool {
         let (low, high) = slot_range(parent.page, slot);
         self.client.cache().owned().of(&low, high.as_ref()) == Ownership::All
             || self.fabric().breaks(rules::SHARED_NOT_MERGED)
     }
 
-    /// Merges two neighbours or evens them out. `right_slot` is the slot of the right one.
+    /// Merges or rebalances two neighbours. `right_slot` is the slot of the right one.
     async fn join(
         &self,
         parent: OptimisticRef<'_, L>,
@@ -167,8 +167,8 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         let written = match self.write_parent_alone(&parent, lock, remove).await {
             Ok(written) => written,
             Err(restart) => {
-                // The gainer in the pool holds too many keys: the frame's content must replace it
-                // before it is read again.
+                // The pool's copy of the gaining node holds too many keys: the frame's content must
+                // replace it before it is read again.
                 if !self.fabric().breaks(rules::GAINER_DIRTY) {
                     self.client.mark_dirty(left.frame, left.page, 1..L::page_words());
                 }
@@ -179,14 +179,14 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         left.page.copy_all_but_latch(lower.page());
         cache.adopt(left.frame);
         remove(parent.page);
-        // A flush waits until the parent routes the gained keys to the gainer.
+        // A flush waits until the parent routes the gained keys to the gaining node.
         self.hold_below(&written, &parent, &[left.frame]);
         let freed = right.at();
         self.server.unsettled().note_merged();
         self.client.keep(cache.discard(right.frame, right.guard));
         drop((left.guard, parent.guard));
         if let Written::Now = written {
-            // Free it only now: before that WRITE, the pool may still lead to it.
+            // Free the node only now: before that WRITE, the pool's parent may still point to it.
             self.free_node(freed).await;
         }
         Ok(())
@@ -199,7 +199,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         right_slot: usize,
     ) -> Result<Tidied, Restart> {
         let cache = self.client.cache();
-        // Y8: the parent is asked before anything is written.
+        // Y8: check the room in the parent before anything is written.
         let fits = |separator: &L::Key| L::inner_can_set_key(parent.page, right_slot, separator);
         let Some(separator) = L::rebalance(lower.page(), upper.page(), fits) else {
             return Ok(Tidied::Nothing);
@@ -227,7 +227,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         let written = match self.write_parent_alone(&parent, lock, move_boundary).await {
             Ok(written) => written,
             Err(restart) => {
-                // The gainer in the pool holds too many keys, which no parent routes to it.
+                // The pool's copy of the gaining node holds extra keys that no parent routes to it.
                 self.client.mark_dirty(gainer.frame, gainer.page, 1..L::page_words());
                 return Err(restart);
             }
@@ -263,14 +263,14 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             return Err(Restart::Busy);
         }
         if !is_clean(child.page) {
-            // Other nodes may wait for its WRITE (C24).
+            // Other nodes may be waiting for the root's WRITE (C24).
             return Ok(Tidied::Nothing);
         }
         let content = Image::<L>::empty();
         content.page().format_empty(self.root, level - 1, L::key(&low), None);
         content.page().copy_content(child.page);
         content.page().set_note(0);
-        // The change happens, now or later: the pool may already have the new root.
+        // From here on the change will happen: the pool may already have the new root.
         let written = match self.write_exclusive(&root, &cache.image(content.page())).await {
             Ok(()) => Written::Now,
             Err(_) => Written::Later,
@@ -284,13 +284,13 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         self.client.keep(cache.discard(child.frame, child.guard));
         drop(root.guard);
         if let Written::Now = written {
-            // Free it only now: before that WRITE, the pool may still lead to it.
+            // Free the node only now: before that WRITE, the pool's root may still point to it.
             self.free_node(freed).await;
         }
         Ok(Tidied::Nothing)
     }
 
-    /// Merges or evens out every leaf of the owned range that has too few records.
+    /// Merges or rebalances every leaf of the owned range that has too few records.
     ///
     /// # Errors
     /// [`RemoteError`] if a leaf cannot be read.
@@ -305,7 +305,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             let (weight, mut high) = self.read_leaf(Probe::At(L::key(&low)), look).await?;
             if is_sparse::<L>(weight) {
                 self.tidy(L::key(&low)).await?;
-                // The leaf may have absorbed the next one: continue behind its new high fence.
+                // The leaf may have absorbed the next one: continue after its new high fence.
                 high = self.read_leaf(Probe::At(L::key(&low)), look).await?.1;
             }
             match high {

@@ -13,20 +13,20 @@
 //!   written through at once.
 //! - D2. The pool's tree is well-formed at every instant: a node is written before a parent in the
 //!   pool points to it; a node that loses keys is written after the parents that route them
-//!   elsewhere; a node is freed after the last parent that pointed to it was written.
+//!   elsewhere; a node is freed only after the last parent that pointed to it was written.
 //! - D3. Shared nodes are split, never merged. A half that is no longer shared can be merged, so an
-//!   old copy of a shared node may lead to a node that was freed and used again. Its level, its
-//!   fences or its checksum reveal this. A copy of the former node is taken out of the cache when
-//!   the node is used again here.
+//!   old copy of a shared node may point to a node that was freed and reused. Its level, fences or
+//!   checksum reveal this. When the node is reused here, a copy of the former node is removed from
+//!   the cache.
 //! - D4. Restructuring latches from the top down and left before right, and backs off instead of
 //!   waiting.
-//! - D7. Keys in a leaf or an exclusive inner node beyond the range that its parent routes to it do
-//!   not count: the operation that fetches such a node trims it. So even if a dead compute server
-//!   left the orders of D2 unfinished, every path to a key gives the same answer.
-//! - D8. A leaf with a stamp that does not fit is damaged: a WRITE of it stopped half-way.
-//! - D9. An exclusive inner node is written to the pool after a log entry with the same content,
-//!   unless nothing leads to it yet. The next life of its compute server completes half-written
-//!   nodes before it serves (`mend.rs`).
+//! - D7. Keys in a leaf or an exclusive inner node outside the range that its parent routes to it
+//!   do not count: the operation that fetches such a node trims it. So even if a compute server
+//!   died in the middle of a sequence of D2, every path to a key gives the same answer.
+//! - D8. A leaf whose stamp does not match is damaged: a WRITE of it stopped half-way.
+//! - D9. An exclusive inner node is written to the pool only after a log entry with the same
+//!   content, unless nothing points to it yet. The next life of its compute server completes
+//!   half-written nodes before it serves (`mend.rs`).
 //!
 //! *Thread safety*: the threads of a compute server share a [`DexServer`]. A [`DexIndex`] belongs
 //! to its endpoint's thread, and its operations may overlap.
@@ -107,11 +107,11 @@ struct Attempts<'a> {
 
 /// Attempts that an operation makes before it begins to wait between them.
 const EAGER: u32 = 3;
-/// How many times, and for how long each time, an operation that has lost too often waits for a
-/// turn before it continues without one.
+/// How often, and for how long each time, an operation that has repeatedly lost its frames waits
+/// for a turn before it continues without one.
 const TURN_WAITS: u32 = 2_000;
 const TURN_WAIT_NS: u64 = 20_000;
-/// After this many torn reads, with the path reread in between, a page counts as damaged.
+/// A page counts as damaged after this many torn reads, with its path reread in between.
 const MOST_TORN: u32 = 3;
 /// Bound on the nodes that one operation fetches or creates during its descent.
 const MOST_AGAIN: u32 = 20_000;
@@ -165,7 +165,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             return Ok(());
         }
         self.client.settle_transfers().await?;
-        // A frame that becomes dirty later has only later changes.
+        // A frame that becomes dirty from here on has only later changes.
         let mut frames = cache.unwritten_frames();
         let mut attempts = self.attempts();
         loop {
@@ -251,7 +251,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             }
             Restart::Refresh | Restart::Torn(_) => match self.refresh(probe).await {
                 Err(Restart::Failed(error)) => return Err(error),
-                // If the refresh changed nothing, another server is about to change the path: wait
+                // If the refresh changed nothing, another server is about to change the path: wait,
                 // below.
                 Ok(true) => return Ok(()),
                 Ok(false) | Err(_) => {}
@@ -290,8 +290,8 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             || self.client.pages().has_doubts()
     }
 
-    /// Settles unknown outcomes as far as possible now, unless that was tried just before. Other
-    /// threads may be waiting, and only this handle can settle them.
+    /// Settles unknown outcomes where that is possible now, unless this was just tried. Other
+    /// threads may be waiting for them, and only this handle can settle them.
     async fn settle_some(&self) {
         if !self.has_doubts() {
             return;
@@ -311,11 +311,11 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     /// [`RemoteError`] if a memory server cannot be reached.
     async fn settle(&self) -> Result<(), RemoteError> {
         let tickets = self.close_tickets().await;
-        // Nodes may wait for the commits of their parents.
+        // Nodes may be waiting for the commits of their parents.
         let pages = self.client.pages().settle_all().await;
         let writes = self.client.settle_transfers().await.map_err(RemoteError::from);
-        // Even if every call succeeds, some outcomes may stay in doubt, for example of a node that
-        // another task holds.
+        // Even if every call succeeds, some outcomes may stay in doubt, for example that of a node
+        // that another task holds.
         let all = match self.has_doubts() {
             true => Err(RemoteError::Contended { retries: 0 }),
             false => Ok(()),

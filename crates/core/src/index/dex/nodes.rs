@@ -2,7 +2,7 @@
 //!
 //! *Placement* (Lu et al., §3): a subtree rooted at level M lies entirely on one memory server;
 //! nodes above level M are spread round robin. So a new node at level M or below goes to the server
-//! of its children, or of the leaf that it is split from, unless that server is nearly full
+//! of its children, or of the leaf that was split, unless that server is nearly full
 //! (`placement.rs`). If that server has no memory left, another one is used.
 //!
 //! *Thread safety*: belongs to its endpoint's thread.
@@ -27,16 +27,16 @@ impl<'a, L: Layout> NewNode<'a, L> {
         self.node.at
     }
 
-    /// Abandons the node after a failed WRITE. If the WRITE may still land, the node is never used
-    /// again.
+    /// Abandons the node after a failed WRITE. If the WRITE may still land, the node is never
+    /// reused.
     pub(super) fn lost_after(self, restart: &Restart, breaks: bool) {
         if matches!(restart, Restart::Failed(_)) && !breaks {
             drop(self.used());
         }
     }
 
-    /// A node in the pool points to this node, or may. Returns the mark, with which the node can be
-    /// published.
+    /// Records that a node in the pool points to this node, or may do so. Returns the mark, which
+    /// publishes the node.
     pub(super) fn used(self) -> IoMark<'a> {
         self.about_to_be_used().stays()
     }
@@ -48,7 +48,8 @@ impl<'a, L: Layout> NewNode<'a, L> {
     }
 }
 
-/// A node that a parent in the pool may point to by now. If dropped, it is never used again.
+/// A node that a parent in the pool may already point to. If this is dropped, the node is never
+/// reused.
 #[derive(Debug)]
 pub(super) struct Linking<'a, L: Layout> {
     node: ManuallyDrop<Taken<'a, L>>,
@@ -56,12 +57,12 @@ pub(super) struct Linking<'a, L: Layout> {
 }
 
 impl<'a, L: Layout> Linking<'a, L> {
-    /// Keeps the node. Returns the mark, with which the node can be published.
+    /// Keeps the node. Returns the mark, which publishes the node.
     pub(super) fn stays(self) -> IoMark<'a> {
         self.mark
     }
 
-    /// Frees the node: nothing points to it, and nothing will.
+    /// Frees the node. Nothing points to it, and nothing will.
     pub(super) fn give_back(self) {
         drop(ManuallyDrop::into_inner(self.node));
     }
@@ -133,7 +134,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             self.server.surplus(node.server()).into_iter().for_each(|node| {
                 pages.give_back_unseen(node);
             });
-            // If the memory server does not take them, they stay in this endpoint's list.
+            // If the memory server does not accept them, they stay in this endpoint's list.
             let _ = pages.share_free_nodes().await;
         }
     }

@@ -1,19 +1,19 @@
 //! Offloading operations below a missing node to the memory server that has it (Lu et al., §6).
 //!
-//! If an exclusive node is missing here, the pool has everything below it in its current state. Hot
-//! nodes form paths from the root (C10), so nothing below the missing node is hot, and cooling
-//! nodes are clean. The node is marked while memory servers work below it. The mark also keeps its
-//! parent hot (C19), so no other operation on this server descends below it meanwhile. The reply
-//! names the leaf that the memory server changed, and a copy of that leaf is dropped.
+//! If an exclusive node is missing here, the pool's content below it is current: hot nodes form
+//! paths from the root (C10), so nothing below the missing node is hot, and cooling nodes are
+//! clean. The node is marked while memory servers work below it. The mark also keeps its parent hot
+//! (C19), so no other operation on this server descends below it meanwhile. The reply names the
+//! leaf that the memory server changed, and this server drops its copy of that leaf.
 //!
 //! *Invariants* (`docs/internals/cache.md`)
 //! - C18. Nothing is offloaded while a hot node names no parent: it could be below the missing one.
 //! - offload.O1. A change is requested under a ticket. If its outcome is unknown, the memory server
-//!   is asked to close the ticket: it answers with what it did under the ticket, and does nothing
-//!   under it from then on. The mark stays until that is known.
-//! - offload.O2. The requester never assumes that the memory server can do the operation. A memory
+//!   is asked to close the ticket: it answers with what it did under the ticket, and executes
+//!   nothing more under it. The mark stays until then.
+//! - offload.O2. The requester never relies on the memory server to execute the operation. A memory
 //!   server refuses any request that would split or merge a node or leave the server; the operation
-//!   is then done here.
+//!   then runs here.
 //!
 //! *Thread safety*: belongs to its endpoint's thread.
 
@@ -33,9 +33,9 @@ use std::cell::{Cell, RefCell};
 
 /// Time to search a cached node, in nanoseconds: the paper's l_s.
 const SEARCH_NS: u64 = 105;
-/// Cost of fetching a node, in percent of its READ and its search: the paper's c.
+/// Cost of fetching a node, in percent of the time for its READ and its search: the paper's c.
 const BRINGING_PERCENT: u64 = 120;
-/// One decision in this many goes against the estimates, so that both stay fresh.
+/// One decision in this many goes against the estimates, to keep both of them current.
 const CONTRARY: u64 = 100;
 /// Records that a scan requests at a time. No other operation descends below the node meanwhile.
 const RECORDS_AT_ONCE: usize = 1024;
@@ -171,8 +171,8 @@ pub(super) struct OffloadedScan<L: Layout> {
 }
 
 impl<F: Fabric, L: Layout> DexIndex<F, L> {
-    /// Whether to offload what `offer` describes: the child word at `slot` of `parent` points to a
-    /// missing node at `level`.
+    /// Decides whether to offload what `offer` describes. The child word at `slot` of `parent`
+    /// points to a missing node at `level`.
     #[cold]
     pub(super) fn offers(
         &self,
@@ -181,8 +181,8 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         level: u8,
         offer: Offer,
     ) -> bool {
-        // A scan may need leaves besides the missing one. A leaf with a heap may have to be trimmed
-        // before a change.
+        // A scan may need more leaves than the missing one. A leaf with a heap may have to be
+        // trimmed before a change.
         let of_one_leaf = level == 0 && (offer != Offer::Edit || L::HAS_HEAP);
         if of_one_leaf
             || level > self.placement_level
@@ -240,7 +240,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         let request = AskOffload { node: address, level, edit, ticket };
         let asked_ns = self.fabric().now_ns();
         let server = address.server();
-        // A change may still be made after its future is dropped; a lookup changes nothing.
+        // A change may still happen after its future is dropped; a lookup changes nothing.
         let asked = match ticket {
             Some(ticket) => Marked::Change(self.asks(Open { server, ticket, mark: mark.keep() })),
             None => Marked::Lookup(mark),
@@ -297,8 +297,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         Asked { open, list: &self.offload.open, doubtful: self.client.pages().doubtful() }
     }
 
-    /// Closes the tickets that were left open when their changes were abandoned, and so makes their
-    /// nodes available again.
+    /// Closes the tickets of abandoned changes, which makes their nodes available again.
     ///
     /// # Errors
     /// [`RemoteError`] if a memory server cannot be reached.
@@ -343,7 +342,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             (window.lower.map(ToOwned::to_owned), window.upper.map(ToOwned::to_owned));
         let wanted = Scan { lower, upper, reverse: window.reverse, limit: window.limit };
         let wanted = within(&wanted, &OwnedRange { low, high });
-        // A late request changes nothing, so the mark may end with this call.
+        // A late request changes nothing, so the mark can end with this call.
         let mark = self.client.begin_remote(parent, slot, address).await?;
         if self.has_detached() {
             return Err(Restart::Here); // C18
@@ -372,7 +371,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
                 Ok(OffloadedScan { records, more, fence })
             }
             Ok(_) => Err(RemoteError::BadReply { server }.into()),
-            // The request could be repeated, but that may take longer than the caller waits.
+            // The request could be repeated, but the caller might give up before it is answered.
             Err(RemoteError::Indeterminate(_)) => Err(Restart::Here),
             Err(RemoteError::Refused { .. } | RemoteError::Contended { .. }) => {
                 LiveCounters::count(&self.client.counters.offload_refusals);

@@ -1,6 +1,6 @@
 //! Options of a new DEX index.
 //!
-//! The superblock holds the part that all compute servers must agree on, from the low end up:
+//! The superblock holds the options that all compute servers must agree on. From the low end up:
 //!
 //! ```text
 //! [design:8][log2 of chunk nodes:8][placement level:8][reserved:8][claim id:32]
@@ -14,15 +14,15 @@ use std::fmt::Debug;
 /// Options of a new DEX index.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DexOptions<K> {
-    /// The low ends of the compute servers' ranges except the first one's, strictly ascending: one
-    /// fewer than there are compute servers.
+    /// The low ends of the compute servers' ranges, without the first one; strictly ascending.
+    /// There is one fewer than there are compute servers.
     pub boundaries: Vec<K>,
     /// Further compute servers that own no keys at first. Keys can be moved to them.
     pub spare_compute_servers: u16,
-    /// Memory servers that hold nothing at first: the last ones of the fabric's. Nodes can be
-    /// placed on them later.
+    /// Memory servers that hold nothing at first: the last ones of the fabric. Nodes can be placed
+    /// on them later.
     pub spare_memory_servers: u16,
-    /// How to balance load among compute servers, if a balancer runs.
+    /// How to balance load among compute servers while a balancer runs.
     pub balance: BalanceOptions,
     /// How a bulk load treats the boundaries.
     pub at_load: Boundaries,
@@ -101,7 +101,8 @@ fn chunk_bytes(log2: u8) -> u64 {
     NodeCarver::NODE_ALIGN << log2.min(20)
 }
 
-/// The size of a chunk in bytes, and the placement level, from the options word in the superblock.
+/// Decodes the options word of the superblock: the size of a chunk in bytes, and the placement
+/// level.
 pub(super) fn from_word(word: u64) -> (u64, u8) {
     (chunk_bytes((word >> 8) as u8), (word >> 16) as u8)
 }

@@ -1,5 +1,5 @@
-//! DEX as partitioning sees it: the functions of [`DexServer`] and [`DexIndex`], which other files
-//! of this folder define.
+//! DEX as a design that partitioning can use: connects the trait to functions of [`DexServer`] and
+//! [`DexIndex`] that other files of this folder define.
 
 use super::hand_over::GivenUp;
 use super::{DexIndex, DexServer};

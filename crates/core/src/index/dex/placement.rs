@@ -1,9 +1,9 @@
 //! The placement of nodes that are created while operations run.
 //!
 //! A node below the placement level goes to the memory server of its neighbours until that server
-//! is nearly full; then it goes to the emptiest one. A handle that needs a chunk asks its memory
-//! server how full it is. That costs one request per chunk, and one to every other memory server
-//! for each chunk that would come from a server that is nearly full.
+//! is nearly full; then it goes to the emptiest server. A handle that needs a chunk asks its memory
+//! server how full it is. That costs one request per chunk, plus one to every other memory server
+//! for each chunk that would come from a nearly full server.
 //!
 //! *Thread safety*: a [`Placement`] belongs to its handle's thread.
 
@@ -13,18 +13,17 @@ use farleaf_fabric::{Fabric, ServerId};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 
-/// A memory server counts as nearly full from this fraction of its memory on.
+/// A memory server counts as nearly full above this fraction of its memory.
 const NEARLY_FULL: f64 = 0.9;
 
-/// Another server must have at least this fraction more of its memory free; otherwise it is better
-/// to keep nodes together.
+/// Nodes go to another server only if its used fraction is lower by at least this much. Below that,
+/// keeping neighbours together matters more.
 const EMPTIER: f64 = 0.05;
 
-/// Nodes placed elsewhere before the handle asks again.
+/// Number of nodes placed elsewhere before the handle asks again.
 const NODES_BETWEEN: u32 = 256;
 
-/// What a handle knows of memory servers that are nearly full: the server that gets their nodes
-/// instead, and for how many more nodes.
+/// For each nearly full memory server, the server that gets its nodes instead, and how many more.
 #[derive(Debug, Default)]
 pub(super) struct Placement {
     instead: RefCell<BTreeMap<ServerId, (ServerId, u32)>>,
@@ -47,7 +46,7 @@ impl Placement {
             *left -= 1;
             return *other;
         }
-        // If the server does not answer, keep to it: the request for the node itself will report
+        // If the server does not answer, use it anyway: the request for the node itself will report
         // the failure.
         let Some(full) = pages.used_part(home).await.filter(|part| *part >= NEARLY_FULL) else {
             return home;

@@ -1,4 +1,4 @@
-//! The tree in the memory pool, as one endpoint reaches it.
+//! Access to the tree in the memory pool over one endpoint.
 //!
 //! *Thread safety*: belongs to its endpoint's thread.
 
@@ -15,12 +15,12 @@ use farleaf_fabric::{Fabric, GlobalAddr};
 use std::cell::Cell;
 use std::rc::Rc;
 
-/// The most WRITEs of a node that are posted together: a wrong stamp, a leaf and its stamp, or an
-/// entry of two pieces and an inner node. If an endpoint refused one of them each time, the node
-/// would never be whole.
+/// Maximum number of WRITEs of a node that are posted together: an invalid stamp, a leaf and its
+/// stamp; or an entry of two pieces and an inner node. An endpoint that always refused one of them
+/// could never complete the node.
 const WRITES_TOGETHER: usize = 3;
 
-/// Access to the tree's pages, and what the superblock says about the tree.
+/// Access to the tree's pages, and the tree's description from the superblock.
 #[derive(Debug)]
 pub struct DexPool<F: Fabric, L: Layout> {
     pub(super) pages: Rc<PageClient<F, L>>,
@@ -87,8 +87,8 @@ impl<F: Fabric, L: Layout> PartPool<F, L> for DexPool<F, L> {
     }
 
     /// Finishes the changes of shared nodes that the previous life had logged, and completes the
-    /// exclusive inner nodes that it left half written (D9). Where several compute servers share a
-    /// process, any of their endpoints may have written a node, and `range` is all keys.
+    /// exclusive inner nodes that it left half written (D9). If several compute servers share a
+    /// process, any of their endpoints may have written a node, so `range` is all keys.
     async fn end_former_life(
         &self,
         compute_server: u16,

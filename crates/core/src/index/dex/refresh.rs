@@ -1,10 +1,9 @@
-//! Refreshing outdated copies of shared nodes: they are read again from the root down (Lu et al.,
-//! §4).
+//! Refreshing outdated copies of shared nodes by rereading them from the root down (Lu et al., §4).
 //!
 //! *Invariants* (`docs/internals/cache.md`)
-//! - D6. A copy never replaces a newer one, nor a leaf that has taken over its page. Hot children
-//!   stay in their frames: the new copy adopts those that it points to; the others have no parent
-//!   until an operation reaches them.
+//! - D6. A copy never replaces a newer one, nor a leaf that has since been created in its page. Hot
+//!   children stay in their frames: the new copy adopts those that it points to; the others have no
+//!   parent until an operation reaches them.
 //!
 //! *Thread safety*: belongs to its endpoint's thread.
 
@@ -29,7 +28,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
                 return Err(Restart::Busy);
             }
             // An exclusive node is current, but continue below it: there may be an old copy of a
-            // node that was shared until another server split it and left an exclusive half.
+            // node that was shared before another server split it and left an exclusive half.
             if shared {
                 let copy = self.client.pages().read(Pointer::fixed(address)).await?;
                 if self.install(frame, address, copy.page(), copy.word())? {
@@ -66,9 +65,9 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         if node.page.address() != address || !cache.is_held(frame) {
             return Err(Restart::Busy);
         }
-        // While the copy was on its way, its node may have been freed here, and its page allocated
-        // again. An inner node continues the versions of its page, but a leaf has none. The root is
-        // never a leaf.
+        // While the copy was in flight, this server may have freed the node and reallocated its
+        // page. An inner node continues the version numbers of its page, but a leaf has none. The
+        // root is never a leaf.
         if node.page.level() == 0 && !self.fabric().breaks(rules::LEAVES_STAY) {
             return Err(Restart::Busy);
         }

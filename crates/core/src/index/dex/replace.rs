@@ -1,4 +1,4 @@
-//! Replacing an empty tree by a bulk-loaded one, in a single change of the root.
+//! Replacing an empty tree with a bulk-loaded one, in a single change of the root.
 //!
 //! *Thread safety*: private to one task.
 
@@ -31,11 +31,11 @@ async fn try_replace_root<F: Fabric, L: Layout>(
     Ok(pages.commit(Change::new(locked, &copy, image)).await?)
 }
 
-/// A node and the key range for which its parents lead to it. Entries outside this range do not
-/// count (D7).
+/// A node and the key range that its parents route to it. Entries outside this range do not count
+/// (D7).
 type Led<K> = (GlobalAddr, (K, Option<K>));
 
-/// The children of an inner page that hold some of `keys`, each with its part of them.
+/// The children of an inner page that cover some of `keys`, each with its part of them.
 fn children<L: Layout>(
     page: Page<'_, L>,
     keys: &(OwnedKey<L>, Option<OwnedKey<L>>),
@@ -78,7 +78,7 @@ pub(super) async fn is_empty<F: Fabric, L: Layout>(
 ) -> Result<bool, IndexError> {
     let mut nodes: Vec<Led<OwnedKey<L>>> = vec![(root, (L::min_key(), None))];
     while let Some((at, keys)) = nodes.pop() {
-        // A leaf that was written back in part has no valid checksum, but it has a stamp.
+        // A leaf that was only partly written back has no valid checksum, but it has a stamp.
         let copy = pages.read_raw(at).await?;
         let page = copy.page();
         if page.level() > 0 {

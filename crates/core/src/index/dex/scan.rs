@@ -1,14 +1,14 @@
 //! Scans: leaf by leaf through the fences (Lu et al., §7), with several leaves read together.
 //!
-//! If a leaf is not cached, the level-1 node above it tells where the next leaves begin. The scan
+//! If a leaf is not cached, the level-1 node above it lists where the next leaves begin. The scan
 //! reads as many as it is likely to need, all in flight together and each by an operation of its
 //! own. It takes their records in order, as long as each leaf begins where the previous one ended.
-//! A leaf that was split or merged meanwhile ends the run, and the scan continues from there. If an
+//! If a leaf was split or merged meanwhile, the run ends and the scan continues from there. If an
 //! inner node is missing, the scan below it can be offloaded to its memory server instead.
 //!
-//! Each leaf is read atomically, but a scan is not a snapshot. It never returns to keys that it has
-//! passed. Each read of a run has its own frame and mark, so that none of them waits for another
-//! (C16).
+//! Each leaf is read atomically, but a scan is not a snapshot. It never goes back to keys that it
+//! has passed. Each read of a run has its own frame and mark, so that none of them waits for
+//! another (C16).
 //!
 //! *Thread safety*: belongs to its endpoint's thread.
 
@@ -58,9 +58,9 @@ impl LeafSizes {
 #[derive(Debug)]
 struct Part<'s, L: Layout> {
     scan: &'s Scan<OwnedKey<L>>,
-    /// The range that was owned when the scan began.
+    /// The range that this server owned when the scan began.
     range: &'s OwnedRange<OwnedKey<L>>,
-    /// Locates the part's first leaf. Ascending: the leaf of this key. Descending: the leaf of the
+    /// Locates the part's first leaf. Ascending: the leaf of this key. Descending: the leaf of this
     /// key, or of the keys just before it.
     place: Bound<OwnedKey<L>>,
     /// Whether records before the place were scanned already. If so, never return to keys before
@@ -70,8 +70,8 @@ struct Part<'s, L: Layout> {
 }
 
 impl<L: Layout> Part<'_, L> {
-    /// Where the scan continues behind a node that ends at this fence; `None` if there can be no
-    /// more records.
+    /// Where the scan continues after a node that ends at this fence; `None` if no more records can
+    /// follow.
     fn behind(&self, fence: Option<OwnedKey<L>>) -> Option<Bound<OwnedKey<L>>> {
         let fence = fence?;
         let inside = match self.scan.reverse {
@@ -108,7 +108,7 @@ impl<L: Layout> Part<'_, L> {
     /// Truncates `out` to `had` records, then appends those that the part finds in `leaf`.
     fn collect(&self, leaf: Page<'_, L>, had: usize, out: &Found<L>) -> LeafEnd<OwnedKey<L>> {
         let mut out = out.borrow_mut();
-        // This may run on an inconsistent leaf first, and then again.
+        // `leaf` may be inconsistent at first; then this runs again.
         out.truncate(had);
         L::leaf_collect(leaf, &self.window(), &mut out);
         let fence = if self.scan.reverse { Some(L::low(leaf)) } else { L::high(leaf) };
@@ -116,7 +116,7 @@ impl<L: Layout> Part<'_, L> {
     }
 }
 
-/// Facts about a leaf that was read.
+/// What a scan learns from a leaf besides its records.
 #[derive(Debug)]
 struct LeafEnd<K> {
     /// Records in the whole leaf, not only those in the window.
@@ -141,16 +141,16 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     /// records. Returns the owned range as it was when the scan began.
     ///
     /// # Errors
-    /// [`RemoteError`] if a leaf cannot be read, as when the range has shrunk. `out` has the
-    /// records found before.
+    /// [`RemoteError`] if a leaf cannot be read, for example because the range has shrunk. `out`
+    /// then has the records found before.
     pub async fn scan(
         &self,
         scan: &Scan<OwnedKey<L>>,
         out: &mut Records<OwnedKey<L>, OwnedValue<L>>,
     ) -> Result<OwnedRange<OwnedKey<L>>, RemoteError> {
         let range = self.server.range();
-        // The range may grow meanwhile, and leaves then reach beyond it. The caller continues the
-        // scan there.
+        // If the range grows meanwhile, leaves may extend beyond it. The caller continues the scan
+        // there.
         let scan = &within(scan, &range);
         let begin = match scan.reverse {
             _ if range.is_empty() => None,
@@ -204,8 +204,8 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         Ok(())
     }
 
-    /// Does the first step of a part, with retries. Once a memory server has refused, nothing is
-    /// offered to it again.
+    /// Does the first step of a part, with retries. Once a memory server has refused, nothing more
+    /// is offered to it.
     async fn step(
         &self,
         part: &Part<'_, L>,
@@ -250,7 +250,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
                 return Ok(Step::Offloaded(below));
             }
             LeafLocation::Elsewhere { parent, slot, address } if together > 1 => {
-                // An old copy of a shared node may lead to leaves that have been merged away below
+                // An old copy of a shared node may point to leaves that have been merged away below
                 // its other half.
                 let led = match self.server.shares(parent.page) {
                     true => self.keys_led_to(parent, probe)?,
@@ -271,8 +271,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     }
 
     /// The place of a part, and the places of the leaves that follow below the same level-1 node:
-    /// at most `most`, as far as the scan goes, and within the range of keys routed to the node
-    /// (`led`).
+    /// at most `most`, within the scan and within the range of keys routed to the node (`led`).
     fn next_places(
         &self,
         part: &Part<'_, L>,

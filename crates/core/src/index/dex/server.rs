@@ -1,7 +1,7 @@
 //! State shared by the threads of one compute server: the cache, its range of keys, and free nodes.
-//! A node that one thread merges away serves the next split of any thread. An endpoint's allocator
-//! ([`crate::remote::NodeAllocator`]) belongs to one thread: it supplies nodes when this list is
-//! empty, and returns the list's surplus to the memory servers.
+//! When a thread merges a node away, any thread can reuse it for its next split. An endpoint's
+//! allocator ([`crate::remote::NodeAllocator`]) belongs to one thread: it supplies nodes when this
+//! list is empty, and returns the list's surplus to the memory servers.
 //!
 //! *Thread safety*: any number of threads.
 
@@ -22,20 +22,20 @@ pub struct DexServer<L: Layout> {
     root_frame: AtomicU64,
     /// Nodes that were merged away, by memory server.
     free_nodes: Mutex<BTreeMap<ServerId, Vec<GlobalAddr>>>,
-    /// Counts changes under way, for operations that bypass the cache.
+    /// Counts the changes in progress, for operations that bypass the cache.
     unsettled: Unsettled,
     memory: Arc<MemoryUse>,
 }
 
-/// Free nodes per memory server that a compute server keeps; more go back to the memory server.
+/// Free nodes per memory server that a compute server keeps; any surplus is returned.
 const KEPT_NODES: usize = 1024;
 
 impl<L: Layout> DexServer<L> {
-    /// A compute server with an empty cache, which shares the set of used memory servers with other
-    /// compute servers.
+    /// Creates a compute server with an empty cache. It shares the set of used memory servers with
+    /// other compute servers.
     ///
     /// # Errors
-    /// [`RegionError`] if there is no memory for the cache.
+    /// [`RegionError`] if there is not enough memory for the cache.
     pub(super) fn new(
         options: &CacheOptions,
         range: OwnedRange<OwnedKey<L>>,
@@ -70,7 +70,7 @@ impl<L: Layout> DexServer<L> {
         self.cache.owned().of(&L::low(page), L::high(page).as_ref())
     }
 
-    /// The root's frame. The first caller reads the root.
+    /// The root's frame. The first call reads the root.
     pub(super) async fn root_frame<F: Fabric>(
         &self,
         client: &CacheClient<F, L>,

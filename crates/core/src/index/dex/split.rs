@@ -1,11 +1,12 @@
 //! Splits, done eagerly on the way down (Lu et al., §7). A full node gives its upper half to a new
-//! node, and its parent learns of the new node in the same step. Before anything is written, the
-//! parent is asked whether it has room for the separator (Y8).
+//! node, and its parent gets an entry for the new node in the same step. Before anything is
+//! written, the parent is checked for room for the separator (Y8).
 //!
 //! *Order of the WRITEs* (D2): the new node, then the parent. The lower half is written by a later
-//! write-back, or together with the parent if it is shared. Until then its copy in the pool is the
-//! one from before the split: it holds too many keys, which is harmless. But if it might have no
-//! room for its new fences, the node is first written as it is (`before_narrowing`).
+//! write-back, or together with the parent if the half is shared. Until then its copy in the pool
+//! is the one from before the split: it holds too many keys, which is harmless. But if that copy
+//! might have no room for the new fences, the node's old content is written first
+//! (`before_narrowing`).
 //!
 //! *Thread safety*: belongs to its endpoint's thread.
 
@@ -25,20 +26,19 @@ use farleaf_fabric::{Fabric, GlobalAddr, ServerId, Work};
 pub(super) enum Written {
     /// It has reached the pool.
     Now,
-    /// Perhaps not yet, but it will: a memory server cannot be reached.
+    /// Perhaps not yet, because a memory server cannot be reached; but it will.
     Later,
 }
 
-/// A remote lock on a shared node, with the copy that the lock was taken with.
+/// A remote lock on a shared node, with the copy that its CAS expected.
 type Held<'a, L> = (Locked<'a>, PageCopy<L>);
 
 impl<F: Fabric, L: Layout> DexIndex<F, L> {
     /// Splits the topmost full node on the path of `edit`, if there is one. A leaf without room for
     /// the edit counts as full.
     ///
-    /// # Errors
-    /// [`Restart`]; [`Restart::Again`] if a node was split or fetched, so that more may have to be
-    /// done.
+    /// [`Restart`]; [`Restart::Again`] if a node was split or fetched, so that there may be more to
+    /// do.
     pub(super) async fn try_make_room(
         &self,
         edit: LeafEdit<&L::Key, &L::Value>,
@@ -104,7 +104,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             Swip::Frame(child) => cache.arena().page(child).address(),
             Swip::Remote(child) => child,
         };
-        // The page is read without a latch, so the address can be garbage.
+        // The page is read without a latch, so the address may be garbage.
         Some(child.server()).filter(|home| home.number() < self.fabric().memory_servers())
     }
 
@@ -229,9 +229,8 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         Ok(())
     }
 
-    /// Holds back children that gained or lost keys until their parent is written, if it is not
-    /// written yet. A shared parent is held back too: until then the pool has its old content
-    /// (C24).
+    /// Holds back children that gained or lost keys until their parent is written, if it is still
+    /// unwritten. Also holds back a shared parent: until then the pool has its old content (C24).
     pub(super) fn hold_below(
         &self,
         written: &Written,
@@ -243,7 +242,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             Written::Later if parent.shared => {
                 self.client.hold_for(parent.frame, parent.frame, parent.at());
             }
-            // The next write-back writes what is in the frame now.
+            // The next write-back writes the frame's content at that time.
             Written::Later => self.client.mark_dirty(parent.frame, parent.page, 1..L::page_words()),
         }
         for child in children {
@@ -251,7 +250,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         }
     }
 
-    /// WRITEs the change of a latched parent. Leaves its frame as it is.
+    /// WRITEs the change of a latched parent. Does not change its frame.
     pub(super) async fn write_parent_alone(
         &self,
         parent: &Latched<'_, L>,
@@ -261,11 +260,11 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         self.write_parent(parent, lock, edit, None::<(_, _, fn(Page<'_, L>))>).await
     }
 
-    /// WRITEs the change of a latched parent, together with that of a shared child. Leaves the
-    /// frames as they are, except for what they record of the pool's words.
+    /// WRITEs the change of a latched parent, together with that of a shared child. Changes nothing
+    /// in their frames but the recorded words of the pool.
     ///
-    /// Once the WRITEs are posted, the change happens, now or later. Going back is not possible:
-    /// nodes would lose keys that the parent in the pool may already route to them.
+    /// Once the WRITEs are posted, the change will happen, now or later. It cannot be undone: nodes
+    /// would lose keys that the parent in the pool may already route to them.
     ///
     /// # Errors
     /// [`Restart`] if nothing has changed, and nothing will.
@@ -290,8 +289,8 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         };
         let image = Image::of(copy.page());
         edit(image.page());
-        // The parent first: a reader between the two WRITEs finds the new node, or a child with too
-        // many keys.
+        // The parent goes first: a reader between the two WRITEs then finds the new node, or a
+        // child with too many keys.
         let mut changes = vec![Change::new(locked, &copy, image)];
         let mut frames = vec![parent];
         let child_copy;

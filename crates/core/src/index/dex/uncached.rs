@@ -1,20 +1,20 @@
 //! Single-key operations without a cache, for comparison only: the effect of logical partitioning
 //! by itself (Lu et al., §8.3). Selected by [`crate::cache::AdmissionName::Never`].
 //!
-//! A descent is one READ per level in the pool, the root included. The pool's tree is well-formed
+//! A descent is one READ per level in the pool, including the root. The pool's tree is well-formed
 //! at every instant (D2) and no other server changes the leaves of the owned range (D1), so no lock
 //! is needed: handles of this compute server exclude each other on a leaf by its mark in the
-//! mapping table (C6). Restructuring goes the usual way, through frames, and a leaf that is in a
-//! frame because of that is used there.
+//! mapping table (C6). Restructuring still goes through frames, and a leaf that is in a frame
+//! because of it is used there.
 //!
-//! *A dead page*: a node that was merged away keeps its fences, so the fences alone do not warn a
-//! walk that began before the merge. The merge is counted before the node leaves the mapping table.
-//! A walk that marks a leaf checks, under the table's lock, that no merge was counted since it
-//! began.
+//! *A dead page*: a node that was merged away keeps its fences, so the fences alone do not stop a
+//! walk that began before the merge. Each merge is counted before the node leaves the mapping
+//! table. A walk that marks a leaf checks, under the table's lock, that no merge was counted since
+//! it began.
 //!
 //! *A lookup without a mark*: a READ that overlaps a WRITE of one word, a value, finds the old
-//! value or the new one. Any larger change, and any operation that brings leaves into frames where
-//! they can change, is counted while it lasts ([`Unsettled`]). A lookup that overlaps one takes the
+//! value or the new one. [`Unsettled`] counts larger changes while they last, and operations that
+//! fetch leaves into frames, where they can change. A lookup that overlaps one of these takes the
 //! mark and reads again.
 //!
 //! *Cost*: with the branches that lead here compiled out, a `get` from the cache takes as long as
@@ -48,7 +48,7 @@ pub(super) struct Unsettled {
 }
 
 impl Unsettled {
-    /// The number of changes begun, if all of them have ended.
+    /// The number of changes that have begun, if all of them have ended.
     fn settled(&self) -> Option<u64> {
         let ended = self.ended.load(Ordering::Acquire);
         (self.begun.load(Ordering::Acquire) == ended).then_some(ended)
@@ -77,7 +77,7 @@ impl Unsettled {
     }
 }
 
-/// A change that is under way until this is dropped.
+/// A change in progress, until this is dropped.
 #[derive(Debug)]
 pub(super) struct Change<'a>(&'a Unsettled);
 
@@ -88,7 +88,7 @@ impl Drop for Change<'_> {
 }
 
 impl<F: Fabric, L: Layout> DexIndex<F, L> {
-    /// Announces that leaves enter frames, and change there, until the guard is dropped.
+    /// Announces that leaves enter frames and may change there, until the guard is dropped.
     pub(super) fn unsettle(&self) -> Option<Change<'_>> {
         self.uncached.then(|| self.server.unsettled().begin())
     }
@@ -159,7 +159,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         drop(change);
         match outcome {
             Ok(outcome) => Ok(Some(outcome)),
-            // The walk read the pool itself, so its path is not old: another thread is
+            // The walk itself read the pool, so its path is not old: another thread is
             // restructuring.
             Err(Restart::Refresh) => Err(Restart::Busy),
             Err(restart) => Err(restart),

@@ -41,7 +41,7 @@ pub struct Sequences {
 }
 
 impl Sequences {
-    /// A counter at 1 with seats for `seats` writers at a time.
+    /// Creates a counter at 1, with seats for `seats` concurrent writers.
     pub fn new(seats: usize) -> Self {
         Self {
             next: Line(AtomicU64::new(1)),
@@ -73,15 +73,16 @@ impl Sequences {
         self.tables.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// The highest number that was taken, 0 if none was. Every write that has ended has a number up
-    /// to this one, so a scan that waits until this bound is settled misses none of them.
+    /// The highest number taken so far, 0 if there is none. Every write that has ended has a number
+    /// up to this one, so a scan that waits until this bound is settled misses none of them.
     pub fn latest(&self) -> u64 {
         self.next.0.load(Ordering::Acquire) - 1
     }
 
     /// The highest bound that is settled now. A write that has ended may be above it.
     pub fn settled(&self) -> u64 {
-        // The counter first: a number below it was announced before, so the seats show it (Q1).
+        // Read the counter first: a number below it was announced earlier, so the seats show it
+        // (Q1).
         let next = self.next.0.load(Ordering::Acquire);
         self.announcements().fold(next, u64::min) - 1
     }
@@ -133,8 +134,8 @@ impl Seat {
         let Self { sequences, seat } = self;
         let line = &sequences.announced[*seat].0;
         let next = load_to_change(&sequences.next.0, Ordering::Relaxed);
-        // A check that reads this announcement instead of the withdrawal before it must see what
-        // that withdrawal released.
+        // A check that reads this announcement instead of the preceding withdrawal must also see
+        // what that withdrawal released.
         line.store(next, Ordering::Release);
         Announcement { sequences, line }
     }
@@ -146,7 +147,7 @@ impl Drop for Seat {
     }
 }
 
-/// An announced number (Q1). Dropping it withdraws it, also when the writer's future is dropped.
+/// An announced number (Q1). Dropping it withdraws it, even when the writer's future is dropped.
 #[derive(Debug)]
 pub struct Announcement<'s> {
     sequences: &'s Sequences,
@@ -170,7 +171,7 @@ impl Drop for Announcement<'_> {
     }
 }
 
-/// A snapshot: merges keep what it can see. Dropping it lets them go.
+/// A snapshot: merges keep the versions that it can see until it is dropped.
 #[derive(Debug)]
 pub struct Snapshot {
     sequences: Arc<Sequences>,
@@ -181,7 +182,7 @@ impl Snapshot {
     /// Takes a snapshot of everything written so far. It may be read once its bound is settled.
     pub fn take(sequences: &Arc<Sequences>) -> Self {
         let mut snapshots = lock(&sequences.snapshots);
-        // Under the lock: a merge that listed the bounds before has only numbers up to this bound.
+        // Under the lock: a merge that listed the bounds earlier has only numbers up to this bound.
         let bound = sequences.latest();
         *snapshots.entry(bound).or_insert(0) += 1;
         drop(snapshots);

@@ -1,17 +1,17 @@
-//! Collection: removes deleted records, merges or evens out nodes that have become too empty, and
-//! frees nodes. Any client can run it, all at once or step by step alongside its other work; one
-//! client at a time is enough.
+//! Collection removes deleted records, merges or rebalances sparse nodes, and frees nodes. Any
+//! client can run it, all at once or step by step alongside its other work; one client at a time is
+//! enough.
 //!
 //! *Invariants*
-//! - fine.G1. Two nodes are merged under the locks of their parent and both, taken in this order,
-//!   and only if the parent has a separator for both. So a separator that is still on its way
-//!   always finds its node unchanged.
-//! - fine.G2. Parent, left and right change together or not at all, and those that lose keys are
+//! - fine.G1. Two nodes are merged under the locks of their parent and both nodes, taken in this
+//!   order, and only if the parent has separators for both. So a separator that is not installed
+//!   yet always finds its node unchanged.
+//! - fine.G2. Parent, left and right node change together or not at all. Nodes that lose keys are
 //!   written first.
 //! - fine.G3. A node is dead, and nothing points to it, before it is retired.
 //!
-//! A separator that a dead client has not installed stays missing: readers take one more step
-//! there, and the collection leaves the two nodes alone.
+//! If a client dies before it installs a separator, the separator stays missing: readers take one
+//! more step there, and the collection leaves the two nodes alone.
 
 use super::FineIndex;
 use crate::index::IndexError;
@@ -21,9 +21,9 @@ use crate::remote::{Change, Image, Miss, PageCopy, RemoteError};
 use crate::rules;
 use farleaf_fabric::{Fabric, GlobalAddr, Work};
 
-/// Maximum number of passes of a collection: each empties one more level.
+/// Maximum number of passes of a collection. Each pass empties one more level.
 const MAX_PASSES: u32 = 2 * MAX_LEVEL as u32;
-/// Children of one parent that are in flight together.
+/// Maximum number of children of one parent in flight together.
 const CHILDREN_AHEAD: usize = 16;
 
 /// The result of processing two neighbours.
@@ -83,8 +83,8 @@ impl<F: Fabric, L: Layout> Collect for FineIndex<F, L> {
 }
 
 impl<F: Fabric, L: Layout> FineIndex<F, L> {
-    /// Like [`FineIndex::collect_below`], but `None` if no level is above `level`. Reads the root
-    /// each time: another client's collection may have removed a level.
+    /// Like [`FineIndex::collect_below`], but returns `None` if no level is above `level`. Reads
+    /// the root each time: another client's collection may have removed a level.
     async fn collect_if_there(
         &self,
         level: u8,
@@ -99,8 +99,8 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
         self.collect_below(level, key, merged).await.map(Some)
     }
 
-    /// Collects the children of the parent of `key`'s node at `level`, from that node on. Returns
-    /// where to continue.
+    /// Collects the children of the parent of `key`'s node at `level`, starting at that node.
+    /// Returns where to continue.
     async fn collect_below(
         &self,
         level: u8,
@@ -145,7 +145,7 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
         Ok(L::high(parent.page()))
     }
 
-    /// Merges or evens out the children at `slot` and `slot + 1` (fine.G1, fine.G2).
+    /// Merges or rebalances the children at `slot` and `slot + 1` (fine.G1, fine.G2).
     async fn join(
         &self,
         parent: &PageCopy<L>,
@@ -191,9 +191,8 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
         })
     }
 
-    /// Handles two neighbours that the parent knows and that are not siblings. A head between them
-    /// is removed, so that they can be joined afterwards; a node that the parent does not know
-    /// stays.
+    /// Handles two neighbours in the parent that are not siblings. Removes a head between them, so
+    /// that they can be joined later; a node that is missing in the parent stays.
     async fn remove_head_between(
         &self,
         left: &PageCopy<L>,
@@ -205,7 +204,7 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
             return Ok(Pair::Untouched);
         }
         self.remove_head(left, &between).await?;
-        // Not a failure, but the copies are outdated now.
+        // The head is gone as intended, but the copies are outdated now.
         Err(Miss::Restart)
     }
 
@@ -242,8 +241,7 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
         }
         let child_at: GlobalAddr = L::inner_child(root.page(), 0);
         let child = self.pages.read(root.pointer(child_at)).await?;
-        // If the child was split and the root does not know its sibling yet, it is not the only
-        // child.
+        // If the child was split and its sibling is not in the root yet, it is not the only child.
         let split = !child.page().sibling().is_null() || !child.page().high_is_infinite();
         if split && !self.pages.fabric().breaks(rules::WHOLE_CHILD_ONLY) {
             return Ok(false);

@@ -1,13 +1,12 @@
-//! Descents: READs from the root down, and to the right where a parent does not know of a split
-//! yet.
+//! Descents: READs from the root down, and to the right where a split is not in the parent yet.
 
 use super::FineIndex;
 use crate::page::{Layout, Probe, Step, step};
 use crate::remote::{Miss, PageCopy, Pointer};
 use farleaf_fabric::{Fabric, Work};
 
-/// Siblings that one descent follows on a level. More would mean that no client installs
-/// separators.
+/// Maximum number of siblings that one descent follows on a level. A longer chain would mean that
+/// clients do not install separators.
 const MAX_STEPS: usize = 10_000;
 
 impl<F: Fabric, L: Layout> FineIndex<F, L> {

@@ -1,4 +1,4 @@
-//! Keeping heads up to date. There is a head after every n-th leaf. There is also one behind the
+//! Keeping heads up to date. There is a head after every n-th leaf. There is also one after the
 //! last leaf of a parent if the previous head is at least n/2 leaves back, because a scan that came
 //! through the parent needs one there.
 
@@ -11,17 +11,17 @@ use farleaf_fabric::{Fabric, GlobalAddr, Work};
 /// Leaves, each with its low key and address.
 type Leaves<K> = Vec<(K, GlobalAddr)>;
 
-/// What a walk has seen of the last head.
+/// What a walk has learned about the last head.
 struct Since {
-    /// The leaves after it so far.
+    /// The leaves passed since then.
     leaves: usize,
-    /// How many leaves it has room for, if that is known.
+    /// How many leaves the head has room for, if known.
     listed: usize,
 }
 
 impl<F: Fabric, L: Layout> FineIndex<F, L> {
     /// Walks along the leaves once: adds missing heads, removes heads that are too close together,
-    /// and rewrites those with an outdated list.
+    /// and rewrites those whose lists are outdated.
     pub(super) async fn refresh_heads(&self) -> Result<(), IndexError> {
         if self.options.leaves_per_head == 0 {
             return Ok(());
@@ -46,8 +46,8 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
             .collect()
     }
 
-    /// Refreshes the heads behind the leaf of `key` and behind those after it below the same
-    /// parent. `since` is about the head before that leaf. Returns where to continue.
+    /// Refreshes the head after the leaf of `key` and those after the following leaves of the same
+    /// parent. `since` describes the head before that leaf. Returns where to continue.
     ///
     /// `key` and `since` record the progress of an attempt: over a slow network the parent's
     /// pointers grow too old before all of its leaves have been read.
@@ -129,8 +129,8 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
         outcome
     }
 
-    /// Updates or removes the head behind a leaf. Called if the leaf's sibling is not the next leaf
-    /// that the parent knows; does nothing if the sibling is not a head.
+    /// Updates or removes the head after a leaf. Called if the leaf's sibling is not the next leaf
+    /// of the parent; does nothing if the sibling is not a head.
     async fn refresh_head(
         &self,
         leaf: &PageCopy<L>,
@@ -164,8 +164,7 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
     }
 }
 
-/// How many leaves a head has room for that is to list these. If it has room for all of them, it
-/// may have room for more.
+/// How many leaves fit a head that lists these. If all of them fit, more may fit.
 fn room_for<L: Layout>(leaves: &[(OwnedKey<L>, GlobalAddr)]) -> usize {
     match head_image::<L>(GlobalAddr::NULL, leaves).page().count() {
         all if all == leaves.len() => head_leaves::<L>(),

@@ -1,6 +1,6 @@
 //! Bulk loading: pages are built in private memory, left to right and level by level, and written
-//! round robin to the memory servers, with many WRITEs in flight. Writing the root, last, publishes
-//! them.
+//! round robin to the memory servers, with many WRITEs in flight. The root is written last, which
+//! publishes them.
 //!
 //! *Invariants*
 //! - fine.L1. Page `i` of a level is on server `i mod S`.
@@ -27,7 +27,7 @@ struct OpenHead<F: Fabric, L: Layout> {
     node: FreshNode<F>,
     /// `None` before the leaf after it is known.
     image: Option<Image<L>>,
-    /// It had no room for the last leaf.
+    /// The head had no room for the last leaf.
     full: bool,
 }
 
@@ -44,11 +44,11 @@ impl<F: Fabric, L: Layout> OpenHead<F, L> {
 struct Load<'a, F: Fabric, L: Layout> {
     writer: FreshWriter<'a, F, L>,
     memory_servers: u64,
-    /// Weight of a page.
+    /// Target weight of a page.
     fill: usize,
     leaves_per_head: usize,
-    /// The open page of each level, leaves first, and the number of pages that the level has, heads
-    /// included.
+    /// The open page of each level, leaves first, and the number of pages of the level, including
+    /// heads.
     levels: Vec<(Open<F, L>, u64)>,
     head: Option<OpenHead<F, L>>,
     leaves_since_head: usize,
@@ -89,13 +89,13 @@ impl<F: Fabric, L: Layout> Load<'_, F, L> {
         }
     }
 
-    /// Adds a record to the open leaf; `false` if that is full.
+    /// Adds a record to the open leaf; `false` if the leaf is full.
     fn add_record(&mut self, record: (&L::Key, &L::Value)) -> bool {
         let (fill, Open { image, filling, .. }) = (self.fill, &mut self.levels[0].0);
         L::fill_leaf(filling, image.page(), record, fill)
     }
 
-    /// Adds a child to the open page of a level; `false` if that is full.
+    /// Adds a child to the open page of a level; `false` if the page is full.
     fn add_child(&mut self, level: usize, child: (&L::Key, GlobalAddr)) -> bool {
         let (fill, Open { image, filling, .. }) = (self.fill, &mut self.levels[level].0);
         L::fill_inner(filling, image.page(), child, fill)
@@ -113,7 +113,8 @@ impl<F: Fabric, L: Layout> Load<'_, F, L> {
         if self.levels.is_empty() {
             self.open(0, L::key(&L::min_key())).await?;
         }
-        // A leaf may begin with the last record of the one before, and have no room for this.
+        // A leaf that begins with the last record of the previous one may have no room for this
+        // record.
         for _ in 0..3 {
             if self.add_record((key, value)) {
                 return Ok(());
@@ -160,8 +161,8 @@ impl<F: Fabric, L: Layout> Load<'_, F, L> {
         }
     }
 
-    /// Closes the ended page of a level and opens the next one; repeats this on the levels above as
-    /// long as pages are full. `link` is the page's sibling, unless that is the next one.
+    /// Closes the ended page of a level and opens the next one; continues on the levels above while
+    /// pages are full. `link` is the page's sibling, unless that is the next page.
     async fn open_next(
         &mut self,
         mut level: usize,
@@ -212,7 +213,7 @@ impl<F: Fabric, L: Layout> Load<'_, F, L> {
         self.writer.write(node, image).await
     }
 
-    /// Writes all open pages except the top one, which becomes the root's content. Waits for all
+    /// Writes all open pages except the top one, whose content goes to the root. Waits for all
     /// WRITEs.
     async fn finish(&mut self) -> Result<Option<Image<L>>, RemoteError> {
         let mut level = 0;

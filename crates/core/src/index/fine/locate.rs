@@ -1,9 +1,9 @@
 //! Locating leaves: descents through the levels above, which also name the leaves that a scan will
-//! want.
+//! need.
 //!
 //! The parent of a scan's first leaf names the leaves after it. Their READs are posted together
-//! with that of the first leaf. Past the parent's last child an ascending scan follows the
-//! siblings, and reads ahead through the heads that it meets. A descending scan goes from parent to
+//! with that of the first leaf. Past the parent's last child, an ascending scan follows the
+//! siblings, and reads ahead using the heads that it passes. A descending scan goes from parent to
 //! parent.
 
 use super::FineIndex;
@@ -130,7 +130,8 @@ impl<F: Fabric, L: Layout> Locate for FineIndex<F, L> {
         window: usize,
     ) -> Result<Vec<(OwnedKey<L>, Pointer)>, Miss> {
         if self.root_level.get() == 0 {
-            // The root is the only leaf. If it has grown meanwhile, the scan rejects the page.
+            // The only leaf is the root. If the root has grown meanwhile, the scan rejects the
+            // page.
             self.pages.fabric().charge(Work::Client).await;
             return Ok(vec![(L::min_key(), self.root_pointer())]);
         }

@@ -2,9 +2,9 @@
 //! servers. Clients access it only by one-sided verbs.
 //!
 //! After Ziegler et al., *Designing Distributed Tree-based Index Structures for Fast RDMA-capable
-//! Networks* (SIGMOD 2019), §4, with these differences: a checksum proves that a page was not torn
-//! when it was read; a lock names its owner, and a log entry lets other clients finish what a dead
-//! owner began; the root stays at its address.
+//! Networks* (SIGMOD 2019), §4, with these differences: a checksum proves that a page was read
+//! untorn; a lock names its owner, and a log entry lets other clients finish what a dead owner
+//! began; the root keeps its address.
 //!
 //! *Invariants*
 //! - fine.B1. Following child words and siblings from the root reaches every record at every
@@ -13,7 +13,7 @@
 //! - fine.B2. A node's high fence is its right sibling's low fence. The leftmost low fence is the
 //!   smallest key, the rightmost high fence is infinite.
 //! - fine.B3. Locks are taken from the top down and left before right, and the holder of a leaf's
-//!   lock waits for nothing but new nodes.
+//!   lock waits only for new nodes.
 //!
 //! *Thread safety*: a handle belongs to its endpoint's thread; operations of one handle may
 //! overlap.

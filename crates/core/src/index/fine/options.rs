@@ -1,5 +1,5 @@
-//! Options of a new fine-grained index. The superblock holds them for every client, from the low
-//! end up:
+//! Options of a new fine-grained index. The superblock holds them for all clients. From the low end
+//! up:
 //!
 //! ```text
 //! [design:8][log2 of chunk nodes:7][by versions:1][leaves between heads:16][claim id:32]
@@ -12,11 +12,11 @@ use crate::page::{DesignId, NodeCarver};
 pub struct FineOptions {
     /// How many nodes a client takes from a memory server at once, as a power of two.
     pub chunk_nodes_log2: u8,
-    /// After this many leaves comes a head, which lists the leaves after it. 0 disables heads.
+    /// A head, which lists the leaves after it, follows after this many leaves. 0 disables heads.
     pub leaves_per_head: u16,
     /// Whether a descent reads each node's version, the node, and the version again, as in the
-    /// paper, although a checksum in the node makes one READ enough. For comparisons; scans read
-    /// leaves ahead and do not.
+    /// paper, although the node's checksum makes one READ enough. For comparisons. Scans read
+    /// leaves ahead without these extra READs.
     pub by_versions: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Inserting into full leaves: splits, and separators for the levels above.
+//! Splits of full leaves, and separators for the levels above.
 
 use super::FineIndex;
 use crate::page::{Entry, Layout, OwnedKey, Probe};
@@ -6,8 +6,8 @@ use crate::remote::{Image, Miss, PageCopy, RemoteError, Separator};
 use farleaf_fabric::{Fabric, GlobalAddr};
 
 impl<F: Fabric, L: Layout> FineIndex<F, L> {
-    /// Takes nodes until `spare` has `count`. Done before the first change, for all splits that can
-    /// follow from it.
+    /// Takes nodes until `spare` has `count`. Call it before the first change, for all splits that
+    /// can follow from it.
     async fn provide(&self, spare: &mut Vec<GlobalAddr>, count: usize) -> Result<(), RemoteError> {
         while spare.len() < count {
             spare.push(self.pages.take_node_anywhere().await?);
@@ -21,12 +21,13 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
         entry: &Entry<L>,
         spare: &mut Vec<GlobalAddr>,
     ) -> Result<(), Miss> {
-        // One node per level up to the root, two for the root, and one in case it grows meanwhile.
+        // One node per level up to the root, two for the root, and one in case the root grows
+        // meanwhile.
         self.provide(spare, usize::from(self.root_level.get()) + 3).await?;
         let mut separator = self.split_page(full, entry, spare).await?;
         while let Some(known) = separator {
-            // The record is stored. If a separator cannot be installed, readers take a step to the
-            // right.
+            // The record is stored. If a separator cannot be installed, readers take one more step
+            // to the right.
             separator = self
                 .pages
                 .attempts(async || self.install(&known, spare).await)
@@ -36,7 +37,7 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
         Ok(())
     }
 
-    /// Splits one page, the root or another. Returns the separator to install in its parent.
+    /// Splits a page, which may be the root. Returns the separator to install in its parent.
     async fn split_page(
         &self,
         full: &PageCopy<L>,

@@ -1,17 +1,17 @@
-//! Collection of the leaves, by any client: removes deleted records, merges or evens out neighbours
-//! that have become too empty, and frees nodes. The memory servers collect their own trees.
+//! Collection of leaves, run by any client: removes deleted records, merges or rebalances sparse
+//! neighbours, and frees nodes. The memory servers collect their own trees.
 //!
 //! *Invariants*
-//! - hybrid.G1. Two leaves are merged or evened out under the locks of both, and only if the server
-//!   knows the right one. So a record that is still on its way to the server finds its leaf
-//!   unchanged.
+//! - hybrid.G1. Two leaves are merged or rebalanced under the locks of both, and only if the
+//!   server's tree has the right one. So a record that has not reached the server yet finds its
+//!   leaf unchanged.
 //! - hybrid.G2. The server's record of the right leaf is removed before either leaf changes:
-//!   readers come to the left leaf and step to the right. Both change together or not at all, the
-//!   one that loses keys first.
+//!   readers then reach the left leaf and step to the right. Both leaves change together or not at
+//!   all; the one that loses keys is written first.
 //! - hybrid.G3. A leaf is dead, and nothing points to it, before it is retired.
 //!
 //! A record that was lost stays missing: readers take one more step there, and the collection
-//! leaves the two leaves alone. Leaves of two shares are never joined.
+//! leaves the two leaves alone. Leaves of different shares are never joined.
 
 use super::HybridIndex;
 use crate::index::IndexError;
@@ -59,7 +59,7 @@ impl<F: Fabric, L: Layout> Collect for HybridIndex<F, L> {
         Ok(self.pages.share_free_nodes().await?)
     }
 
-    /// Aborts its bulk load.
+    /// Aborts the server's bulk load.
     async fn abandon(&self, compute_server: u16) -> Result<(), IndexError> {
         Ok(self.pages.rpc().abandon_loads(compute_server).await?)
     }
@@ -85,7 +85,7 @@ impl<F: Fabric, L: Layout> HybridIndex<F, L> {
                 return Err(Miss::Restart);
             }
             self.compact(&mut right).await?;
-            // The server may not know a leaf between the two. Then both stay as they are.
+            // The server may not know a leaf between the two. In that case both stay unchanged.
             let are_neighbours = left.page().sibling() == right.at()
                 || self.pages.fabric().breaks(rules::NEIGHBOURS_ONLY);
             if are_neighbours && are_too_empty(left.page(), right.page()) {
@@ -114,8 +114,8 @@ impl<F: Fabric, L: Layout> HybridIndex<F, L> {
         Ok(())
     }
 
-    /// Merges or evens out two neighbours (hybrid.G1, hybrid.G2). Returns whether the right one is
-    /// gone.
+    /// Merges or rebalances two neighbours (hybrid.G1, hybrid.G2). Returns whether the right one
+    /// was removed.
     async fn join(
         &self,
         server: ServerId,
@@ -160,10 +160,10 @@ impl<F: Fabric, L: Layout> HybridIndex<F, L> {
         }
     }
 
-    /// Removes from the server's tree the record of a leaf that this client has locked. Returns
-    /// `false` if the server does not know the leaf. Under the leaf's lock no other client does the
-    /// same, so the request can be repeated until it succeeds. If a copy of it arrives later, it
-    /// only removes a shortcut (Y1).
+    /// Removes the record of a leaf that this client has locked from the server's tree. Returns
+    /// `false` if the server does not know the leaf. The leaf's lock keeps other clients from doing
+    /// the same, so the request can be repeated until it succeeds. If a copy of it arrives later,
+    /// it only removes a shortcut (Y1).
     async fn forget(
         &self,
         server: ServerId,

@@ -1,9 +1,9 @@
 //! Bulk loading: leaves are built left to right in private memory and written round robin to the
-//! memory servers, with many WRITEs in flight. Meanwhile the servers build their trees, invisible
-//! to readers. Then the first leaf of each share takes the content that was built for it, which
-//! links it to the chain of the other leaves. Then the servers publish their trees.
+//! memory servers, with many WRITEs in flight. Meanwhile the servers build their trees, which
+//! readers cannot see. Then the content built for the first leaf of each share is written to it,
+//! which links it to the other leaves. Finally the servers publish their trees.
 //!
-//! *Invariant*: hybrid.Z1. nothing reachable points to a loaded leaf before all of them are
+//! *Invariant*: hybrid.Z1. Nothing reachable points to a loaded leaf before all of them are
 //! written.
 
 use super::{HybridIndex, Part, empty_leaf};
@@ -13,7 +13,7 @@ use crate::remote::{Change, FreshNode, FreshWriter, Image, Miss, PageCopy, Remot
 use crate::wire::{RecordRoom, Refusal, TreeRequest};
 use farleaf_fabric::{Fabric, FabricError, GlobalAddr, ServerId, Uncertainty};
 
-/// Records in one message, if they are small.
+/// Maximum number of small records in one message.
 const BATCH_RECORDS: usize = 2048;
 
 /// A leaf under construction: the existing first leaf of its share, or a new one.
@@ -28,7 +28,7 @@ struct Open<F: Fabric, L: Layout> {
 struct Load<'a, F: Fabric, L: Layout> {
     index: &'a HybridIndex<F, L>,
     writer: FreshWriter<'a, F, L>,
-    /// Weight of a leaf.
+    /// Target weight of a leaf.
     fill: usize,
     fill_permille: u16,
     /// The load's number.
@@ -36,10 +36,10 @@ struct Load<'a, F: Fabric, L: Layout> {
     open: Option<Open<F, L>>,
     /// The new content of the first leaves, by share.
     firsts: Vec<(usize, Image<L>)>,
-    /// The low ends and addresses of leaves of the current share that its server has not been sent
-    /// yet.
+    /// The low ends and addresses of leaves of the current share that have not been sent to its
+    /// server yet.
     batch: Vec<(OwnedKey<L>, OwnedValue<L>)>,
-    /// What the batch's message can still take.
+    /// The room left in the batch's message.
     room: RecordRoom,
     /// Servers that are building trees.
     begun: Vec<ServerId>,
@@ -54,8 +54,8 @@ impl<'a, F: Fabric, L: Layout> Load<'a, F, L> {
         let share = self.index.server_of(Probe::At(key)).index();
         match &self.open {
             Some(open) if open.share == share => {
-                // A leaf may begin with the last record of the one before, and have no room for
-                // this.
+                // A leaf that begins with the last record of the previous one may have no room for
+                // this record.
                 for _ in 0..3 {
                     if self.add((key, value)) {
                         return Ok(());
@@ -82,7 +82,7 @@ impl<'a, F: Fabric, L: Layout> Load<'a, F, L> {
         }
     }
 
-    /// Adds a record to the open leaf; `false` if that is full.
+    /// Adds a record to the open leaf; `false` if the leaf is full.
     fn add(&mut self, record: (&L::Key, &L::Value)) -> bool {
         let fill = self.fill;
         self.open.as_mut().is_some_and(|Open { image, filling, .. }| {
@@ -101,7 +101,8 @@ impl<'a, F: Fabric, L: Layout> Load<'a, F, L> {
         self.open_next((share, node, image), low, back).await
     }
 
-    /// Opens a leaf that begins with `back`, if there is a record, after the one that has ended.
+    /// Opens the leaf after the one that has ended. It begins with `back`, if there is such a
+    /// record.
     async fn open_next(
         &mut self,
         (share, before, content): (usize, Option<FreshNode<F>>, Image<L>),
@@ -161,7 +162,7 @@ impl<'a, F: Fabric, L: Layout> Load<'a, F, L> {
         Ok(())
     }
 
-    /// Sends a server the leaves of its share that are in the batch.
+    /// Sends the batched leaves of a share to its server.
     async fn send_batch(&mut self, share: usize) -> Result<(), RemoteError> {
         if self.batch.is_empty() {
             return Ok(());
@@ -201,8 +202,8 @@ impl<'a, F: Fabric, L: Layout> Load<'a, F, L> {
         Ok(())
     }
 
-    /// Makes the servers publish their trees: all that do, also after one that does not. The loaded
-    /// records are reachable by now, so a failure leaves the outcome unknown.
+    /// Makes all servers publish their trees, even if one fails. The loaded records are reachable
+    /// by now, so a failure leaves the outcome unknown.
     async fn end(&mut self) -> Result<(), RemoteError> {
         let mut outcome = Ok(());
         for server in std::mem::take(&mut self.begun) {
@@ -219,7 +220,7 @@ impl<'a, F: Fabric, L: Layout> Load<'a, F, L> {
         let _ = self.index.pages.rpc().abort_load(server, self.number).await;
     }
 
-    /// Makes the servers forget their trees.
+    /// Makes the servers discard their trees.
     async fn abort_trees(&self) {
         for server in &self.begun {
             self.abort_on(*server).await;
@@ -278,7 +279,7 @@ impl<F: Fabric, L: Layout> HybridIndex<F, L> {
                 Ok(count)
             }
             // The leaves may be part of the index, so they stay. The trees do not: their records
-            // may lead to leaves that are not.
+            // may point to leaves that are not part of it.
             Err(error @ IndexError::Indeterminate(_)) if is_shown => {
                 load.abort_trees().await;
                 Err(error)
@@ -290,7 +291,7 @@ impl<F: Fabric, L: Layout> HybridIndex<F, L> {
         }
     }
 
-    /// Checks that a share is as it was created: a single, empty leaf, which is returned.
+    /// Checks that a share is in its initial state: a single, empty leaf, which is returned.
     async fn check_empty(&self, share: usize) -> Result<PageCopy<L>, Miss> {
         let server = ServerId::new(share as u16);
         let first = self.pages.read(self.first_of(server)).await?;
@@ -314,7 +315,7 @@ impl<F: Fabric, L: Layout> HybridIndex<F, L> {
         self.replace(&shown, &empty).await
     }
 
-    /// Replaces the content of a leaf, if it is still as in the copy.
+    /// Replaces the content of a leaf if it still equals the copy.
     async fn replace(&self, leaf: &PageCopy<L>, image: &Image<L>) -> Result<(), Miss> {
         let locked = self.pages.lock(leaf).await?;
         let content = Image::<L>::of(leaf.page());

@@ -1,8 +1,8 @@
-//! Locating leaves: one RPC to the memory server of the key's share, and from there to the right if
-//! the server does not know of a split yet.
+//! Locating leaves: one RPC to the memory server of the key's share, followed by steps to the right
+//! if the server has not recorded a split yet.
 //!
-//! An ascending scan requests its first leaf and those after it in one doorbell. Beyond the leaves
-//! that the server has named, the scan follows the siblings to the end of the share.
+//! An ascending scan requests its first leaf and the following ones in one doorbell. Beyond the
+//! leaves that the server has named, the scan follows the siblings to the end of the share.
 
 use super::{HybridIndex, Part};
 use crate::index::one_sided::Locate;
@@ -15,14 +15,14 @@ use std::borrow::Borrow;
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Bound;
 
-/// A scan that wants this many leaves will want more: it requests several windows of them at once.
+/// A scan that wants this many leaves will probably want more: it requests several windows at once.
 const LARGE_WINDOW: usize = 64;
 const WINDOWS_AHEAD: usize = 4;
 
-/// Leaves named by a server, each with the key that it begins at.
+/// Leaves named by a server, each with its low key.
 pub(super) struct Named<K> {
     pub(super) leaves: Vec<(K, Pointer)>,
-    /// Whether the server may know of more in that direction.
+    /// Whether the server may have more in that direction.
     pub(super) more: bool,
 }
 
@@ -30,7 +30,7 @@ pub(super) struct Named<K> {
 pub(super) struct Asked<F: Fabric, L: Layout> {
     server: ServerId,
     request: Request<L>,
-    /// When the request was posted: the pointers in the reply count as read then.
+    /// When the request was posted. The pointers in the reply count as read at that time.
     since_ns: u64,
     operation: F::Op<Message>,
 }
@@ -103,7 +103,7 @@ impl<F: Fabric, L: Layout> HybridIndex<F, L> {
         Ok(Named { leaves: records.into_iter().map(pointer).collect(), more })
     }
 
-    /// The leaf that covers the probe, as far as the server knows: one RPC.
+    /// The leaf that covers the probe, according to the server: one RPC.
     #[inline]
     async fn locate(&self, probe: Probe<'_, L::Key>) -> Result<Pointer, RemoteError> {
         self.pages.fabric().charge(Work::Client).await;
@@ -114,8 +114,8 @@ impl<F: Fabric, L: Layout> HybridIndex<F, L> {
     }
 }
 
-/// Leaves of a share that the server has named for an ascending scan, and that are still to be
-/// read.
+/// Leaves of a share that the server has named for an ascending scan and that have not been read
+/// yet.
 #[derive(Debug)]
 pub struct Following<K> {
     leaves: VecDeque<Pointer>,
@@ -166,11 +166,12 @@ impl<F: Fabric, L: Layout> Locate for HybridIndex<F, L> {
             let next = match step(copy.page(), probe, 0) {
                 Step::Here => return Ok(copy),
                 Step::Right(to) => self.pages.read(copy.pointer(to)).await?,
-                // Between the reply and the READ the leaf was merged or evened out.
+                // Between the reply and the READ, the leaf was merged or rebalanced.
                 Step::Child(_) | Step::Lost => return Err(Miss::Restart),
             };
-            // A server that could not publish its tree knows the first leaf only, so any number of
-            // steps may be right. Each must go on to the right: the sibling may be in use again.
+            // A server that could not publish its tree knows only the first leaf, so any number of
+            // steps may be right. Each must lead to the right, because the sibling may have been
+            // reused.
             if L::low(next.page()) <= L::low(copy.page()) {
                 return Err(Miss::Restart);
             }
@@ -178,7 +179,8 @@ impl<F: Fabric, L: Layout> Locate for HybridIndex<F, L> {
         }
     }
 
-    /// The values of a few keys. All RPCs are in flight together, then all READs, one per leaf.
+    /// The values of a few keys. All RPCs are in flight together, then all READs, one for each
+    /// leaf.
     async fn get_together<Q: Borrow<L::Key>>(
         &self,
         keys: &[Q],
@@ -192,7 +194,7 @@ impl<F: Fabric, L: Layout> Locate for HybridIndex<F, L> {
             let named = self.finish(asked).await?;
             let pointer = named.leaves.first().map_or(first, |(_, pointer)| *pointer);
             let known = leaves.entry(pointer.at).or_insert((pointer, Vec::new()));
-            // The replies may differ in age: the oldest counts.
+            // The replies may differ in age: assume the age of the oldest.
             known.0.since_ns = known.0.since_ns.min(pointer.since_ns);
             known.1.push(number);
         }

@@ -1,7 +1,7 @@
 //! The hybrid design: the key space is divided among the memory servers by ranges. Each server has
 //! a tree that tells where the leaves of its share begin, and clients query it by RPC. The leaves
-//! themselves are spread round robin over all memory servers, and clients access them only
-//! one-sided. A lookup is one RPC and one READ.
+//! themselves are spread round robin over all memory servers, and clients access them only by
+//! one-sided verbs. A lookup is one RPC and one READ.
 //!
 //! After Ziegler et al., *Designing Distributed Tree-based Index Structures for Fast RDMA-capable
 //! Networks* (SIGMOD 2019), §5. A server's tree is its ordinary one ([`crate::server::tree`]) with
@@ -13,15 +13,15 @@
 //! *Invariants*
 //! - Y1. Following siblings from the first leaf of the first share reaches every record at every
 //!   instant, even after clients have died. Records of the servers' trees are shortcuts; a missing
-//!   one costs its readers a step to the right.
+//!   one costs readers a step to the right.
 //! - Y2. A leaf's high fence is its right sibling's low fence. No leaf reaches across the end of
 //!   its share, and the first leaf of a share is never removed.
 //! - Y3. As long as a record of a server's tree exists, it names a leaf that begins at its key. A
 //!   client sends the record once the leaf exists, and sends it again only if the server refused
 //!   it. The record is removed before the leaf dies or begins elsewhere, under the locks of the
 //!   leaf and of its left neighbour.
-//! - Y4. Locks are taken left before right. Their holder waits for new nodes and for the records of
-//!   these leaves, and for nothing else.
+//! - Y4. Locks are taken left before right. Their holder waits only for new nodes and for the
+//!   servers' records of these leaves.
 //!
 //! *Thread safety*: a handle belongs to its endpoint's thread; operations of one handle may
 //! overlap.
@@ -70,7 +70,7 @@ impl<L: Layout> Design<L> for Hybrid {
         let create_tree = async |server: ServerId| {
             let share = shares[server.index()].clone();
             match pages.rpc().ask_harmless(server, &TreeRequest::Create { share }).await {
-                // Another client creates no tree in a claimed pool, so an existing tree is from
+                // No other client creates a tree in a claimed pool, so an existing tree is from
                 // this call.
                 Ok(Reply::Done)
                 | Err(RemoteError::Refused { refusal: Refusal::TreeExists, .. }) => Ok(()),
@@ -134,7 +134,7 @@ fn empty_leaf<L: Layout>(
 struct Part<K> {
     low: K,
     high: Option<K>,
-    /// The leaf at `low`; it is never removed (Y2).
+    /// The leaf at `low`, which is never removed (Y2).
     first: GlobalAddr,
 }
 

@@ -1,5 +1,5 @@
-//! Options of a new hybrid index. The memory servers know their shares; the superblock holds the
-//! rest, from the low end up:
+//! Options of a new hybrid index. The memory servers store their shares; the superblock holds the
+//! rest. From the low end up:
 //!
 //! ```text
 //! [design:8][log2 of chunk nodes:8][reserved:16][random:32]
@@ -11,7 +11,7 @@ use crate::remote::Partitioning;
 /// Options of a new hybrid index.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HybridOptions<K> {
-    /// Maps keys to the memory server that knows their leaves. Only [`Partitioning::Range`] is
+    /// Maps keys to the memory servers that index their leaves. Only [`Partitioning::Range`] is
     /// allowed.
     pub partitioning: Partitioning<K>,
     /// How many nodes a client takes from a memory server at once, as a power of two.
@@ -19,7 +19,7 @@ pub struct HybridOptions<K> {
 }
 
 impl<K> HybridOptions<K> {
-    /// The default options, with the shares of the memory servers divided at `boundaries`.
+    /// The default options, with the key space divided among the memory servers at `boundaries`.
     pub fn with_boundaries(boundaries: Vec<K>) -> Self {
         Self { partitioning: Partitioning::Range { boundaries }, chunk_nodes_log2: 8 }
     }

@@ -31,8 +31,8 @@ impl<F: Fabric, L: Layout> HybridIndex<F, L> {
         }
     }
 
-    /// Reports to the server that the leaf at `at` begins at `low`. The leaf is in the chain: a
-    /// server that does not learn of it costs readers a step to the right, and no more.
+    /// Reports to the server that the leaf at `at` begins at `low`. The leaf is already in the
+    /// chain: if the report is lost, readers only take one more step to the right.
     ///
     /// A request that may have arrived is not sent again: it could arrive twice, the second time
     /// after the leaf has been removed (Y3).

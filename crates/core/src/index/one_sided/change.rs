@@ -16,7 +16,7 @@ pub(super) async fn try_get<I: Locate>(
 }
 
 /// The values of many keys, fetched one window at a time, because other operations of the endpoint
-/// need buffers too.
+/// also need buffers.
 pub(super) async fn get_all<I: Locate>(
     index: &I,
     keys: &[impl Borrow<Key<I>>],
@@ -56,7 +56,7 @@ async fn try_change<I: Locate>(
     leaf: &mut Option<Pointer>,
     spare: &mut Vec<GlobalAddr>,
 ) -> Result<Answer<OwnedValue<I::Layout>>, Miss> {
-    // After losing against a concurrent change, continue from the leaf found before.
+    // After losing against a concurrent change, continue from the leaf found earlier.
     let copy = match leaf.take() {
         Some(pointer) => index.find_from(pointer, Probe::At(edit.key)).await?,
         None => index.find(Probe::At(edit.key)).await?,

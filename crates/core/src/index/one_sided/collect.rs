@@ -1,5 +1,5 @@
-//! Collection of leaves that have become too empty, as far as all designs share it: which
-//! neighbours are joined, what they become, and collection in the background.
+//! The part of collection that all one-sided designs share: which sparse neighbours are joined,
+//! how, and collection in the background.
 
 use super::Locate;
 use crate::index::IndexError;
@@ -8,8 +8,7 @@ use crate::remote::{Image, Locked, Miss, PageClient, PageCopy};
 use crate::rules;
 use farleaf_fabric::Fabric;
 
-/// How a design collects: removes deleted records, joins nodes that have become too empty, and
-/// frees nodes.
+/// How a design collects: removes deleted records, joins sparse nodes, and frees nodes.
 pub trait Collect: Locate {
     /// Runs the collection to completion.
     ///
@@ -17,7 +16,7 @@ pub trait Collect: Locate {
     /// As [`IndexAdmin::collect`](crate::index::IndexAdmin::collect).
     fn collect_all(&self) -> impl Future<Output = Result<(), IndexError>>;
 
-    /// Collects a few neighbours. Returns where to continue; `None` at the end of a pass.
+    /// Collects a few neighbours. Returns where to continue, or `None` at the end of a pass.
     ///
     /// # Errors
     /// [`IndexError::Contended`] if concurrent operations interfered too often.
@@ -29,10 +28,10 @@ pub trait Collect: Locate {
     /// Completes a pass of a background collection.
     ///
     /// # Errors
-    /// [`IndexError`], but not for contention with other operations.
+    /// [`IndexError`]; contention with other operations is not an error.
     fn end_pass(&self) -> impl Future<Output = Result<(), IndexError>>;
 
-    /// Aborts what clients of a dead compute server have begun at the memory servers, apart from
+    /// Aborts what clients of a dead compute server have begun at the memory servers, other than
     /// changes of pages.
     ///
     /// # Errors
@@ -64,15 +63,15 @@ impl<K> Default for CollectCursor<K> {
 pub(crate) struct Joined<L: Layout> {
     pub(crate) left: Image<L>,
     pub(crate) right: Image<L>,
-    /// The new low end of the right node. `None` if the left node has all entries and the right one
-    /// is dead.
+    /// The new low end of the right node. `None` if the left node gets all entries and the right
+    /// one is dead.
     pub(crate) separator: Option<OwnedKey<L>>,
-    /// The left node loses keys, so it is written first.
+    /// Whether the left node loses keys, so that it must be written first.
     pub(crate) left_loses: bool,
 }
 
-/// Merges two neighbours or evens them out; `None` if they should stay as they are. `fits` tells
-/// whether their parent has room for a new separator.
+/// Merges or rebalances two neighbours; `None` if they should stay unchanged. `fits` tells whether
+/// their parent has room for a new separator.
 pub(crate) fn join<F: Fabric, L: Layout>(
     pages: &PageClient<F, L>,
     left: Page<'_, L>,
@@ -111,7 +110,7 @@ pub(crate) async fn compact<F: Fabric, L: Layout>(
     Ok(())
 }
 
-/// Locks pages in the given order: all or none.
+/// Locks pages in the given order: all of them, or none.
 pub(crate) async fn lock_all<'a, F: Fabric, L: Layout, const N: usize>(
     pages: &'a PageClient<F, L>,
     copies: [&PageCopy<L>; N],
@@ -135,7 +134,7 @@ pub(crate) async fn lock_all<'a, F: Fabric, L: Layout, const N: usize>(
 /// pause of `pause_ns` nanoseconds after each step.
 ///
 /// # Errors
-/// [`IndexError`] if a step fails for another reason than contention with other operations.
+/// [`IndexError`] if a step fails for a reason other than contention with other operations.
 pub async fn collect_in_background<I: Collect>(
     index: &I,
     pause_ns: u64,

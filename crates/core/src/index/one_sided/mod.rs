@@ -1,14 +1,14 @@
-//! Indexes with leaves that clients read, lock and write one-sided: everything except where a leaf
-//! is.
+//! Indexes whose leaves clients read, lock and write by one-sided verbs: everything except locating
+//! a leaf.
 //!
-//! Leaves are B-link nodes: each knows its key range and its right sibling. A design defines how it
+//! Leaves are B-link nodes: each has its key range and its right sibling. A design defines how it
 //! locates leaves ([`Locate`]), what follows from a split, and how it collects ([`Collect`]).
-//! Lookups, changes, scans in both directions, and joining leaves that have become too empty are
-//! the same for all such designs, and are here.
+//! Lookups, changes, scans in both directions, and joining sparse leaves are the same for all such
+//! designs, and are implemented here.
 //!
 //! *Invariants*
-//! - A located leaf is not trusted: its page says which keys it covers (`page::step`).
-//! - Of two neighbours the left one is locked first.
+//! - A located leaf is not trusted: its page states which keys it covers (`page::step`).
+//! - Of two neighbours, the left one is locked first.
 //!
 //! *Thread safety*: a handle belongs to its endpoint's thread; operations of one handle may
 //! overlap.
@@ -31,12 +31,12 @@ type Key<I> = <<I as Locate>::Layout as Layout>::Key;
 type Value<I> = <<I as Locate>::Layout as Layout>::Value;
 /// The value of each key, if it has one; the outer `None` means that the key's leaf was not found.
 type Found<I> = Vec<Option<Option<OwnedValue<<I as Locate>::Layout>>>>;
-/// The lowest key of a leaf, and where it is.
+/// The lowest key of a leaf, and its location.
 type Led<I> = (OwnedKey<<I as Locate>::Layout>, Pointer);
 /// A leaf that has been read.
 type Leaf<I> = PageCopy<<I as Locate>::Layout>;
-/// Where an ascending scan starts, at this leaf or at the first one in flight, and the state for
-/// the leaves that follow.
+/// Where an ascending scan starts (at this leaf, or at the first one in flight), and its state for
+/// the following leaves.
 type Start<I> = (Option<Leaf<I>>, <I as Locate>::Ahead);
 
 /// A handle on an index with one-sided leaves: how the design locates leaves, and how it updates
@@ -46,7 +46,7 @@ pub trait Locate: Sized {
     type Fabric: Fabric;
     /// The layout of nodes.
     type Layout: Layout;
-    /// What an ascending scan remembers about the leaves to come.
+    /// What an ascending scan remembers about the leaves ahead.
     type Ahead;
 
     /// The client for the index's pages.
@@ -58,8 +58,8 @@ pub trait Locate: Sized {
     /// [`Miss::Restart`] if concurrent changes are on the path.
     fn find(&self, probe: Probe<'_, Key<Self>>) -> impl Future<Output = Result<Leaf<Self>, Miss>>;
 
-    /// Like [`Locate::find`], but starts at the leaf at `from`, which earlier was this leaf or to
-    /// the left of it.
+    /// Like [`Locate::find`], but starts at the leaf at `from`. That leaf once covered the probe,
+    /// or lies to the left of the leaf that does.
     ///
     /// # Errors
     /// As [`Locate::find`].
@@ -69,7 +69,7 @@ pub trait Locate: Sized {
         probe: Probe<'_, Key<Self>>,
     ) -> impl Future<Output = Result<Leaf<Self>, Miss>>;
 
-    /// The values of a few keys, with as few waits as the design allows.
+    /// The values of a few keys, with as few round trips as the design allows.
     ///
     /// # Errors
     /// [`IndexError`] if a memory server does not answer.
@@ -90,8 +90,8 @@ pub trait Locate: Sized {
         spare: &mut Vec<GlobalAddr>,
     ) -> impl Future<Output = Result<(), Miss>>;
 
-    /// For an ascending scan, posts READs of the leaf of `start` and of about `window` leaves after
-    /// it. If the leaf was read on the way, returns it instead.
+    /// For an ascending scan: posts READs of the leaf of `start` and of about `window` leaves after
+    /// it. If locating it has already read the leaf, returns the leaf.
     ///
     /// # Errors
     /// As [`Locate::find`].
@@ -103,8 +103,8 @@ pub trait Locate: Sized {
         stream: &mut LeafStream<'_, Self::Fabric, Self::Layout>,
     ) -> impl Future<Output = Result<Start<Self>, Miss>>;
 
-    /// Posts READs of leaves to come until `window` are in flight. Returns `false` if the scan,
-    /// which has reached `cursor`, should locate leaves again.
+    /// Posts READs of leaves ahead until `window` are in flight. Returns `false` if the scan, which
+    /// has reached `cursor`, should locate leaves again.
     fn go_ahead(
         &self,
         ahead: &mut Self::Ahead,
@@ -197,7 +197,7 @@ impl<I: Collect> IndexAdmin for I {
     }
 
     async fn declare_dead(&self, compute_server: u16) -> Result<(), IndexError> {
-        // Even if the registrar does not answer: loads are ended by each server.
+        // Continue even if the registrar does not answer: each server ends its loads separately.
         let declared = self.pages().declare_dead(compute_server).await;
         let abandoned = self.abandon(compute_server).await;
         declared?;

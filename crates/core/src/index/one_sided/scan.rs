@@ -1,9 +1,9 @@
 //! Scans: one leaf after another, with READs of the next leaves in flight.
 //!
-//! An ascending scan posts READs of its first leaf and of those after it that the design can name,
-//! and follows the siblings beyond them. A descending scan has no sibling pointers to follow: it
-//! reads the leaves that the design names, then locates more. It checks the keys that each leaf
-//! covers, so that it misses none, however leaves are split or merged meanwhile.
+//! An ascending scan posts READs of its first leaf and of the following ones that the design can
+//! name, and follows the siblings beyond them. A descending scan has no sibling pointers to follow:
+//! it reads the leaves that the design names, then locates more. It checks the keys that each leaf
+//! covers, so it misses none even if leaves are split or merged meanwhile.
 
 use super::{Key, Leaf, Locate};
 use crate::index::{IndexError, Records, Scan};
@@ -49,7 +49,7 @@ pub(super) async fn scan_all<I: Locate>(
     Ok(records)
 }
 
-/// The planted bug: a scan for each record.
+/// The planted bug: one scan per record.
 async fn scan_piecemeal<I: Locate>(
     index: &I,
     mut scan: Scan<OwnedKey<I::Layout>>,
@@ -75,13 +75,13 @@ async fn take_from<I: Locate>(
     records: &mut Records<OwnedKey<I::Layout>, OwnedValue<I::Layout>>,
 ) -> bool {
     let page = leaf.page();
-    // The leaf may cover more than what is left to scan, for example after a merge with the
+    // The leaf may cover more than the rest of the scan, for example after a merge with the
     // previous one.
     let (mut lower, mut upper) =
         (scan.lower.as_ref().map(I::Layout::key), scan.upper.as_ref().map(I::Layout::key));
     match cursor {
         Some(cursor) if scan.reverse => upper = Bound::Excluded(cursor),
-        // The scan may begin behind the cursor: at the key itself, exclusive.
+        // The scan may begin after the cursor: its bound may exclude the key itself.
         Some(cursor) if lower != Bound::Excluded(cursor) => lower = Bound::Included(cursor),
         _ => {}
     }
@@ -97,8 +97,8 @@ async fn take_from<I: Locate>(
     beyond || records.len() >= scan.limit
 }
 
-/// How many leaves to keep in flight for the records still wanted, if leaves are as full as those
-/// so far.
+/// How many leaves to keep in flight for the records still wanted, if further leaves are as full as
+/// those read so far.
 fn window<I: Locate>(index: &I, wanted: usize, leaves: usize, records: usize) -> usize {
     let per_leaf = records.checked_div(leaves).unwrap_or(I::Layout::capacity() / 2);
     let most = (index.pages().fabric().depth() / 4).clamp(1, MOST_AHEAD);
@@ -156,7 +156,7 @@ async fn scan_up<I: Locate>(
 }
 
 /// The leaf that covers `start`: the first in flight, or one to the right of it that the design
-/// does not know of yet.
+/// does not know yet.
 async fn first_leaf<I: Locate>(
     index: &I,
     start: &Key<I>,
@@ -202,7 +202,7 @@ async fn scan_down<I: Locate>(
     for (low, pointer) in index.locate_down(probe, expected).await? {
         match pages.post_together(pointer) {
             Ok(read) => posted.push(read),
-            // Without a buffer for the first leaf the scan cannot begin.
+            // Without a buffer for its first leaf, the scan cannot begin.
             Err(miss) if posted.is_empty() => return Err(miss),
             Err(_) => break,
         }
@@ -216,8 +216,7 @@ async fn scan_down<I: Locate>(
         let cursor = progress.cursor.clone();
         let probe = cursor.as_ref().map(I::Layout::key).map_or(probe, Probe::Before);
         let found = covers::<I>(&leaf, probe);
-        // If not, the design does not know of a split or a merge yet: find this one leaf by a
-        // descent.
+        // If not, the design does not know of a split or a merge yet: find this leaf by a descent.
         let leaf = if found { leaf } else { index.find(probe).await? };
         let low = I::Layout::low(leaf.page());
         let taken =

@@ -1,6 +1,6 @@
 //! A page's entries in private memory, and how they are laid out in a page.
 //!
-//! *Thread safety*: plain values. Laying out needs the page exclusively.
+//! *Thread safety*: plain values. Laying entries out needs exclusive access to the page.
 
 use super::slots::{
     Bytes, Front, HEAD_BYTES, Heap, Slot, View, entry_words, fence_words, head_of, record_words,
@@ -8,7 +8,7 @@ use super::slots::{
 use crate::page::view::HEADER_WORDS;
 use std::ops::Range;
 
-/// An entry's place in [`Content::bytes`].
+/// An entry's position in [`Content::bytes`].
 #[derive(Clone, Debug)]
 struct Item {
     key: Range<usize>,
@@ -46,13 +46,13 @@ impl Fences<'_> {
     }
 }
 
-/// How many bytes two strings have in common at their beginning.
+/// The length of the common prefix of two strings, in bytes.
 pub(super) fn shared(one: &[u8], other: &[u8]) -> usize {
     one.iter().zip(other).take_while(|(one, other)| one == other).count()
 }
 
 impl Content {
-    /// A copy of a page's entries, deleted ones included.
+    /// Copies a page's entries, including deleted ones.
     pub(super) fn of<const WORDS: usize>(page: View<'_, WORDS>) -> Self {
         let mut content = Self::default();
         content.append(page);
@@ -78,7 +78,7 @@ impl Content {
         }
     }
 
-    /// Puts an entry at a place, instead of `replaced` entries there.
+    /// Inserts an entry at a position, in place of `replaced` entries there.
     pub(super) fn splice(&mut self, at: usize, replaced: usize, key: &[u8], value: &[u8]) {
         let begin = self.bytes.len();
         self.bytes.extend_from_slice(key);
@@ -88,7 +88,7 @@ impl Content {
         self.items.splice(at..at + replaced, [item]);
     }
 
-    /// The place of `key`, or where it belongs.
+    /// The position of `key`, or the position where it would be inserted.
     pub(super) fn find(&self, key: &[u8]) -> Result<usize, usize> {
         self.items.binary_search_by(|item| self.bytes[item.key.clone()].cmp(key))
     }
@@ -115,7 +115,7 @@ impl Content {
         &self.bytes[self.items[number].value.clone()]
     }
 
-    /// The bytes of an entry's suffix: slot 0 of an inner page has none.
+    /// The length of an entry's suffix in bytes. Slot 0 of an inner page has none.
     fn suffix_length(
         &self,
         number: usize,
@@ -129,7 +129,7 @@ impl Content {
         }
     }
 
-    /// Words that the entries of `range` take as a page with these fences.
+    /// Number of words that the entries of `range` take in a page with these fences.
     pub(super) fn words(&self, range: &Range<usize>, fences: Fences<'_>, inner: bool) -> usize {
         fences.words() + self.entries_words(range, fences.prefix(), inner)
     }
@@ -149,8 +149,8 @@ impl Content {
         entry_words(value.len(), key.len().saturating_sub(prefix))
     }
 
-    /// Writes the entries of `range` and the fences to a page whose other header fields are right.
-    /// Returns `false` if they do not fit; the page is unchanged then.
+    /// Writes the entries of `range` and the fences to a page whose other header fields are already
+    /// set. Returns `false`, with the page unchanged, if they do not fit.
     #[must_use]
     pub(super) fn lay_out<const WORDS: usize>(
         &self,
@@ -194,7 +194,7 @@ impl Content {
     }
 }
 
-/// Whether the entries of a page are children: those of heads are, too.
+/// Whether the entries of a page are children. Those of heads are, too.
 pub(super) fn is_inner<const WORDS: usize>(page: View<'_, WORDS>) -> bool {
     page.level() > 0 || page.is_head()
 }
@@ -215,7 +215,7 @@ fn store_bytes<const WORDS: usize>(page: View<'_, WORDS>, at: usize, one: &[u8],
     }
 }
 
-/// Stores a record: a value, and what of a suffix is not in the slot.
+/// Stores a record: the value, and the part of the suffix that is not in the slot.
 pub(super) fn store_record<const WORDS: usize>(
     page: View<'_, WORDS>,
     at: usize,

@@ -1,10 +1,10 @@
-//! Bulk loads: entries are collected, and laid out when their page's high fence is known, because
-//! the prefix that it shares with the low fence is not repeated in them.
+//! Bulk loads. Entries are collected, and laid out once their page's high fence is known, because
+//! entries do not repeat the prefix that the two fences share.
 //!
-//! *Invariant*: without the last entry, and with a high fence between it and the one before, the
-//! entries fit the page. So no page has to give back more than one.
+//! *Invariant*: the entries without the last one fit the page if its high fence lies between the
+//! last two entries. So a page never has to give back more than one entry.
 //!
-//! *Thread safety*: plain values. Ending a page needs it exclusively.
+//! *Thread safety*: plain values. Ending a page needs exclusive access to it.
 
 use super::content::{Content, Fences, is_inner, shared};
 use super::plan::shortest;
@@ -17,15 +17,16 @@ use farleaf_fabric::GlobalAddr;
 pub struct Filling {
     content: Content,
     low: Vec<u8>,
-    /// What the low fence shares with the last key: no high fence above that shares more.
+    /// The prefix that the low fence shares with the last key. A high fence above that key cannot
+    /// share more.
     prefix: usize,
     /// Words of the entries with this prefix.
     words: usize,
 }
 
 impl Filling {
-    /// Adds an entry, unless the page would then have more than `fill` words; with fewer than
-    /// `least` entries it takes any.
+    /// Adds an entry, unless the page would then have more than `fill` words. While there are fewer
+    /// than `least` entries, adds any entry.
     pub(super) fn add<const WORDS: usize>(
         &mut self,
         page: View<'_, WORDS>,
@@ -68,7 +69,7 @@ impl Filling {
         }
     }
 
-    /// Ends a leaf, as [`Layout::fill_leaf_end`] says.
+    /// Ends a leaf, as described for [`Layout::fill_leaf_end`].
     pub(super) fn end_leaf<const WORDS: usize>(
         self,
         page: View<'_, WORDS>,
@@ -79,7 +80,7 @@ impl Filling {
         Some((last.1, record))
     }
 
-    /// Ends an inner page, as [`Layout::fill_inner_end`] says.
+    /// Ends an inner page, as described for [`Layout::fill_inner_end`].
     pub(super) fn end_inner<const WORDS: usize>(
         self,
         page: View<'_, WORDS>,
@@ -89,7 +90,7 @@ impl Filling {
         Some((low, Bytes::<WORDS>::address_of_value(self.content.value(number))))
     }
 
-    /// Lays the entries out. If they have no room, lays out all but the last one, and returns its
+    /// Lays the entries out. If they do not fit, lays out all but the last one, and returns its
     /// number and the high fence before it.
     fn end<const WORDS: usize>(
         &self,

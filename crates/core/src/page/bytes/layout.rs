@@ -1,6 +1,6 @@
 //! The operations of the slotted layout.
 //!
-//! *Thread safety*: that of [`crate::page::Page`].
+//! *Thread safety*: the same as for [`crate::page::Page`].
 
 use super::content::{Content, Fences, is_inner, store_record};
 use super::fill::Filling;
@@ -22,23 +22,23 @@ use farleaf_fabric::GlobalAddr;
 use std::cmp::Ordering;
 use std::ops::{Bound, Range};
 
-/// Bytes of a string's length in a message.
+/// Size of a string's length field in a message, in bytes.
 const LENGTH_BYTES: usize = size_of::<u32>();
 
-/// Where a record goes.
+/// Where a record can be stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Room {
-    /// To the words of the old record, which begin here.
+    /// In the words of the old record, which begin here.
     InPlace(usize),
-    /// To the top of the heap.
+    /// At the top of the heap.
     OnTop,
-    /// To a page laid out anew, without deleted entries and garbage.
+    /// In the page after it is laid out again without deleted entries and garbage.
     AfterCleaning,
-    /// Nowhere.
+    /// Nowhere in this page: it has too little space.
     Nowhere,
 }
 
-/// The fences of a page, copied.
+/// Copies of a page's fences.
 struct OwnFences {
     low: Vec<u8>,
     high: Option<Vec<u8>>,
@@ -55,7 +55,7 @@ impl OwnFences {
 }
 
 impl<const WORDS: usize> Bytes<WORDS> {
-    /// Words that deleted entries take.
+    /// Number of words that deleted entries take.
     fn deleted_entry_words(page: View<'_, WORDS>, front: Front, heap: Heap) -> usize {
         if heap.deleted == 0 {
             return 0;
@@ -64,7 +64,7 @@ impl<const WORDS: usize> Bytes<WORDS> {
         slots.filter(|slot| slot.deleted).map(|slot| 1 + slot.words()).sum()
     }
 
-    /// Words in use, from the first fence on.
+    /// Number of words in use, from the first fence on.
     fn used(page: View<'_, WORDS>) -> usize {
         let (front, heap) = (Front::of(page), Heap::of(page));
         let records = Self::size(page) - heap.top - heap.garbage;
@@ -72,7 +72,7 @@ impl<const WORDS: usize> Bytes<WORDS> {
         all.saturating_sub(Self::deleted_entry_words(page, front, heap))
     }
 
-    /// Where a record of these lengths finds room: at a slot, or at the place for a new one.
+    /// Where a record of these lengths fits, for an existing slot or for a new one.
     fn room_for(
         page: View<'_, WORDS>,
         at: Result<usize, usize>,
@@ -85,7 +85,7 @@ impl<const WORDS: usize> Bytes<WORDS> {
             Ok(number) => (0, Some(Slot::at(page, front.first, number))),
             Err(_) => (1, None),
         };
-        // Only a value of one word: no reader, and no death, can meet half of it.
+        // Only if the value is one word: then neither a reader nor a crash can observe half of it.
         let same = |old: Slot| old.value == value && old.suffix == suffix && value <= 8;
         if let Some(old) = old.filter(|old| same(*old)) {
             return Room::InPlace(old.record);
@@ -131,7 +131,7 @@ impl<const WORDS: usize> Bytes<WORDS> {
                 let old = Slot::at(page, front_of.first, number);
                 overwrites = record == old.record
                     && (value.len() > 8 || old.value != value.len() || old.suffix != suffix.len());
-                // The words that the old record had, and the new one does not have.
+                // Words of the old record that the new one does not use.
                 heap.garbage +=
                     if record == old.record { old.words() - needed } else { old.words() };
                 heap.deleted -= usize::from(old.deleted);
@@ -149,10 +149,11 @@ impl<const WORDS: usize> Bytes<WORDS> {
         if page.load(place) != slot.to_word() || at.is_err() {
             page.store(place, slot.to_word());
             heap.store(page);
-            // The count, the heap, and slots up to this one or the last one.
+            // The count, the heap word, and the slots up to this one (or up to the last, after an
+            // insertion).
             front = HEAP_WORD..at.map_or(front_of.first + page.count(), |_| place + 1);
         } else if !is_inner(page) {
-            // The same key, and a value of the same length.
+            // The slot is unchanged: same key, and a value of the same length.
             heap_words.end = record + value.len().div_ceil(8);
         }
         if overwrites {
@@ -165,7 +166,7 @@ impl<const WORDS: usize> Bytes<WORDS> {
         Some(Words::new(&front, &heap_words))
     }
 
-    /// Lays the page out anew, with the entry.
+    /// Lays the page out again, with the new entry.
     fn put_cleaning(
         page: View<'_, WORDS>,
         at: Result<usize, usize>,
@@ -184,7 +185,7 @@ impl<const WORDS: usize> Bytes<WORDS> {
             .then(|| (FRONT_WORD..Self::size(page)).into())
     }
 
-    /// Lays a page out anew with other fences. Deleted entries go if there is no room for them.
+    /// Lays a page out again with other fences. Drops deleted entries if there is no room for them.
     fn lay_out_again(
         content: Content,
         range: Range<usize>,
@@ -263,7 +264,7 @@ impl<const WORDS: usize> Bytes<WORDS> {
         heap.store(page);
     }
 
-    /// The words that both pages would take as one.
+    /// Number of words that the merged page would take.
     fn merged_words(left: View<'_, WORDS>, right: View<'_, WORDS>) -> usize {
         let mut content = Content::of(left);
         content.append(right);
@@ -633,15 +634,15 @@ impl<const WORDS: usize> Layout for Bytes<WORDS> {
         Self::live_slot(page, key).map_or(0, |(_, slot)| 1 + slot.words())
     }
 
-    /// Whether not even an entry without a record has room, or a child with its word.
+    /// Whether there is no room even for an entry without a record, or for a child with its word.
     fn is_full(page: View<'_, WORDS>) -> bool {
         let least = 1 + usize::from(is_inner(page));
         HEADER_WORDS + Self::used(page) + least > Self::size(page)
     }
 
     fn clear_unused(page: View<'_, WORDS>) {
-        // Garbage in the heap too: a sum over what one copy has and another one lacks would make
-        // the same node different in frame and pool (P10).
+        // Clear garbage in the heap too. Otherwise the same node could have different checksums in
+        // the frame and in the pool (P10).
         let first = Front::of(page).first;
         let end = (first + page.count()).min(Self::size(page));
         let mut is_used = [false; MOST_PAGE_WORDS];
@@ -675,7 +676,8 @@ impl<const WORDS: usize> Layout for Bytes<WORDS> {
         });
         let divided = divide(&content, fences.as_ref(), inner, place, Self::size(page), |_| true);
         let separator = divided.map(|division| division.separator);
-        // A page that changes meanwhile can have no division; validation discards the plan.
+        // If the page changes concurrently, there may be no division; validation then discards the
+        // plan.
         let separator = separator.unwrap_or_else(|| Self::inner_key(page, page.count() / 2));
         SplitPlan { slot: Self::slots_below(page, &separator, false), separator }
     }
@@ -723,8 +725,8 @@ impl<const WORDS: usize> Layout for Bytes<WORDS> {
 
     fn leaf_sum(page: View<'_, WORDS>) -> u64 {
         let front = Front::of(page);
-        // Not only the keys: beside new slots, an old top of the heap would let the next record
-        // overwrite theirs, and an old slot of the same key has the place of an old record.
+        // The sum covers more than the keys. With new slots and an old top of the heap, the next
+        // record would overwrite theirs, and an old slot of the same key points to an old record.
         let header = [SELF_WORD, FRONT_WORD, HEAP_WORD, META_WORD].map(|word| page.load(word));
         let fences = (HEADER_WORDS..front.first).map(|word| page.load(word));
         let mut rest = Vec::new();
@@ -797,7 +799,8 @@ impl<const WORDS: usize> Layout for Bytes<WORDS> {
         (key, child): (&[u8], GlobalAddr),
         fill: usize,
     ) -> bool {
-        // An inner page needs two children, whatever their size, or levels would have no end.
+        // An inner page needs two children, whatever their size; otherwise the number of levels
+        // would be unbounded.
         Self::check_key(key).is_ok()
             && filling.add(page, (key, &child.to_bits().to_le_bytes()), fill, 2)
     }

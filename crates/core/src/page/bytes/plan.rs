@@ -1,4 +1,4 @@
-//! Where pages are divided: by size, with short separators (bytes.Y6, bytes.Y7).
+//! Where to divide pages: by size, with short separators (bytes.Y6, bytes.Y7).
 //!
 //! *Thread safety*: plain functions over private memory.
 
@@ -20,10 +20,10 @@ pub(super) fn shortest<'k>(below: &[u8], above: &'k [u8]) -> &'k [u8] {
 
 /// Divides entries between two pages of `words` words.
 ///
-/// Both halves have room for their entries. Of the divisions near the middle, by size, the one with
-/// the shortest separator wins. `pending` is the entry of an inner page that is not in it yet: it
-/// cannot be the first of the right page, whose first child keeps no key. `fits` can refuse
-/// separators.
+/// Both halves have room for their entries. Of the divisions near the middle by size, the one with
+/// the shortest separator wins. `pending` is an entry that is not in the inner page yet: it cannot
+/// be the first of the right page, because that page does not keep the key of its first child.
+/// `fits` can reject separators.
 pub(super) fn divide(
     content: &Content,
     fences: Fences<'_>,
@@ -36,7 +36,7 @@ pub(super) fn divide(
     let mut before = 0;
     let sizes: Vec<usize> = (0..count).map(|number| content.entry_words(number, prefix)).collect();
     let total: usize = sizes.iter().sum();
-    // How far from the middle each division is, in half words, and its separator.
+    // Each candidate has its distance from the middle, in half words, and its separator.
     let mut candidates: Vec<(usize, usize, &[u8])> = Vec::with_capacity(count);
     for at in 1..count {
         before += sizes[at - 1];
@@ -64,7 +64,7 @@ pub(super) fn divide(
     Some(Division { at, separator: separator.to_vec() })
 }
 
-/// The fences of two pages that a separator divides.
+/// The fences of the two pages on either side of a separator.
 pub(super) fn halves<'k>(fences: Fences<'k>, separator: &'k [u8]) -> (Fences<'k>, Fences<'k>) {
     let left = Fences { low: fences.low, high: Some(separator) };
     (left, Fences { low: separator, high: fences.high })

@@ -1,7 +1,7 @@
-//! Reading a page in place: header fields, slots, and the search among them. Everything that is
-//! read is clamped (bytes.Y5).
+//! Reading a page in place: header fields, slots, and searching the slots. All values that are read
+//! are clamped (bytes.Y5).
 //!
-//! *Thread safety*: that of [`crate::page::Page`].
+//! *Thread safety*: the same as for [`crate::page::Page`].
 
 use crate::page::Layout;
 use crate::page::chosen::{CHOSEN, choose_for_process};
@@ -23,14 +23,14 @@ pub struct Bytes<const WORDS: usize = 128>;
 
 pub(super) type View<'a, const WORDS: usize> = Page<'a, Bytes<WORDS>>;
 
-/// Word 2.
+/// Word 2, the front.
 pub(super) const FRONT_WORD: usize = LOW_WORD;
-/// Word 3.
+/// Word 3, the heap.
 pub(super) const HEAP_WORD: usize = HIGH_WORD;
-/// The byte of a page where its low fence begins.
+/// Byte offset of the low fence in a page.
 const FENCE_BYTE: usize = HEADER_WORDS * 8;
 
-/// The bytes of a suffix that are in its slot.
+/// Number of bytes of a suffix that its slot holds.
 pub(super) const HEAD_BYTES: usize = 4;
 /// Words of the largest page: offsets must fit a slot.
 pub(super) const MOST_PAGE_WORDS: usize = 512;
@@ -72,7 +72,7 @@ impl<const WORDS: usize> Bytes<WORDS> {
         page.load(index & (Self::size(page) - 1))
     }
 
-    /// Eight bytes from the byte at `at` on, as a big-endian number.
+    /// Reads eight bytes, starting at byte `at`, as a big-endian number.
     #[inline]
     fn eight_bytes(page: View<'_, WORDS>, at: usize) -> u64 {
         let (index, shift) = (at / 8, at % 8 * 8);
@@ -84,7 +84,7 @@ impl<const WORDS: usize> Bytes<WORDS> {
         bytes.swap_bytes()
     }
 
-    /// Compares `length` bytes of the page, from the byte at `at` on, with `other`.
+    /// Compares `length` bytes of the page, starting at byte `at`, with `other`.
     #[inline]
     fn compare(page: View<'_, WORDS>, at: usize, length: usize, other: &[u8]) -> Ordering {
         let both = length.min(other.len());
@@ -101,7 +101,7 @@ impl<const WORDS: usize> Bytes<WORDS> {
         length.cmp(&other.len())
     }
 
-    /// Appends `length` bytes of the page, from the byte at `at` on.
+    /// Appends `length` bytes of the page, starting at byte `at`.
     pub(super) fn copy_bytes(page: View<'_, WORDS>, at: usize, length: usize, to: &mut Vec<u8>) {
         let length = length.min(Self::size(page) * 8);
         let end = to.len() + length;
@@ -155,7 +155,7 @@ pub(super) fn head_of(suffix: &[u8]) -> u32 {
     u32::from_be_bytes(padded)
 }
 
-/// Word 2: lengths in bytes, and where the slots begin.
+/// Word 2: lengths in bytes, and the position of the first slot.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Front {
     pub(super) low: usize,
@@ -184,7 +184,7 @@ impl Front {
         page.store(FRONT_WORD, word | first as u64);
     }
 
-    /// The byte where the high fence's rest begins.
+    /// Offset of the rest of the high fence, in bytes.
     #[inline]
     pub(super) fn high_byte(self) -> usize {
         FENCE_BYTE + self.low.next_multiple_of(8)
@@ -218,7 +218,7 @@ impl Heap {
     }
 }
 
-/// A slot.
+/// One slot, decoded: the start of the key, and the position and lengths of the record.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Slot {
     pub(super) head: u32,
@@ -251,22 +251,23 @@ impl Slot {
         u64::from(head) << 32 | (record as u64) << 21 | lengths | u64::from(deleted)
     }
 
-    /// Words of the heap that its record takes.
+    /// Number of heap words that its record takes.
     pub(super) fn words(self) -> usize {
         record_words(self.value, self.suffix)
     }
 
-    /// The byte where the part of the suffix begins that is not in the slot.
+    /// Offset of the part of the suffix that is not in the slot, in bytes.
     #[inline]
     fn rest_byte(self) -> usize {
         self.record * 8 + self.value
     }
 
-    /// Compares the suffix with another of the same head.
+    /// Compares the suffix with another one that has the same head.
     #[inline]
     fn compare_rest<const WORDS: usize>(self, page: View<'_, WORDS>, other: &[u8]) -> Ordering {
         if self.suffix <= HEAD_BYTES || other.len() <= HEAD_BYTES {
-            // Padding is zero, so the heads are equal only if one suffix continues the other.
+            // The padding is zero, so with equal heads, one of these short suffixes is a prefix of
+            // the other.
             return self.suffix.cmp(&other.len());
         }
         let rest = &other[HEAD_BYTES..];
@@ -294,7 +295,7 @@ impl Slot {
 enum Relative<'k> {
     Below,
     Above,
-    /// It begins with the prefix, and continues so.
+    /// It begins with the prefix, and this is the rest.
     Within(&'k [u8]),
 }
 
@@ -309,7 +310,7 @@ impl<const WORDS: usize> Bytes<WORDS> {
         }
     }
 
-    /// The number of slots that satisfy `left_of`, which must hold for a prefix of them.
+    /// The number of slots that satisfy `left_of`, which must hold exactly for the first ones.
     #[inline]
     fn partition(mut range: std::ops::Range<usize>, left_of: impl Fn(usize) -> bool) -> usize {
         while range.start < range.end {
@@ -322,12 +323,12 @@ impl<const WORDS: usize> Bytes<WORDS> {
         range.start
     }
 
-    /// The slot with this suffix, or the place where it belongs.
+    /// The slot with this suffix, or the position where it would be inserted.
     #[inline]
     fn find_suffix(page: View<'_, WORDS>, first: usize, suffix: &[u8]) -> Result<usize, usize> {
         let (count, head) = (page.count(), head_of(suffix));
         let slot = |number| Slot::at(page, first, number);
-        // The equal heads are a run; only within it are records looked at.
+        // Equal heads form a run; only within it are records read.
         let begin = Self::partition(0..count, |number| slot(number).head < head);
         let end = Self::partition(begin..count, |number| slot(number).head <= head);
         let compare = |number| slot(number).compare_rest(page, suffix);
@@ -338,7 +339,7 @@ impl<const WORDS: usize> Bytes<WORDS> {
         }
     }
 
-    /// The slot of `key`, deleted or not, or the place where it belongs.
+    /// The slot of `key`, deleted or not, or the position where it would be inserted.
     #[inline]
     pub(super) fn find(page: View<'_, WORDS>, front: Front, key: &[u8]) -> Result<usize, usize> {
         #[cfg(test)]

@@ -1,6 +1,6 @@
-//! Collection: drops deleted records, merges and rebalances nodes that have become too empty, and
-//! frees nodes through epochs (§3.2 of the paper: "responsible for removing and re-balancing the
-//! index in regular intervals").
+//! Collection: drops deleted records, merges and rebalances sparse nodes, and frees nodes through
+//! epochs (§3.2 of the paper: "responsible for removing and re-balancing the index in regular
+//! intervals").
 //!
 //! It visits the tree level by level, from the leaves up, one parent at a time, in small steps that
 //! server threads take between requests. The number of removals that make a step due depends on how
@@ -8,10 +8,10 @@
 //!
 //! *Invariants*
 //! - tree.G1. One collection step at a time.
-//! - tree.G2. Two nodes are merged only under the latches of their parent and both, and only if the
-//!   parent has a separator for both.
-//! - tree.G3. A node that is removed is marked dead before its latch is released, and freed only
-//!   through epochs.
+//! - tree.G2. Two nodes are merged only under the latches of their parent and both nodes, and only
+//!   if the parent has separators for both.
+//! - tree.G3. A removed node is marked as dead before its latch is released, and freed only through
+//!   epochs.
 
 use super::descend::{Found, restarting};
 use super::{Fail, Tree};
@@ -21,13 +21,13 @@ use crate::wire::Refusal;
 use farleaf_fabric::sync::{AtomicBool, AtomicU64, Mutex, Ordering, lock};
 use farleaf_fabric::{Cpu, GlobalAddr, Work};
 
-/// Maximum number of passes of an explicit collection: each can empty one more level.
+/// Maximum number of passes of an explicit collection. Each pass can empty one more level.
 const MAX_PASSES: u32 = 2 * crate::page::MAX_LEVEL as u32;
 
 /// The collection's progress.
 #[derive(Debug)]
 pub(super) struct Collector<K> {
-    /// Removals that no step has paid for yet.
+    /// Removals that no collection step has covered yet.
     debt: AtomicU64,
     /// Whether a collection step is running (tree.G1).
     busy: AtomicBool,
@@ -66,15 +66,15 @@ impl Drop for Busy<'_> {
 /// The result of joining two neighbours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Pair {
-    /// They are balanced, or the parent does not know a node between them yet.
+    /// They are balanced, or there is a node between them that the parent does not know yet.
     Untouched,
     Merged,
     Rebalanced,
 }
 
 impl<L: Layout> Tree<L> {
-    /// Removals after which a step, the children of one parent, falls due. It keeps the garbage at
-    /// a few hundredths of the records.
+    /// Number of removals after which a step (the children of one parent) is due. It limits the
+    /// garbage to a few percent of the records.
     fn step_debt() -> u64 {
         (L::capacity() * L::capacity() / 64).max(1) as u64
     }
@@ -83,8 +83,8 @@ impl<L: Layout> Tree<L> {
         (!self.collector.busy.swap(true, Ordering::AcqRel)).then(|| Busy(&self.collector.busy))
     }
 
-    /// Takes one step of the collection if one is due. Threads that remove records call this now
-    /// and then.
+    /// Takes one step of the collection if one is due. Threads that remove records call this
+    /// occasionally.
     pub async fn collect_if_due<C: Cpu>(&self, cpu: &C) {
         if self.collector.debt.load(Ordering::Relaxed) < Self::step_debt() || self.root().is_null()
         {
@@ -100,8 +100,8 @@ impl<L: Layout> Tree<L> {
     /// Collects all garbage, and frees all nodes that no operation can reach.
     ///
     /// # Errors
-    /// [`Refusal::Contended`] if it lost too often to concurrent operations, or another collection
-    /// is running.
+    /// [`Refusal::Contended`] if it lost too often to concurrent operations, or if another
+    /// collection is running.
     pub async fn collect<C: Cpu>(&self, cpu: &C) -> Result<(), Refusal> {
         let mut attempt = 0;
         let _busy = loop {
@@ -111,7 +111,7 @@ impl<L: Layout> Tree<L> {
             self.before_restart(cpu, attempt).await?;
             attempt += 1;
         };
-        // Merging nodes leaves their parents emptier: repeat until a pass merges nothing.
+        // Merging nodes makes their parents sparser: repeat until a pass merges nothing.
         for _ in 0..MAX_PASSES {
             let merges = self.collector.merges.load(Ordering::Relaxed);
             *lock(&self.collector.cursor) = None;
@@ -236,7 +236,8 @@ impl<L: Layout> Tree<L> {
         let left = self.page(left_at).ok_or(Refusal::Damaged)?;
         let right = self.page(right_at).ok_or(Refusal::Damaged)?;
         let left_guard = self.lock_any(cpu, left).await?;
-        // After a split and before its separator, there is a node that the parent does not know.
+        // Between a split and the insertion of its separator, there is a node that the parent does
+        // not know.
         if left.sibling() != right_at && !cpu.breaks(rules::NEIGHBOURS_ONLY) {
             return Ok(Pair::Untouched);
         }
@@ -294,7 +295,7 @@ impl<L: Layout> Tree<L> {
         let child_at: GlobalAddr = L::inner_child(page, 0);
         let child = self.page(child_at).ok_or(Refusal::Damaged)?;
         let child_guard = self.lock_any(cpu, child).await?;
-        // After a split of the child, the root may not know its sibling yet.
+        // After a split of the child, its sibling may not be in the root yet.
         let split = !child.sibling().is_null() || !child.high_is_infinite();
         if split && !cpu.breaks(rules::WHOLE_CHILD_ONLY) {
             return Ok(());
@@ -306,7 +307,7 @@ impl<L: Layout> Tree<L> {
         drop(root_guard);
         self.epochs.retire(child_at);
         self.collector.merges.fetch_add(1, Ordering::Relaxed);
-        // The child may have had a single child as well.
+        // The child may have had only one child as well.
         Err(Fail::Restart)
     }
 }

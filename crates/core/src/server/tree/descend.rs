@@ -1,4 +1,4 @@
-//! Descents: from the root to a node, coupling versions on the way.
+//! Descents from the root to a node, coupling versions on the way.
 
 use super::{Fail, MAX_RESTARTS, MAX_SPINS, Tree};
 use crate::page::{Exclusive, Layout, Page, Probe, Step, Version, step};
@@ -6,7 +6,7 @@ use crate::rules;
 use crate::wire::Refusal;
 use farleaf_fabric::{Cpu, GlobalAddr, Work, prefetch};
 
-/// A node as a descent found it. Its content can be trusted only while its version validates.
+/// A node found by a descent. Its content can be trusted only while its version validates.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Found<'a, L: Layout> {
     pub(super) at: GlobalAddr,
@@ -15,7 +15,7 @@ pub(super) struct Found<'a, L: Layout> {
 }
 
 impl<L: Layout> Tree<L> {
-    /// The version of a page while it is unlocked; waits for that for a bounded time.
+    /// The version of a page. While the page is locked, waits for a bounded time.
     #[inline]
     pub(super) async fn version<C: Cpu>(
         &self,
@@ -48,7 +48,7 @@ impl<L: Layout> Tree<L> {
         found.page.latch().try_lock(found.version, self.server.number()).ok_or(Fail::Restart)
     }
 
-    /// Locks a page whatever its version; waits for that for a bounded time.
+    /// Locks a page at any version. While the page is locked, waits for a bounded time.
     pub(super) async fn lock_any<'a, C: Cpu>(
         &self,
         cpu: &C,
@@ -65,8 +65,8 @@ impl<L: Layout> Tree<L> {
         Err(Fail::Restart)
     }
 
-    /// Moves from `found` to the node at `to`. It takes the version of `to` first and validates
-    /// `found` after that; otherwise `to` might no longer be a child.
+    /// Moves from `found` to the node at `to`. Takes the version of `to` before it validates
+    /// `found`; otherwise `to` might no longer be a child.
     #[inline]
     pub(super) async fn hand_over<'a, C: Cpu>(
         &'a self,
@@ -92,7 +92,7 @@ impl<L: Layout> Tree<L> {
         Ok(Found { at, page, version })
     }
 
-    /// One descent to the node at level `target` that `probe` looks for.
+    /// One descent to the node at level `target` that covers `probe`.
     #[inline]
     pub(super) async fn descend<'a, C: Cpu>(
         &'a self,
@@ -116,7 +116,7 @@ impl<L: Layout> Tree<L> {
         }
     }
 
-    /// Waits a little before restart number `attempt`, or gives up.
+    /// Waits a little before restart number `attempt`, or gives up after the last one.
     pub(super) async fn before_restart<C: Cpu>(
         &self,
         cpu: &C,

@@ -1,11 +1,10 @@
 //! Single-key operations that descend together, one level at a time.
 //!
-//! A single descent waits for memory at every level. Here each operation searches its node and
-//! prefetches the child before the first operation continues, so that their cache misses overlap.
-//! Versions are coupled as in a single descent. An operation that meets anything unusual runs
-//! alone, from the root.
+//! A single descent waits for memory at every level. Here each operation in turn searches its node
+//! and prefetches the child, so that their cache misses overlap. Versions are coupled as in a
+//! single descent. An operation that meets anything unusual runs alone, from the root.
 //!
-//! *Thread safety*: as [`Tree`].
+//! *Thread safety*: the same as for [`Tree`].
 
 use super::descend::Found;
 use super::{Fail, Tree};
@@ -20,7 +19,7 @@ const GROUP: usize = 32;
 /// How far an operation has come.
 #[derive(Debug)]
 enum Progress<'a, L: Layout> {
-    /// It is at a node that it has not searched.
+    /// It is at a node that it has not searched yet.
     At(Found<'a, L>),
     /// It is between a node and the next one, which is being prefetched.
     Between(Found<'a, L>, GlobalAddr),

@@ -1,4 +1,4 @@
-//! Bulk loading: builds a tree from ascending records, left to right, level by level, next to the
+//! Bulk loading: builds a tree from ascending records, left to right and level by level, beside the
 //! empty tree that clients see, and publishes it at the end.
 //!
 //! *Thread safety*: a load belongs to one thread at a time. Of several concurrent loads, the first
@@ -13,18 +13,18 @@ use farleaf_fabric::{Cpu, GlobalAddr};
 /// A load in progress.
 #[derive(Debug)]
 pub struct Loader<L: Layout> {
-    /// The weight up to which pages are filled.
+    /// Target weight of a page.
     fill: usize,
     /// The page under construction on each level, leaves first.
     open: Vec<(GlobalAddr, L::Filling)>,
     nodes: Vec<GlobalAddr>,
-    /// Nodes that the end of the load may need, so that memory can run out before it only: by then
-    /// other servers may have published their trees. A page that ends without a high fence loses
-    /// its prefix and may give its last entry to a new page, which is then too empty to give any:
-    /// one node for each level, and one for a new top.
+    /// Nodes reserved for the end of the load, so that memory cannot run out at that point: other
+    /// servers may have published their trees by then. A page that ends without a high fence loses
+    /// its prefix and may move its last entry to a new page, which is too empty to do the same. So
+    /// this takes one node for each level, and one for a new top.
     spare: Vec<GlobalAddr>,
     last: Option<OwnedKey<L>>,
-    /// What came of ending the pages, which happens once.
+    /// The result of ending the pages, which happens once.
     ended: Option<Result<(), Refusal>>,
 }
 
@@ -32,7 +32,7 @@ impl<L: Layout> Tree<L> {
     /// Starts a load with pages filled to `fill_permille` thousandths.
     ///
     /// # Errors
-    /// [`Refusal`] if the tree is not empty, or the fill is not from 100 to 1000.
+    /// [`Refusal`] if the tree is not empty, or if the fill is not between 100 and 1000.
     pub fn load_begin(&self, fill_permille: u16) -> Result<Loader<L>, Refusal> {
         if !(100..=1000).contains(&fill_permille) {
             return Err(Refusal::Malformed);
@@ -59,8 +59,8 @@ impl<L: Layout> Tree<L> {
     /// Adds records, with keys above all previous ones.
     ///
     /// # Errors
-    /// [`Refusal`] if they do not ascend, or there is no memory. The caller must abort the load
-    /// then.
+    /// [`Refusal`] if they do not ascend, or if there is not enough memory. The caller must then
+    /// abort the load.
     pub fn load_append(
         &self,
         loader: &mut Loader<L>,
@@ -79,7 +79,8 @@ impl<L: Layout> Tree<L> {
             let record = (L::key(key), L::value(value));
             let fill = loader.fill;
             let (leaf, filling) = self.load_page(loader, 0)?;
-            // A leaf may begin with the last record of the one before, and have no room for this.
+            // A leaf that begins with the last record of the previous one may have no room for this
+            // record.
             let mut is_added = L::fill_leaf(filling, leaf, record, fill);
             for _ in 0..3 {
                 if is_added {
@@ -113,7 +114,7 @@ impl<L: Layout> Tree<L> {
         Ok((self.page(*at).ok_or(Refusal::Damaged)?, filling))
     }
 
-    /// Adds a child to the open page of a level; `false` if that is full.
+    /// Adds a child to the open page of a level; `false` if the page is full.
     fn load_child(
         &self,
         loader: &mut Loader<L>,
@@ -226,7 +227,7 @@ impl<L: Layout> Tree<L> {
         }
     }
 
-    /// The leftmost page of a level that has just got its second page.
+    /// The leftmost page of a level to which a second page has just been added.
     fn load_leftmost(&self, loader: &Loader<L>, level: usize) -> Result<GlobalAddr, Refusal> {
         let is_first = |&&at: &&GlobalAddr| {
             self.page(at).is_some_and(|page| usize::from(page.level()) == level)
@@ -246,11 +247,11 @@ impl<L: Layout> Tree<L> {
         Ok(())
     }
 
-    /// Publishes the loaded tree in place of the empty one, and leaves the load without nodes.
+    /// Publishes the loaded tree in place of the empty one. Afterwards the load has no nodes.
     ///
     /// # Errors
-    /// [`Refusal`] if the tree is no longer empty, or other clients keep its root busy. The load is
-    /// as before then: end it again, or abort it. Never for want of memory.
+    /// [`Refusal`] if the tree is no longer empty, or if other clients keep its root busy, but
+    /// never for lack of memory. The load is unchanged in that case: end it again, or abort it.
     pub async fn load_end<C: Cpu>(&self, cpu: &C, loader: &mut Loader<L>) -> Result<(), Refusal> {
         if loader.ended.is_none() {
             loader.ended = Some(self.load_end_pages(loader));
@@ -259,7 +260,8 @@ impl<L: Layout> Tree<L> {
         if let Some((top_at, _)) = loader.open.last() {
             let top_at = *top_at;
             restarting!(self, cpu, self.show(cpu, top_at))?;
-            // The root has the top page's content; no client has ever reached the top page itself.
+            // The top page's content is now in the root; no client has ever reached the top page
+            // itself.
             loader.nodes.retain(|&at| at == top_at);
         }
         let (nodes, spare) = (std::mem::take(&mut loader.nodes), std::mem::take(&mut loader.spare));

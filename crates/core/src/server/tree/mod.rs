@@ -1,23 +1,24 @@
 //! The memory server's own tree: a B-link tree with all of its nodes in the server's region.
 //!
 //! Readers couple optimistically: a reader takes a node's version, reads the node, takes the
-//! child's version, validates the node's, and continues at the child. A writer turns the version
-//! that it read under into the leaf's lock. A split node points to its new right sibling, so the
-//! tree is complete before the parent knows the sibling; the separator is inserted into the parent
+//! child's version, validates the node's version, and continues at the child. A writer turns the
+//! leaf version that it has read into a lock. A split node points to its new right sibling, so the
+//! tree is complete before the sibling is in the parent; the separator is inserted there
 //! afterwards. Deleting marks a record. The collection (`collect`) drops marked records, merges and
 //! rebalances nodes, and retires nodes into epochs.
 //!
 //! After Ziegler et al., *Designing Distributed Tree-based Index Structures for Fast RDMA-capable
 //! Networks*, §3, with these differences: the root keeps its address (its content moves into two
-//! new children when it splits), and nodes carry both fences, so that a misled descent notices.
+//! new children when it splits), and nodes have both fences, so that a misdirected descent is
+//! detected.
 //!
 //! *Invariants*
-//! - T1. Child words and siblings lead from the root to every record, at every instant at which no
-//!   latch on the path is held.
+//! - T1. At every instant at which no latch on the path is held, child words and siblings lead from
+//!   the root to every record.
 //! - T2. A node's high fence is its right sibling's low fence; the leftmost low fence is the
-//!   smallest key, the rightmost high fence infinite.
+//!   smallest key, and the rightmost high fence is infinite.
 //! - T3. Latches are taken from the top down, and left before right. The holder of a leaf's latch
-//!   waits only for fresh nodes.
+//!   waits only for new nodes.
 //! - T4. A node is retired only when no parent and no sibling points to it.
 //!
 //! *Thread safety*: any number of threads, through `&self`.
@@ -73,7 +74,7 @@ pub struct Tree<L: Layout> {
 }
 
 impl<L: Layout> Tree<L> {
-    /// The handle of a region that has a superblock and no tree yet.
+    /// Creates the handle of a region that has a superblock and no tree yet.
     pub(super) fn new(
         server: ServerId,
         region: Arc<Region>,
@@ -93,7 +94,7 @@ impl<L: Layout> Tree<L> {
     /// Creates an empty tree.
     ///
     /// # Errors
-    /// [`Refusal`] if there is a tree already, or no memory for a node.
+    /// [`Refusal`] if there already is a tree, or if there is not enough memory for a node.
     pub fn create(&self) -> Result<(), Refusal> {
         if !self.root().is_null() {
             return Err(Refusal::TreeExists);
@@ -135,7 +136,7 @@ impl<L: Layout> Tree<L> {
         TreeUsage { nodes_in_use, nodes_free, deleted_records, height }
     }
 
-    /// Nodes that have been removed from the tree (T4), while operations that may have met them
+    /// Nodes that have been removed from the tree (T4), while operations that may have seen them
     /// still run.
     pub fn retired_nodes(&self) -> Vec<GlobalAddr> {
         self.epochs.retired_nodes()
@@ -165,6 +166,6 @@ pub struct TreeUsage {
     pub nodes_free: u64,
     /// Records deleted and not yet collected.
     pub deleted_records: u64,
-    /// Levels.
+    /// Number of levels.
     pub height: u64,
 }

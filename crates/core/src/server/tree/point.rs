@@ -10,7 +10,7 @@ impl<L: Layout> Tree<L> {
     /// The value of `key`.
     ///
     /// # Errors
-    /// [`Refusal`] if there is no tree, or the operation lost too often to concurrent ones.
+    /// [`Refusal`] if there is no tree, or if the operation lost too often to concurrent ones.
     #[inline]
     pub async fn get<C: Cpu>(
         &self,
@@ -42,7 +42,7 @@ impl<L: Layout> Tree<L> {
     /// Applies any single-key operation.
     ///
     /// # Errors
-    /// [`Refusal`], and nothing has changed.
+    /// [`Refusal`]; nothing has changed in that case.
     #[inline]
     pub async fn execute<C: Cpu>(
         &self,

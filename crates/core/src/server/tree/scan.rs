@@ -10,12 +10,12 @@ use std::ops::Bound;
 /// One leaf's contribution to a scan.
 struct LeafPart<'a, L: Layout> {
     leaf: Found<'a, L>,
-    /// Where the rest of the range begins, or for a reverse scan ends; `None` if nothing is left.
+    /// Where the rest of the range begins, or, for a reverse scan, ends; `None` if nothing is left.
     rest: Option<OwnedKey<L>>,
 }
 
 /// A scan in progress. The near bound moves with every leaf, because records may move between
-/// leaves meanwhile and none may be returned twice.
+/// leaves during the scan and none may be returned twice.
 struct Progress<L: Layout> {
     lower: Bound<OwnedKey<L>>,
     upper: Bound<OwnedKey<L>>,
@@ -25,11 +25,11 @@ struct Progress<L: Layout> {
 }
 
 impl<L: Layout> Tree<L> {
-    /// Up to `limit` records between the bounds, as many as one reply takes, and whether there may
-    /// be more.
+    /// Up to `limit` records between the bounds, at most as many as fit one reply, and whether
+    /// there may be more.
     ///
     /// # Errors
-    /// [`Refusal`] if there is no tree, or the operation lost too often to concurrent ones.
+    /// [`Refusal`] if there is no tree, or if the operation lost too often to concurrent ones.
     pub async fn scan<C: Cpu>(
         &self,
         cpu: &C,
@@ -81,7 +81,7 @@ impl<L: Layout> Tree<L> {
         }
     }
 
-    /// Collects from the leaf that `probe` looks for; `known` is that leaf if the caller has it.
+    /// Collects from the leaf that covers `probe`; `known` is that leaf if the caller has it.
     async fn scan_leaf<'a, C: Cpu>(
         &'a self,
         cpu: &C,

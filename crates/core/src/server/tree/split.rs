@@ -32,7 +32,7 @@ impl<L: Layout> Tree<L> {
         entry: Entry<L>,
     ) -> Result<(), Refusal> {
         // tree.S1: one node per level up to the root, two for the root, and one in case the tree
-        // grows.
+        // grows meanwhile.
         let root = self.page(self.root()).ok_or(Refusal::NoTree)?;
         let levels = usize::from(root.level().saturating_sub(full.page.level())) + 3;
         let mut spare = self.nodes.take(levels).ok_or(Refusal::OutOfMemory)?;
@@ -81,7 +81,7 @@ impl<L: Layout> Tree<L> {
     ) -> Result<(OwnedKey<L>, GlobalAddr), Refusal> {
         let right_at = spare.pop().ok_or(Refusal::OutOfMemory)?;
         let right = self.page(right_at).ok_or(Refusal::Damaged)?;
-        // No other operation can reach the node; locking it makes its version move on (L1).
+        // No other operation can reach the node. Locking it makes its version advance (L1).
         let fresh = self.lock_any(cpu, right).await.map_err(|_| Refusal::Damaged)?;
         let plan = split_plan(left, Some(entry), cpu.breaks(rules::SEPARATORS_ABOVE));
         L::split_copy(left, right, right_at, &plan);
@@ -92,7 +92,7 @@ impl<L: Layout> Tree<L> {
         let added = entry.add_to(half);
         L::split_link(left, L::key(&plan.separator), right_at);
         drop(fresh);
-        // layout.Y6. If it does not hold, the tree is whole, but without the entry.
+        // layout.Y6. If it did not hold, the tree would be intact, but without the entry.
         if added { Ok((plan.separator, right_at)) } else { Err(Refusal::Damaged) }
     }
 

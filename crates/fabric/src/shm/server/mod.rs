@@ -1,4 +1,4 @@
-//! A memory server for other processes of this host: it hands out its region as a memfd and serves
+//! A memory server for other processes of this host. It hands out its region as a memfd and serves
 //! RPCs from rings.
 //!
 //! A bounded number of threads wait in one epoll instance for sockets: of the listener, of
@@ -6,10 +6,10 @@
 //! reported to one thread at a time, which rearms it when done. A thread serves a burst of requests
 //! of one endpoint, then turns to the others, and sleeps when no ring has a request.
 //!
-//! *Invariants*: shm.S1. no peer gets a file before the handshake. shm.S2. whatever a peer sends or
-//! writes into a ring, the worst outcome is that its own connection is closed. shm.S3. no send and
-//! no receive blocks on a peer. shm.S4. the number of connections is bounded, and those without a
-//! token are also bounded in time. shm.S5. lock order: a thread that holds a connection's lock may
+//! *Invariants*: shm.S1. No peer gets a file before the handshake. shm.S2. Whatever a peer sends or
+//! writes into a ring, the worst outcome is that its own connection is closed. shm.S3. No send and
+//! no receive blocks on a peer. shm.S4. The number of connections is bounded, and those without a
+//! token are also bounded in time. shm.S5. Lock order: a thread that holds a connection's lock may
 //! take the table's, never the reverse; the holder of a process connection's lock may take an
 //! endpoint connection's.
 //!
@@ -47,7 +47,7 @@ pub struct ShmServerConfig {
     pub max_endpoints: usize,
     /// Limit on processes that have the region mapped.
     pub max_processes: usize,
-    /// Time a peer has to show the token, in nanoseconds.
+    /// Time in which a peer must show the token, in nanoseconds.
     pub handshake_ns: u64,
 }
 
@@ -173,7 +173,7 @@ impl ShmServer {
 
 impl Drop for ShmServer {
     fn drop(&mut self) {
-        // No thread reads the counter, so every thread sees it readable.
+        // No thread reads the counter, so the descriptor stays readable for every thread.
         rustix::io::write(&*self.stop, &1_u64.to_ne_bytes()).expect("the counter has room");
         for thread in self.threads.drain(..) {
             let _ = thread.join();
@@ -182,7 +182,7 @@ impl Drop for ShmServer {
     }
 }
 
-/// Report one event, then none until the socket is rearmed.
+/// Reports one event, then none until the socket is rearmed.
 const READABLE: epoll::EventFlags = epoll::EventFlags::IN.union(epoll::EventFlags::ONESHOT);
 
 #[derive(Debug)]
@@ -199,13 +199,13 @@ struct Connection {
 enum Peer {
     /// Has not shown the token yet.
     Greeting(Box<Responder>),
-    /// Has shown the token, but not said what to open.
+    /// Has shown the token, but has not stated what to open.
     Proven(Identity),
     /// A process that has the region mapped.
     Process { number: u64 },
     /// An endpoint being served.
     Endpoint(Box<Endpoint>),
-    /// An endpoint that was shut out; waiting for its client to close it.
+    /// An endpoint that was shut out, and whose client has not closed it yet.
     ShutOut,
 }
 
@@ -217,7 +217,7 @@ struct Endpoint {
     request: Message,
 }
 
-/// What to do with a connection next.
+/// How to continue with a connection.
 enum Next {
     /// Wait for its socket.
     Arm,
@@ -244,8 +244,8 @@ impl<S: RpcService> Reactor<S> {
     fn run(&self, stripe: usize) {
         let cpu = InlineCpu::new(stripe);
         let mut unfinished = VecDeque::new();
-        // With several threads, take one event at a time: an event taken here is lost to the
-        // others.
+        // With several threads, take one event at a time, because other threads cannot handle an
+        // event taken here.
         let mut events = Vec::with_capacity(if self.config.threads > 1 { 1 } else { 32 });
         loop {
             let greetings = lock(&self.table).greetings > 0;
@@ -540,12 +540,13 @@ impl<S: RpcService> Reactor<S> {
         Some(Peer::Endpoint(Box::new(Endpoint { compute_server, requests, replies, request })))
     }
 
-    /// F10: stops serving the endpoints of a compute server, and asks their processes to stop them.
+    /// F10: stops serving the endpoints of a compute server, and tells their processes to stop
+    /// them.
     fn fence(&self, asked_by: &Arc<Connection>, request: u64, compute_server: u16) {
         let (fence, concerned) = lock(&self.table).begin_fence(asked_by, request, compute_server);
         for connection in concerned {
-            // The connection's lock waits for the burst being served; later bursts find it shut
-            // out.
+            // The connection's lock waits for the current burst; later bursts find the connection
+            // shut out.
             shut_out(&connection, &mut lock(&connection.role));
         }
         lock(&self.table).order_fence(fence);

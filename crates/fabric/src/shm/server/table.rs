@@ -2,8 +2,8 @@
 //!
 //! *Invariants*: table.T1. `endpoints` has every endpoint whose client may still execute verbs: an
 //! endpoint leaves when its socket is closed, its process is gone, or its process has reported it
-//! stopped. table.T2. a fence is complete when the endpoints that its compute server had when it
-//! was requested have all left. table.T3. numbers are never reused.
+//! stopped. table.T2. A fence is complete when the endpoints that its compute server had when it
+//! was requested have all left. table.T3. Numbers are never reused.
 //!
 //! *Thread safety*: behind the reactor's lock.
 
@@ -87,7 +87,7 @@ impl Table {
         Some(number)
     }
 
-    /// Forgets a connection; it closes once no thread uses it.
+    /// Removes a connection. It closes once no thread uses it.
     pub(super) fn remove(&mut self, id: u64) {
         let Some(connection) = self.connections.remove(&id) else { return };
         let process = self.processes.iter().find(|(_, it)| it.id == id).map(|(number, _)| *number);
@@ -104,7 +104,7 @@ impl Table {
         self.settle();
     }
 
-    /// Begins a fence; also returns the connections of the endpoints that it covers.
+    /// Begins a fence, and also returns the connections of the endpoints that it covers.
     pub(super) fn begin_fence(
         &mut self,
         asked_by: &Arc<Connection>,

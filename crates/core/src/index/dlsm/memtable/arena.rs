@@ -1,13 +1,13 @@
-//! The memory of one MemTable: one piece, nodes from its front and versions from its back.
+//! The memory of one MemTable: one piece, with nodes at its front and versions at its back.
 //!
-//! The nodes are apart from the values, so that a search, which passes many nodes, finds them close
-//! together. The piece is a [`Region`], so a fabric can register it, and places in it are offsets,
-//! so the bytes mean the same on another machine. Nothing grows: a table whose memory is used up is
-//! closed.
+//! The nodes are separate from the values, so that a search, which passes many nodes, finds them
+//! close together. The piece is a [`Region`], so a fabric can register it, and positions in it are
+//! offsets, so the bytes have the same meaning on another machine. Nothing grows: a table whose
+//! memory is used up is closed.
 //!
 //! *Invariants* (`docs/internals/memtable.md`)
-//! - memtable.M1. A place is handed out once. It is written in full by its taker before a pointer
-//!   to it is published, so what the memory held before does not matter.
+//! - memtable.M1. A place is handed out once. The thread that takes it writes all of it before it
+//!   publishes a pointer to it, so the former content of the memory does not matter.
 //!
 //! *Thread safety*: any number of threads take places. Words are atomics, and only the words that
 //! later change (heads and links) are accessed with an order stronger than relaxed.
@@ -20,11 +20,11 @@ pub(super) type Place = u32;
 
 pub(super) const NOWHERE: Place = 0;
 
-/// Words of an arena at most. Places have twice as many values, so that the counts below have room
-/// for all that is refused.
+/// Maximum number of words of an arena. Places have twice as many values, so that the counts below
+/// cannot overflow because of refused requests.
 pub(super) const MOST_WORDS: usize = 1 << 31;
 
-/// The words taken: `[from the back:32][from the front:32]`. On a cache line of its own: every
+/// The words taken: `[from the back:32][from the front:32]`. On its own cache line, because every
 /// writer changes it, and readers of the fields around it should not miss because of that.
 #[derive(Debug)]
 #[repr(align(128))]
@@ -33,9 +33,9 @@ struct Taken(AtomicU64);
 /// The end of the arena from which an entry is taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
-    /// Nodes.
+    /// Nodes, which grow from the front.
     Front,
-    /// Versions.
+    /// Versions, which grow from the back.
     Back,
 }
 
@@ -52,17 +52,17 @@ fn counts(taken: u64) -> (u64, u64) {
 }
 
 impl Arena {
-    /// An arena in the first `words` words of `memory`. The first `reserved` of them are not handed
-    /// out.
+    /// Creates an arena in the first `words` words of `memory`. The first `reserved` of them are
+    /// not handed out.
     ///
     /// # Panics
-    /// If there are not so many words, or more than [`MOST_WORDS`].
+    /// If there are fewer words, or more than [`MOST_WORDS`].
     pub(super) fn new(memory: Arc<Region>, words: usize, reserved: usize) -> Self {
         assert!(words <= MOST_WORDS && words <= memory.words().len(), "the memory has the words");
         Self { memory, words: words as u64, taken: Taken(AtomicU64::new(reserved as u64)) }
     }
 
-    /// The memory, for another arena.
+    /// Returns the memory, for reuse by another arena.
     pub(super) fn into_memory(self) -> Arc<Region> {
         self.memory
     }
@@ -73,7 +73,7 @@ impl Arena {
         self.memory.words()
     }
 
-    /// Takes `words` adjacent words. `None` if they are not left.
+    /// Takes `words` adjacent words. `None` if there are not enough left.
     #[inline]
     pub(super) fn take(&self, words: usize, end: End) -> Option<Place> {
         let used = |taken| {
@@ -81,7 +81,7 @@ impl Arena {
             back + front
         };
         // Nothing is added to a full arena, so the counts cannot overflow however often writers
-        // still try.
+        // try.
         if used(self.taken.0.load(Ordering::Relaxed)) + words as u64 > self.words {
             return None;
         }

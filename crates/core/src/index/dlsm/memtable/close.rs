@@ -18,7 +18,7 @@
 use crate::index::dlsm::Sequences;
 use farleaf_fabric::sync::{AtomicU64, Ordering};
 
-/// The states of `Range::last` before it is the last number.
+/// The values of `Range::last` while there is no last number yet.
 const OPEN: u64 = u64::MAX;
 const CLOSING: u64 = u64::MAX - 1;
 

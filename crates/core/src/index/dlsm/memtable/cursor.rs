@@ -1,7 +1,7 @@
 //! A cursor over a MemTable, in both directions, at a bound.
 //!
-//! *Thread safety*: it reads while others write. If its bound is settled, it sees the same versions
-//! whatever is written meanwhile: newer ones are above the bound (Q7).
+//! *Thread safety*: it reads while others write. If its bound is settled, concurrent writes do not
+//! change what it sees: newer versions are above the bound (Q7).
 
 use super::arena::Place;
 use super::search_key::{KeyWords, SearchKey};
@@ -22,7 +22,7 @@ impl<'t> Cursor<'t> {
         Self { list, bound, at: None }
     }
 
-    /// The key. `None` before the first move and behind either end.
+    /// The key. `None` before the first move and beyond either end.
     pub fn key(&self) -> Option<KeyWords<'t>> {
         self.at.map(|(node, _)| self.list.key(node))
     }
@@ -42,7 +42,7 @@ impl<'t> Cursor<'t> {
         self.down_from(self.list.last());
     }
 
-    /// Moves to the first key that is at or above `key`.
+    /// Moves to the first key that is not below `key`.
     pub fn seek(&mut self, key: &SearchKey) {
         self.up_from(self.list.around(key).1);
     }
@@ -52,14 +52,14 @@ impl<'t> Cursor<'t> {
         self.down_from(self.list.around(key).0);
     }
 
-    /// Moves to the next key. From no key it moves nowhere.
+    /// Moves to the next key. Without a current key, it does not move.
     pub fn next(&mut self) {
         if let Some((node, _)) = self.at {
             self.up_from(self.list.after(node));
         }
     }
 
-    /// Moves to the previous key, by a search, because nodes have no links back.
+    /// Moves to the previous key, by a search, because nodes have no backward links.
     pub fn prev(&mut self) {
         if let Some((node, _)) = self.at {
             self.down_from(self.before(node));

@@ -1,9 +1,9 @@
 //! An operation on one key, as steps that never wait.
 //!
-//! An edit decides on the newest version of its key. If the MemTable has none, that version lies
-//! below, in older MemTables and tables, and finding it may take a READ: the edit then asks for it
-//! and goes on with the answer. No lock is held meanwhile. The new version is linked only if it
-//! follows the one that the edit decided on.
+//! An edit is based on the newest version of its key. If the MemTable has none, that version is
+//! below it, in older MemTables and tables, and finding it may take a READ. The edit then asks for
+//! it and continues with the answer. No lock is held meanwhile. The new version is linked only if
+//! it follows the one that the edit was based on.
 //!
 //! *Invariants* (`docs/internals/memtable.md`)
 //! - memtable.Q5. Before the caller looks for the version below a MemTable, all older MemTables are
@@ -23,7 +23,7 @@ use crate::index::{Action, Answer};
 pub struct Edit<'k> {
     key: SearchKey,
     action: Action<&'k [u8]>,
-    /// The table below which a version was looked for, and its value.
+    /// The table below which a version was looked up, and its value.
     below: Option<(u64, Option<Vec<u8>>)>,
     lost: u32,
 }
@@ -41,15 +41,15 @@ pub enum Step<'w> {
     ///
     /// [`Sequences::is_settled`]: crate::index::dlsm::Sequences::is_settled
     NeedBelow,
-    /// Another step: there is a newer version than the one that the edit decided on.
+    /// Another step, because there is a newer version than the one that the edit was based on.
     Again,
-    /// The next MemTable: this one is closed.
+    /// The next MemTable, because this one is closed.
     Closed,
-    /// Nothing: other writers were faster too often. It has changed nothing.
+    /// Nothing: the edit lost too often to other writers. It has changed nothing.
     Contended,
 }
 
-/// The state of the key that the edit decides on.
+/// The state of the key on which the edit is based.
 enum Current<'a> {
     Value(Value<'a>),
     Absent,
@@ -81,7 +81,7 @@ impl<'k> Edit<'k> {
     /// The operation `action` on `key`, on MemTables with these options.
     ///
     /// # Errors
-    /// [`MemTableError`] if no MemTable holds the record. Nothing has changed.
+    /// [`MemTableError`] if no MemTable can hold the record. Nothing has changed.
     pub fn new(
         key: &[u8],
         action: Action<&'k [u8]>,
@@ -96,17 +96,17 @@ impl<'k> Edit<'k> {
         Ok(Self { key: SearchKey::new(key), action, below: None, lost: 0 })
     }
 
-    /// The key.
+    /// The key to edit.
     pub fn key(&self) -> &SearchKey {
         &self.key
     }
 
-    /// Tells the edit the newest value below `table`, `None` if there is none or a tombstone.
+    /// Passes the newest value below `table` to the edit: `None` if there is none, or a tombstone.
     pub fn found_below(&mut self, table: &MemTable, value: Option<Vec<u8>>) {
         self.below = Some((table.id(), value));
     }
 
-    /// Decides what comes next, on `table`, the newest MemTable.
+    /// Takes the next step on `table`, the newest MemTable.
     pub fn step<'w>(&mut self, table: &'w MemTable, writer: &'w mut Writer) -> Step<'w> {
         let seen = table.look(writer, &self.key);
         let current = match (seen.newest(), &self.below) {
@@ -131,7 +131,7 @@ impl<'k> Edit<'k> {
         }
     }
 
-    /// Takes the outcome of linking, and says what comes next.
+    /// Takes the outcome of linking, and returns the next step.
     pub fn linked(&mut self, link: Link) -> Step<'static> {
         match link {
             Link::Done(_) => Step::Done(Answer { applied: true, found: None }),
@@ -144,7 +144,7 @@ impl<'k> Edit<'k> {
         }
     }
 
-    /// Steps and links until something else is needed: returns neither [`Step::Link`] nor
+    /// Steps and links until something else is needed: never returns [`Step::Link`] or
     /// [`Step::Again`].
     pub fn run(&mut self, table: &MemTable, writer: &mut Writer) -> Step<'static> {
         loop {
@@ -165,7 +165,7 @@ impl<'k> Edit<'k> {
 }
 
 enum Decision<'k> {
-    /// The current value must be known.
+    /// The current value must be looked up first.
     Ask,
     Answer(Answer<Vec<u8>>),
     Write(Kind, &'k [u8]),

@@ -1,7 +1,7 @@
-//! A filter over the keys of one MemTable: most lookups of absent keys end here.
+//! A filter over the keys of one MemTable, which answers most lookups of absent keys.
 //!
 //! It is a Bloom filter in which all bits of a key are in one word, so a key costs one access. A
-//! read passes up to 17 MemTables, and without filters each costs a search.
+//! read passes up to 17 MemTables, and without filters each of them would cost a search.
 //!
 //! *Invariants* (`docs/internals/memtable.md`)
 //! - memtable.M2. A key's bits are set before its first version is linked, and never cleared.
@@ -12,7 +12,7 @@
 use farleaf_fabric::sync::{AtomicU64, Ordering};
 use farleaf_fabric::table;
 
-/// Bits for each key.
+/// Number of bits set per key.
 const BITS: u32 = 4;
 
 /// The bits of a key in its word.
@@ -25,7 +25,7 @@ fn bits_of(hash: u64) -> u64 {
 pub(super) struct Filter(Box<[AtomicU64]>);
 
 impl Filter {
-    /// A filter of `bytes` bytes, rounded down to words, but at least one word.
+    /// Creates a filter of `bytes` bytes, rounded down to words, but at least one word.
     pub(super) fn new(bytes: usize) -> Self {
         Self(table((bytes / 8).max(1), |_| AtomicU64::new(0)))
     }
@@ -65,7 +65,7 @@ mod tests {
         assert!((0..KEYS).all(|key| filter.may_hold(hash(key))));
         let wrong = (KEYS..2 * KEYS).filter(|key| filter.may_hold(hash(*key))).count() as f64;
         let share = wrong / KEYS as f64;
-        // 16 bits a key: 4 keys a word on average, which set 14 of its 64 bits.
+        // 16 bits per key: a word has 4 keys on average, which set 14 of its 64 bits.
         assert!((0.001..0.006).contains(&share), "{share}");
     }
 }

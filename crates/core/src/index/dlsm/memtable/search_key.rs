@@ -1,8 +1,8 @@
-//! Keys in words: as they are compared, and as they lie in a MemTable.
+//! Keys as words: their comparison, and their form in a MemTable.
 //!
 //! A key is a byte string. In memory its bytes are in order, zero-padded to words; an empty key has
-//! one word. To compare, a word is read as a big-endian number: the numbers order as the bytes do,
-//! and of two keys with equal words the shorter one is lower.
+//! one word. For comparisons, a word is read as a big-endian number: the numbers have the order of
+//! the bytes, and of two keys with equal words the shorter one is lower.
 //!
 //! *Thread safety*: plain values.
 
@@ -72,8 +72,7 @@ impl SearchKey {
         }
     }
 
-    /// Compares a stored key with this one. Its length is only asked for if the first words are
-    /// equal.
+    /// Compares a stored key with this one. Its length is only read if the first words are equal.
     #[inline]
     pub(super) fn order_of(
         &self,
@@ -99,9 +98,9 @@ impl SearchKey {
     }
 }
 
-/// What the keys of a MemTable are expected to have in common. The four bytes after that are the
-/// *hint* of a key, and tell most keys apart. Every key has a hint, and hints never order against
-/// keys, so a wrong expectation only makes hints equal.
+/// The expected common prefix of the keys of a MemTable. The four bytes after it are the *hint* of
+/// a key, which distinguishes most keys. Every key has a hint, and hints never contradict the order
+/// of keys, so a wrong prefix only makes hints equal.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Prefix {
     /// Big-endian numbers.
@@ -110,7 +109,7 @@ pub(super) struct Prefix {
 }
 
 impl Prefix {
-    /// What two keys have in common.
+    /// The common prefix of two keys.
     pub(super) fn of(low: &[u8], high: &[u8]) -> Self {
         let bytes = low.iter().zip(high).take_while(|(low, high)| low == high).count();
         let SearchKey { words, .. } = SearchKey::new(&low[..bytes]);
@@ -122,7 +121,7 @@ impl Prefix {
     pub(super) fn hint(&self, key: &SearchKey) -> u32 {
         let word = |index: usize| key.words.get(index).copied().unwrap_or(0);
         let (whole, rest) = (self.bytes / 8, 8 * (self.bytes % 8));
-        // The words in which the prefix lies, cut off behind it.
+        // The words that contain the prefix, truncated after it.
         for (index, own) in self.words[..self.bytes.div_ceil(8)].iter().enumerate() {
             let cut = if index < whole { 0 } else { 64 - rest };
             match (word(index) >> cut).cmp(&(own >> cut)) {
@@ -160,7 +159,7 @@ impl<'t> KeyWords<'t> {
         bytes
     }
 
-    /// The key, to search for it.
+    /// Converts the key for use in a search.
     pub fn to_search_key(&self) -> SearchKey {
         let number = |word: &AtomicU64| u64::from_be(word.load(Ordering::Relaxed));
         SearchKey { words: self.words.iter().map(number).collect(), bytes: self.bytes }
@@ -202,7 +201,7 @@ mod tests {
     }
 
     proptest! {
-        /// Few different bytes, so that the prefix is sometimes right.
+        /// Few distinct bytes, so that the prefix is sometimes right.
         #[test]
         fn hints_never_order_against_keys(
             prefix in proptest::collection::vec(0_u8..2, 0..12),
@@ -215,7 +214,7 @@ mod tests {
             prop_assert!(hints.is_sorted(), "{:?} {:?} {:?}", prefix, keys, hints);
         }
 
-        /// Few different bytes, so that keys share prefixes and differ in their zeros.
+        /// Few distinct bytes, so that keys share prefixes and differ in their zeros.
         #[test]
         fn keys_order_as_byte_strings(
             one in proptest::collection::vec(0_u8..3, 0..20),

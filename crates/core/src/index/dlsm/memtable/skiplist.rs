@@ -1,4 +1,4 @@
-//! A skiplist of keys to which keys are only added.
+//! A skiplist of keys that only grows.
 //!
 //! A node is `[link h-1] … [link 0] [head] [key …]`, and its place is that of its head: links are
 //! below it, the key's words above. One node in four has a link on the next level. A link holds the
@@ -7,8 +7,8 @@
 //!
 //! *Invariants* (`docs/internals/memtable.md`)
 //! - memtable.M3. On every level the keys ascend strictly, and a node that has been linked on a
-//!   level stays there. Levels are linked from the lowest up, so a node that is met on a level is
-//!   on all lower ones.
+//!   level stays there. Levels are linked from the lowest up, so a node on one level is also on all
+//!   lower ones.
 //! - memtable.M4. A key has one node: the lowest level is linked by a CAS that expects the link
 //!   over the gap in which the key was missing.
 //!
@@ -24,11 +24,11 @@ use std::cmp;
 /// Levels of a full tower: enough for 4^12 keys, more than places of 32 bits allow.
 #[cfg(not(loom))]
 pub(super) const MOST_LEVELS: usize = 12;
-/// Fewer for the model checker, which tries every order of the loads on the way down.
+/// Fewer for the model checker, which tries every order of the loads during a descent.
 #[cfg(loom)]
 pub(super) const MOST_LEVELS: usize = 2;
 
-/// The node before all keys: a full tower at the front of the arena, behind the word that no place
+/// The node before all keys: a full tower at the front of the arena, after the word that no place
 /// names.
 const START: Place = MOST_LEVELS as Place + 1;
 
@@ -85,7 +85,7 @@ struct Sought<'k> {
     hint: u32,
 }
 
-/// The gap in which the last search of a writer ended, by level. Inserts of ascending keys begin
+/// The gap in which the last search of a writer ended, by level. Inserts of ascending keys start
 /// there.
 #[derive(Debug)]
 pub(super) struct Splice {
@@ -94,7 +94,7 @@ pub(super) struct Splice {
 }
 
 impl Splice {
-    /// The splice of a list that the writer has not inserted into.
+    /// The splice of a list into which the writer has not inserted yet.
     pub(super) fn new() -> Self {
         Self { before: [START; MOST_LEVELS], behind: [Link::END; MOST_LEVELS] }
     }
@@ -103,11 +103,11 @@ impl Splice {
 /// How an insert ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Inserted {
-    /// The key's node is here. It is new, or another thread's.
+    /// The key's node is here. It is new, or was inserted by another thread.
     At(Place),
     /// The arena has no room.
     Full,
-    /// Other inserts into the same gap were faster too often.
+    /// The insert lost too often to other inserts into the same gap.
     Contended,
 }
 
@@ -130,14 +130,14 @@ fn behind(words: &[AtomicU64], node: Place, level: usize) -> Link {
     Link(link(words, node, level).load(Ordering::Acquire))
 }
 
-/// How the key of `node` compares with `key`.
+/// Compares the key of `node` with `key`.
 #[inline]
 fn order(words: &[AtomicU64], node: Place, key: &SearchKey) -> cmp::Ordering {
     let bytes = || Head(words[node as usize].load(Ordering::Relaxed)).key_bytes();
     key.order_of(&words[node as usize + 1..], bytes)
 }
 
-/// How the key of the next node compares with the sought one.
+/// Compares the key of the next node with the sought one.
 #[inline]
 fn order_behind(words: &[AtomicU64], link: Link, sought: Sought<'_>) -> cmp::Ordering {
     match link.hint().cmp(&sought.hint) {
@@ -146,8 +146,8 @@ fn order_behind(words: &[AtomicU64], link: Link, sought: Sought<'_>) -> cmp::Ord
     }
 }
 
-/// The last node below the sought key on a level, from `at` on, and its link. `above` is known to
-/// be at or above the key.
+/// The last node below the sought key on a level, starting at `at`, and its link. `above` is known
+/// not to be below the key.
 #[inline]
 fn gap_on(
     words: &[AtomicU64],
@@ -182,7 +182,7 @@ impl SkipList {
         Self { arena, prefix }
     }
 
-    /// The memory, for another list.
+    /// Returns the memory, for reuse by another list.
     pub(super) fn into_memory(self) -> Arc<Region> {
         self.arena.into_memory()
     }
@@ -237,7 +237,7 @@ impl SkipList {
         for level in (0..MOST_LEVELS).rev() {
             loop {
                 let next = behind(words, at, level);
-                // The node above the key on the level before is often the next one here too.
+                // The next node above the key on the previous level is often the next one here too.
                 if next.node() == NOWHERE || next.node() == above {
                     break;
                 }
@@ -254,7 +254,7 @@ impl SkipList {
         None
     }
 
-    /// The last node below `key`, and the first one at or above it.
+    /// The last node below `key`, and the first one that is not below it.
     pub(super) fn around(&self, key: &SearchKey) -> (Option<Place>, Option<Place>) {
         let (words, sought) = (self.words(), self.sought(key));
         let (mut at, mut next) = (START, Link::END);
@@ -269,7 +269,7 @@ impl SkipList {
         self.after(START)
     }
 
-    /// The node behind `node`.
+    /// The node after `node`.
     pub(super) fn after(&self, node: Place) -> Option<Place> {
         Some(behind(self.words(), node, 0).node()).filter(is_key)
     }
@@ -290,8 +290,8 @@ impl SkipList {
         Some(at).filter(is_key)
     }
 
-    /// Whether the splice's gap on `level` spans the key and is still empty: from a gap that other
-    /// threads have filled, the search could be long.
+    /// Whether the splice's gap on `level` spans the key and is still empty. If other threads have
+    /// filled it, a search from there could be long.
     fn spans(&self, splice: &Splice, level: usize, sought: Sought<'_>) -> bool {
         let words = self.words();
         let (before, next) = (splice.before[level], splice.behind[level]);

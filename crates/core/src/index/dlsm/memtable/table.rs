@@ -2,7 +2,7 @@
 //!
 //! A write has four steps: look at the newest version of the key, prepare the new one, take its
 //! number, and link it. Memory is taken before the number, so a full table never refuses a version
-//! that has one. Nothing between the number and the link waits for another thread.
+//! that already has one. Nothing between the number and the link waits for another thread.
 //!
 //! *Thread safety*: any number of threads read and write, each writer with a [`Writer`] of its own.
 //! A closed table admits no more versions, and once its last number is settled it never changes.
@@ -21,7 +21,7 @@ use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Region, RegionError};
 use thiserror::Error;
 
-/// Keys have 16 bits for their length.
+/// The length of a key is stored in 16 bits.
 const MOST_KEY_BYTES: usize = 65_535;
 
 /// Sizes of MemTables.
@@ -44,7 +44,7 @@ impl Default for MemTableOptions {
 }
 
 impl MemTableOptions {
-    /// Memory for a MemTable, which can be used again and again.
+    /// Memory for a MemTable, which can be reused any number of times.
     ///
     /// # Errors
     /// [`MemTableError::BadSize`] and [`MemTableError::Memory`].
@@ -60,8 +60,8 @@ impl MemTableOptions {
         MOST_KEY_BYTES.min(self.bytes / 4)
     }
 
-    /// The longest value, in bytes: a quarter of the table, so that a new table has room for it
-    /// and its key, and no more than a table in the pool takes.
+    /// The longest value, in bytes: a quarter of the table, so that a new table has room for it and
+    /// its key, but no more than a table in the pool can hold.
     pub fn most_value_bytes(&self) -> usize {
         MAX_VALUE_BYTES.min(self.bytes / 4)
     }
@@ -82,7 +82,7 @@ impl MemTableOptions {
     }
 }
 
-/// Why a MemTable cannot be made, or cannot hold a record.
+/// Why a MemTable cannot be created, or cannot hold a record.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum MemTableError {
@@ -92,7 +92,7 @@ pub enum MemTableError {
         /// The requested size.
         bytes: usize,
     },
-    /// The memory cannot be had.
+    /// The memory cannot be allocated.
     #[error("cannot get the memory of a MemTable: {0}")]
     Memory(#[from] RegionError),
     /// No MemTable of this size holds the key.
@@ -113,7 +113,7 @@ pub enum MemTableError {
     },
 }
 
-/// A MemTable.
+/// Keys with their versions, in memory of a fixed size.
 #[derive(Debug)]
 pub struct MemTable {
     /// Its number among the MemTables of its compute server.
@@ -124,7 +124,7 @@ pub struct MemTable {
     filter: Filter,
 }
 
-/// What a writer saw of a key: the version that its own is to follow.
+/// What a writer saw of a key: the version that its own should follow.
 #[derive(Clone, Copy, Debug)]
 pub struct Seen<'t> {
     table: &'t MemTable,
@@ -133,7 +133,7 @@ pub struct Seen<'t> {
 }
 
 impl<'t> Seen<'t> {
-    /// The newest version. `None` if the table has none of the key.
+    /// The newest version. `None` if the table has no version of the key.
     #[inline]
     pub fn newest(&self) -> Option<Version<'t>> {
         Version::at(self.table.list.arena().words(), self.newest)
@@ -145,11 +145,11 @@ impl<'t> Seen<'t> {
 pub enum Link {
     /// The version is linked, with this number.
     Done(u64),
-    /// Another version was linked after the writer looked: look again.
+    /// Another version was linked in the meantime: look again.
     Changed,
     /// The table is closed, or full, which closes it: write to the next one.
     Closed,
-    /// Other writers inserted keys into the same gap, too often.
+    /// The write lost too often to inserts into the same gap.
     Contended,
 }
 
@@ -161,7 +161,7 @@ pub struct Pending<'w> {
     table: &'w MemTable,
     announcement: Announcement<'w>,
     version: Blank,
-    /// The writer's, if linking fails.
+    /// Where the writer keeps the memory if linking fails.
     blank: &'w mut Option<Blank>,
     number: u64,
     node: Place,
@@ -210,7 +210,7 @@ impl MemTable {
         }
     }
 
-    /// What its keys have in common.
+    /// The common prefix of its keys.
     fn prefix(&self) -> Prefix {
         let ends = self.list.first().zip(self.list.last());
         let ends = ends.map(|(first, last)| (self.list.key(first), self.list.key(last)));
@@ -219,12 +219,12 @@ impl MemTable {
         })
     }
 
-    /// Its memory, for another MemTable.
+    /// Returns its memory, for reuse by another MemTable.
     pub fn into_memory(self) -> Arc<Region> {
         self.list.into_memory()
     }
 
-    /// The sizes it was made with.
+    /// The sizes it was created with.
     pub fn options(&self) -> &MemTableOptions {
         &self.options
     }
@@ -260,7 +260,7 @@ impl MemTable {
         self.filter.may_hold(key.hash())
     }
 
-    /// Looks at the newest version of `key`, to write the next one.
+    /// Looks at the newest version of `key`, before writing the next one.
     #[inline]
     pub fn look(&self, writer: &mut Writer, key: &SearchKey) -> Seen<'_> {
         writer.turn_to(self.id);
@@ -299,7 +299,7 @@ impl MemTable {
         value: &[u8],
     ) -> Result<Pending<'w>, Link> {
         debug_assert_eq!(seen.table.id, self.id, "seen in this table");
-        // The writer may have looked at another table since.
+        // The writer may have looked at another table in the meantime.
         writer.turn_to(self.id);
         let full = |sequences: &Arc<Sequences>| {
             self.close(sequences);
@@ -334,7 +334,7 @@ impl MemTable {
         Ok(Pending { table: self, announcement, version, blank, number, node, seen: head, kind })
     }
 
-    /// Writes a version of `key` without looking at what it replaces, until it is linked or the
+    /// Writes a version of `key`, whatever it replaces, with retries until it is linked or the
     /// table is closed.
     pub fn upsert(&self, writer: &mut Writer, key: &SearchKey, kind: Kind, value: &[u8]) -> Link {
         for _ in 0..MOST_LOST {
@@ -351,7 +351,7 @@ impl MemTable {
     }
 }
 
-/// How often a write looks again because of other versions of its key.
+/// How often a write looks again because of concurrent versions of its key.
 pub(super) const MOST_LOST: u32 = 1_000;
 
 impl Pending<'_> {

@@ -8,7 +8,7 @@
 //!
 //! *Invariants* (`docs/internals/memtable.md`)
 //! - memtable.Q4. A version is linked by a CAS that expects the head read *before* its number was
-//!   taken. So numbers descend along a chain: a version in it was linked before that read, with a
+//!   taken. So numbers descend along a chain: any version in it was linked before that read, with a
 //!   lower number.
 //! - memtable.M5. A linked version never changes, and stays as long as its table.
 //!
@@ -20,7 +20,7 @@ use farleaf_fabric::sync::{AtomicU64, Ordering};
 
 const HEADER_WORDS: usize = 2;
 
-/// What a version says about its key.
+/// The meaning of a version for its key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Kind {
@@ -30,7 +30,7 @@ pub enum Kind {
     Tombstone = 2,
 }
 
-/// Memory for a version that is not linked yet. Its writer uses it again if linking fails.
+/// Memory for a version that is not linked yet. Its writer reuses it if linking fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Blank {
     place: Place,
@@ -63,7 +63,7 @@ impl Blank {
         store_bytes(value, &words[first..first + self.value_words]);
     }
 
-    /// Writes the number, the last step before the version is linked.
+    /// Writes the number, as the last step before the version is linked.
     #[inline]
     pub(super) fn number(&self, words: &[AtomicU64], number: u64, kind: Kind) {
         words[self.place as usize].store(number << 8 | kind as u64, Ordering::Relaxed);
@@ -94,7 +94,7 @@ impl<'t> Version<'t> {
         self.word(0) >> 8
     }
 
-    /// What the version says.
+    /// The kind of the version.
     #[inline]
     pub fn kind(&self) -> Kind {
         if self.word(0) as u8 == Kind::Value as u8 { Kind::Value } else { Kind::Tombstone }
@@ -129,7 +129,7 @@ impl<'t> Version<'t> {
         Self::at(self.words, self.word(1) as Place)
     }
 
-    /// The newest version with a number up to `bound`, from this one on.
+    /// The newest version with a number up to `bound`, starting from this one.
     #[inline]
     pub(super) fn up_to(self, bound: u64) -> Option<Self> {
         std::iter::successors(Some(self), Self::older).find(|version| version.number() <= bound)

@@ -1,4 +1,4 @@
-//! What one writer keeps between its writes.
+//! The state that one writer keeps between its writes.
 //!
 //! *Thread safety*: a writer belongs to one operation at a time.
 
@@ -20,7 +20,8 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// A writer with the seat `seat`. `seed` is any random number: it decides the heights of nodes.
+    /// Creates a writer with the seat `seat`. `seed` is any random number; it determines the
+    /// heights of nodes.
     pub fn new(seat: Seat, seed: u64) -> Self {
         Self { seat, table: 0, splice: Splice::new(), blank: None, random: seed | 1 }
     }
@@ -30,7 +31,7 @@ impl Writer {
         self.seat.sequences()
     }
 
-    /// Forgets what refers to another MemTable than `table`.
+    /// Resets the fields that refer to a MemTable other than `table`.
     #[inline]
     pub(super) fn turn_to(&mut self, table: u64) {
         if self.table != table {
@@ -40,7 +41,7 @@ impl Writer {
         }
     }
 
-    /// The number of levels of the next node: one more with a probability of 1/4 each.
+    /// The number of levels of the next node. Each additional level has a probability of 1/4.
     pub(super) fn levels(&mut self) -> usize {
         // Xorshift; the multiplication spreads it over the bits used.
         self.random ^= self.random << 13;
