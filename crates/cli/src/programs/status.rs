@@ -153,6 +153,9 @@ pub(crate) fn show(place: &ClusterLocation, is_json: bool) -> anyhow::Result<boo
         let named = rows.iter().zip(&shares.parts);
         let named = named.filter_map(|(row, share)| Some((row.server.clone(), (*share)?.into())));
         json["shares"] = Value::Object(named.collect());
+        if let Some(layout) = standing.settings.as_ref().and_then(|found| found.layout().ok()) {
+            json["settings"]["keys"] = layout.keys().into();
+        }
         json["serves"] = missing.is_empty().into();
         json["missing"] = missing.clone().into();
         writeln!(out, "{}", serde_json::to_string_pretty(&json)?)?;
@@ -164,7 +167,9 @@ pub(crate) fn show(place: &ClusterLocation, is_json: bool) -> anyhow::Result<boo
         None => writeln!(out, "index: none")?,
     }
     if let Some(settings) = &standing.settings {
-        writeln!(out, "keys: {}, in pages of {} bytes", settings.keys, settings.page_bytes)?;
+        // A cluster of another version may have keys that this program does not know.
+        let keys = settings.layout().map_or(&*settings.keys, |layout| layout.keys());
+        writeln!(out, "keys: {keys}, in pages of {} bytes", settings.page_bytes)?;
     }
     if let Some(map) = &standing.map {
         writeln!(out, "partition map: epoch {}, {} ranges", map.epoch, map.owners.len())?;

@@ -260,9 +260,9 @@ fn the_commands_of_a_client_take_byte_strings() {
     assert_eq!(client(&["put", &key, "1"]), no(too_long));
     assert_eq!(client(&["get", &key]), no(too_long));
     assert_eq!(client(&["scan", &key]), no(too_long));
-    let (code, out, said) = client(&["put", "k", &"v".repeat(300)]);
+    let (code, out, said) = client(&["put", "k", &"v".repeat(70_000)]);
     assert_eq!((code, &*out), (Some(1), ""));
-    let limit = "error: the value has 300 bytes, and a value of this key can have at most ";
+    let limit = "error: the value has 70000 bytes, and a value of this key can have at most ";
     assert!(said.starts_with(limit) && said.lines().count() == 1, "{said}");
     let most: usize = said.trim_end().rsplit(' ').next().unwrap().parse().unwrap();
     assert_eq!(client(&["get", "k"]).0, Some(1));
@@ -276,7 +276,7 @@ fn the_commands_of_a_client_take_byte_strings() {
         (&["scan", "a", "--prefix", "a"], "cannot be used with"),
         (&["bench", "--key-form", "u64"], "--key-form u64 is for numbers"),
         (&["bench", "--keys-from", "x.csv"], "--keys-from is for numbers"),
-        (&["bench", "--value-bytes", "300"], "the value has 300 bytes, and a value of this key"),
+        (&["bench", "--value-bytes", "70000"], "a message has values of at most 61440 bytes"),
     ] {
         let (code, _, said) = client(words);
         assert_eq!((code, said.lines().count()), (Some(2), 1), "{said}");
