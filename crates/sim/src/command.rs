@@ -4,8 +4,9 @@
 use crate::death::DeathAt;
 use crate::mutants::{MUTANTS, Mutant};
 use crate::random::{Kind, random_scenario, reduced};
+use crate::registry::SCENARIOS;
 use crate::run::{RunOutcome, RunReport, run_seed, run_with_death};
-use crate::scenario::{SCENARIOS, Scenario, ScenarioError};
+use crate::scenario::{Scenario, ScenarioError};
 use std::io::{self, Write};
 use std::path::Path;
 use thiserror::Error;

@@ -33,6 +33,8 @@ const LEAST_BYTES: usize = 64;
 /// After leaves could not be written back, this part of the lost blocks that are usual must be lost
 /// in addition before it is tried again.
 const RETRY_PART: usize = 8;
+/// So many bytes of lost blocks are enough for writing leaves back, however few the blocks are.
+const MOST_LOST_BYTES: u64 = 64 << 20;
 /// Sizes from a power of two to the next.
 const STEPS: usize = 8;
 
@@ -113,6 +115,7 @@ struct Inner {
     servers: Vec<OnServer>,
     /// Lost by leaves that may not have been written to the pool yet.
     lost: Vec<Place>,
+    lost_bytes: u64,
     /// The leaves are not worth writing back before there are this many lost blocks: it failed with
     /// some fewer.
     not_before: usize,
@@ -233,13 +236,17 @@ impl BlockSpace {
         let mut inner = lock(&self.inner);
         inner.count_out(place);
         inner.lost.push(place);
-        inner.lost.len() >= self.most_lost.max(inner.not_before)
+        inner.lost_bytes += place.class.bytes();
+        let is_much = inner.lost.len() >= self.most_lost || inner.lost_bytes >= MOST_LOST_BYTES;
+        is_much && inner.lost.len() >= inner.not_before
     }
 
     /// Takes out the blocks that leaves have lost so far. Once these leaves are in the pool, call
     /// [`LostBlocks::rest`].
     pub(crate) fn lost(&self) -> LostBlocks<'_> {
-        LostBlocks { places: std::mem::take(&mut lock(&self.inner).lost), space: self }
+        let mut inner = lock(&self.inner);
+        inner.lost_bytes = 0;
+        LostBlocks { places: std::mem::take(&mut inner.lost), space: self }
     }
 
     /// When the first resting block can be reused; `None` if none is resting.
@@ -293,6 +300,7 @@ impl Drop for LostBlocks<'_> {
     fn drop(&mut self) {
         if !self.places.is_empty() {
             let mut inner = lock(&self.space.inner);
+            inner.lost_bytes += self.places.iter().map(|place| place.class.bytes()).sum::<u64>();
             inner.lost.append(&mut self.places);
             inner.not_before = inner.lost.len() + self.space.most_lost.div_ceil(RETRY_PART);
         }
@@ -361,6 +369,19 @@ mod tests {
         assert_eq!(space.usage().blocks_waiting, 80 + 5 * 10);
         assert_eq!(due_of(79), 0, "as at the beginning");
         assert!(lose());
+    }
+
+    #[test]
+    fn a_few_large_blocks_are_enough_for_writing_leaves_back() {
+        let (space, server) = (BlockSpace::new(1_000_000), ServerId::new(0));
+        space.add_chunk(GlobalAddr::new(server, 1024), 1 << 30);
+        let lose = || space.lose(space.take(server, SizeClass::of(1 << 20), 0).unwrap());
+        let losses = 1 + (0..100).take_while(|_| !lose()).count();
+        assert_eq!(losses, 64);
+        drop(space.lost());
+        assert!(!lose(), "it failed with these");
+        space.lost().rest(0);
+        assert!(!lose(), "they are not lost any more");
     }
 
     #[test]

@@ -330,7 +330,7 @@ impl<F: Fabric, L: Layout> ExtentWriter<'_, F, L> {
         outcome
     }
 
-    async fn land(&self, posted: Posted<F>) -> Result<(), FabricError> {
+    async fn land(&mut self, posted: Posted<F>) -> Result<(), FabricError> {
         let Posted { at, words, operation } = posted;
         let mut outcome = operation.await;
         let mut backoff = Backoff::default();
@@ -341,7 +341,10 @@ impl<F: Fabric, L: Layout> ExtentWriter<'_, F, L> {
                     return Ok(());
                 }
                 Err(FabricError::Indeterminate { .. }) => {
+                    // Whatever the reset fails with, the WRITE may still land.
+                    let was_in_doubt = std::mem::replace(&mut self.is_in_doubt, true);
                     self.client.fabric().reset(at.server()).await?; // F3
+                    self.is_in_doubt = was_in_doubt;
                 }
                 Err(ref error) if may_try_again(error) => {}
                 Err(error) => return Err(error),

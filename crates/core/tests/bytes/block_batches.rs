@@ -121,7 +121,7 @@ fn batches_are_like_single_operations<D: Design<Small>>(
         let values: Vec<Vec<u8>> =
             (0..8_u8).map(|number| vec![number; [4, 300][usize::from(number % 2)]]).collect();
         let keys: Vec<Vec<u8>> = (0..12).map(key).collect();
-        let too_long = [b'k'; Small::max_key() + 1];
+        let too_long = vec![b'k'; Small::max_key() + 1];
         for round in 0..120 {
             let some = |of: &[Vec<u8>]| fabric.random() as usize % of.len();
             let edits: Vec<Edit<'_>> = (0..round)
