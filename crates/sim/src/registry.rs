@@ -1,5 +1,5 @@
-//! The scenarios that are compiled in. The files are in `scenarios/`; a test fails for any file that
-//! is not here.
+//! The scenarios that are compiled in. The files are in `scenarios/`; a test fails for any file
+//! that is not here.
 
 /// The registered scenarios: names and texts.
 pub const SCENARIOS: &[(&str, &str)] = &[
