@@ -30,9 +30,10 @@ use farleaf_core::partition::{
 };
 use farleaf_core::server::MemoryServer;
 use farleaf_core::wire::{ClientRequest, ClientResponse, ErrorCode};
+use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::{SimCluster, SimFabric};
 use farleaf_fabric::sync::{Arc, Mutex, lock};
-use farleaf_fabric::{Call, Calls, Cluster, Cpu, Fabric, Region, ReplySink};
+use farleaf_fabric::{Call, Calls, Cluster, Cpu, Fabric, Provider, Region, ReplySink};
 use futures_util::future::LocalBoxFuture;
 use rand::RngExt;
 use std::cell::{Cell, RefCell};
@@ -353,6 +354,9 @@ where
 {
     let options = dex_options::<L>(scenario)?;
     let memory: Servers<L> = start::<L, Dex>(scenario, &options)?;
+    let pool = LocalConfig::default().start(memory.clone());
+    let marked = pool.run_one(async |fabric| V::mark(&fabric).await);
+    marked.map_err(|error| format!("the index cannot be marked: {error}"))?;
     let map = PartitionMap::new::<L>(1, options.boundaries.clone());
     let map = map.map_err(|error| format!("there is no first map: {error}"))?;
     let servers = map.ranges() + options.spare_compute_servers;

@@ -8,7 +8,7 @@ use crate::error::ProgramError;
 use crate::layouts::ClusterLayout;
 use farleaf_core::cache::CacheOptions;
 use farleaf_core::index::dex::{Dex, DexOptions};
-use farleaf_core::index::{Design, IndexError};
+use farleaf_core::index::{Design, IndexError, ValueForm};
 use farleaf_core::page::OwnedKey;
 use farleaf_core::partition::{self, PartitionMap};
 use farleaf_fabric::Cluster;
@@ -35,7 +35,10 @@ pub(super) fn create<L: ClusterLayout, C: Cluster>(
 ) -> Result<(), ProgramError> {
     let with = DexOptions::with_boundaries(boundaries, CacheOptions::default());
     let options = &DexOptions { placement_level, ..with };
-    run(cluster, NOBODY, async |fabric| <Dex as Design<L>>::create(&fabric, options).await)
+    run(cluster, NOBODY, async |fabric| {
+        <Dex as Design<L>>::create(&fabric, options).await?;
+        Ok(L::Values::mark(&fabric).await?)
+    })
 }
 
 /// Ends the previous life of this compute server, if it had one, so that a new life can begin.

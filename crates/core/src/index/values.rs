@@ -30,6 +30,12 @@ pub trait ValueForm<L: Layout>: Debug + Send + Sync + 'static {
     /// [`TooLong`] if it does not.
     fn check(key: &L::Key, value: &L::Value) -> Result<(), TooLong>;
 
+    /// Marks an index that was just created as one with values in this form.
+    ///
+    /// # Errors
+    /// [`RemoteError`]; the index may be marked all the same if the outcome is unknown.
+    fn mark<F: Fabric>(fabric: &F) -> impl Future<Output = Result<(), RemoteError>>;
+
     /// Opens the values of one endpoint.
     fn open<F: Fabric>(shared: &Self::Shared, fabric: F) -> Self::Values<F>;
 }
@@ -112,6 +118,11 @@ impl<L: Layout> ValueForm<L> for InLeaves {
     #[inline]
     fn check(key: &L::Key, value: &L::Value) -> Result<(), TooLong> {
         L::check_record(key, value)
+    }
+
+    /// This is what an index without a mark has.
+    async fn mark<F: Fabric>(_fabric: &F) -> Result<(), RemoteError> {
+        Ok(())
     }
 
     fn open<F: Fabric>(_shared: &(), _fabric: F) -> Self {

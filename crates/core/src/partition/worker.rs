@@ -428,7 +428,7 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
         };
         let boundaries = map.boundaries().to_vec();
         let mut builder = self.pool.builder(fill, boundaries);
-        let mut blocks = Vec::new();
+        let (mut blocks, is_replacing) = (Vec::new(), Cell::new(false));
         let outcome = async {
             let mut order = Ascending::<L>::default();
             while let Some(mut records) = next().await? {
@@ -462,6 +462,7 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
                 });
             }
             self.check_halted()?;
+            is_replacing.set(true);
             self.pool.replace(&built).await?;
             self.pool.give_back(former);
             let equal = built.equal_boundaries(map.owners().len()).unwrap_or_default();
@@ -469,8 +470,11 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
             Ok(if fit { equal } else { Vec::new() })
         }
         .await;
+        // Until the tree is replaced, whatever is unknown does not matter: no root leads there.
+        let is_unknown =
+            |error| matches!(error, &IndexError::Indeterminate(_) | &IndexError::BadReply { .. });
         if let Err(error) = &outcome
-            && !matches!(error, IndexError::Indeterminate(_))
+            && !(is_replacing.get() && is_unknown(error))
         {
             builder.abort().await;
             self.values.give_back(blocks);

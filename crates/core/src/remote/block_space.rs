@@ -116,9 +116,9 @@ struct Inner {
     /// Lost by leaves that may not have been written to the pool yet.
     lost: Vec<Place>,
     lost_bytes: u64,
-    /// The leaves are not worth writing back before there are this many lost blocks: it failed with
-    /// some fewer.
-    not_before: usize,
+    /// The leaves are not worth writing back before there are this many lost blocks, or bytes of
+    /// them: it failed with some fewer.
+    not_before: (usize, u64),
     /// By the time from which they can be used, which is the same after each loss.
     resting: VecDeque<(u64, Place)>,
     next_server: u16,
@@ -237,8 +237,9 @@ impl BlockSpace {
         inner.count_out(place);
         inner.lost.push(place);
         inner.lost_bytes += place.class.bytes();
-        let is_much = inner.lost.len() >= self.most_lost || inner.lost_bytes >= MOST_LOST_BYTES;
-        is_much && inner.lost.len() >= inner.not_before
+        let (blocks, bytes) = inner.not_before;
+        inner.lost.len() >= self.most_lost.max(blocks)
+            || inner.lost_bytes >= MOST_LOST_BYTES.max(bytes)
     }
 
     /// Takes out the blocks that leaves have lost so far. Once these leaves are in the pool, call
@@ -291,7 +292,7 @@ impl LostBlocks<'_> {
     pub(crate) fn rest(mut self, due_ns: u64) {
         let places = std::mem::take(&mut self.places);
         let mut inner = lock(&self.space.inner);
-        inner.not_before = 0;
+        inner.not_before = (0, 0);
         inner.resting.extend(places.into_iter().map(|place| (due_ns, place)));
     }
 }
@@ -302,7 +303,10 @@ impl Drop for LostBlocks<'_> {
             let mut inner = lock(&self.space.inner);
             inner.lost_bytes += self.places.iter().map(|place| place.class.bytes()).sum::<u64>();
             inner.lost.append(&mut self.places);
-            inner.not_before = inner.lost.len() + self.space.most_lost.div_ceil(RETRY_PART);
+            inner.not_before = (
+                inner.lost.len() + self.space.most_lost.div_ceil(RETRY_PART),
+                inner.lost_bytes + MOST_LOST_BYTES / RETRY_PART as u64,
+            );
         }
     }
 }
@@ -379,7 +383,7 @@ mod tests {
         let losses = 1 + (0..100).take_while(|_| !lose()).count();
         assert_eq!(losses, 64);
         drop(space.lost());
-        assert!(!lose(), "it failed with these");
+        assert_eq!(1 + (0..100).take_while(|_| !lose()).count(), 8, "it failed with these");
         space.lost().rest(0);
         assert!(!lose(), "they are not lost any more");
     }

@@ -360,3 +360,45 @@ fn records_over_the_limits_are_refused() {
         assert_eq!(index.get(&long[1..]).await, Ok(Some(long[1..].to_vec())));
     });
 }
+
+/// An idle handle once kept its writer's seat, so that others waited until they gave up.
+#[test]
+fn handles_take_turns_with_one_seat() {
+    let options = DlsmOptions { writers: 1, ..tiny(IndexKind::Compact) };
+    let provider = local(LocalConfig::default());
+    let cluster = setup(&provider, options.clone()).with_index::<Small, Dlsm>();
+    let compute = &compute(&options);
+    cluster.run_one(|fabric| async move {
+        let one = <Dlsm as Design<Small>>::open(fabric.clone(), compute).await.unwrap();
+        let other = <Dlsm as Design<Small>>::open(fabric, compute).await.unwrap();
+        for number in 0..20_u8 {
+            let index = if number % 2 == 0 { &one } else { &other };
+            assert!(index.insert(&[number], b"value").await.unwrap());
+        }
+        assert_eq!(other.scan(&Scan::range(..).limit(100)).await.unwrap().len(), 20);
+    });
+}
+
+/// A load that was refused in the middle once lost the extents of its table.
+#[test]
+fn a_failed_load_gives_its_extents_back() {
+    let options = DlsmOptions {
+        table_bytes: 512 << 10,
+        extent_bytes: 64 << 10,
+        chunk_bytes: 1 << 20,
+        ..tiny(IndexKind::Compact)
+    };
+    let provider = local(LocalConfig::default());
+    let cluster = setup(&provider, options.clone()).with_index::<Small, Dlsm>();
+    let compute = &compute(&options);
+    cluster.run_one(|fabric| async move {
+        let index = <Dlsm as Design<Small>>::open(fabric, compute).await.unwrap();
+        let record = |number: u32| (number.to_be_bytes().to_vec(), vec![7; 400]);
+        let disordered = (0..1_700).chain([5]).map(record);
+        let refused = index.bulk_load(disordered, 0.7).await;
+        assert_eq!(refused, Err(IndexError::NotSorted { position: 1_700 }));
+        let usage = index.shard().extents();
+        assert!(usage.resting > 0 && usage.leased == 0 && usage.lost == 0, "{usage:?}");
+        assert_eq!(index.bulk_load((0..1_700).map(record), 0.7).await, Ok(1_700));
+    });
+}

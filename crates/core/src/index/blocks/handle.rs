@@ -151,8 +151,8 @@ where
         for _ in 0..FREEING_ROUNDS {
             match self.blocks.write(value).await {
                 Err(error @ RemoteError::OutOfMemory { .. }) => {
-                    self.rest_lost().await?;
-                    if !self.blocks.wait_for_rested().await {
+                    // If this fails, nothing is known to be wrong with the operation itself.
+                    if self.rest_lost().await.is_err() || !self.blocks.wait_for_rested().await {
                         return Err(error.into());
                     }
                 }

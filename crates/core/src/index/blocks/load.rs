@@ -4,6 +4,7 @@
 //! *Thread safety*: the same as for the handle.
 
 use super::BlockIndex;
+use super::below::{Below, Whole};
 use crate::index::{IndexAdmin, IndexError};
 use crate::page::{BlockRef, Layout, Stored};
 use crate::together::all;
@@ -55,7 +56,7 @@ where
             Err(error) => Err(error),
         };
         if let Err(error) = &loaded
-            && !matches!(error, IndexError::Indeterminate(_))
+            && !Whole::<I>::is_unknown(error)
         {
             // The index is empty, so no leaf refers to them.
             for (_, stored) in collected.records() {

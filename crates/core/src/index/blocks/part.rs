@@ -15,7 +15,7 @@ use super::shared::{SharedBlocks, ValueBlocks};
 use crate::cache::CacheCounters;
 use crate::index::{Answer, LeafEdit, PartIndex, PartValues, Records, Scan, Scanned, ValueForm};
 use crate::page::{Action, BlockRef, Layout, Stored, TooLong};
-use crate::remote::RemoteError;
+use crate::remote::{RemoteError, RpcClient};
 use crate::together::{all, join};
 use crate::wire::{RecordRoom, check_sent};
 use farleaf_fabric::Fabric;
@@ -43,6 +43,10 @@ impl<L: Layout<Key = [u8], Value = [u8]>> ValueForm<L> for InBlocks {
     /// The limit is that of messages, which is below that of blocks.
     fn check(key: &[u8], value: &[u8]) -> Result<(), TooLong> {
         check_sent::<L>(key, value)
+    }
+
+    async fn mark<F: Fabric>(fabric: &F) -> Result<(), RemoteError> {
+        RpcClient::<F, L>::new(fabric.clone()).mark_blocks().await
     }
 
     fn open<F: Fabric>(shared: &SharedBlocks, fabric: F) -> ValueBlocks<F, L> {
@@ -155,19 +159,29 @@ impl<F: Fabric, L: Layout<Key = [u8], Value = [u8]>> PartValues<F, L> for ValueB
         let range = part.scan(&below, &mut found).await?;
         let is_limited = found.len() >= below.limit;
         // Only blocks that the message has room for are READ.
-        let is_full = room.cut_by::<L>(&mut found, 0, sent_bytes::<L>);
-        let next = match found.last() {
-            Some((last, _)) if is_full || is_limited => Some(Bound::Excluded(last.clone())),
+        let room_before = *room;
+        let mut is_full = room.cut_by::<L>(&mut found, 0, sent_bytes::<L>);
+        let mut last = found.last().map(|(last, _)| last.clone());
+        let (keys, stored): (Vec<_>, Vec<_>) = found.into_iter().unzip();
+        let found = keys.iter().map(Vec::as_slice).zip(stored.into_iter().map(Some)).collect();
+        let values = self.above(part).resolve_all(found, since_ns).await?;
+        // A key that was removed meanwhile need not appear.
+        let mut records: Records<Vec<u8>, Vec<u8>> =
+            keys.into_iter().zip(values).filter_map(|(key, value)| Some((key, value?))).collect();
+        // A value that was replaced meanwhile may be longer.
+        *room = room_before;
+        if room.cut::<L>(&mut records, 0) {
+            is_full = true;
+            last = records.last().map(|(last, _)| last.clone());
+        }
+        out.append(&mut records);
+        let next = match last {
+            Some(last) if is_full || is_limited => Some(Bound::Excluded(last)),
             // No record had room: the scan continues where it began.
             None if is_full && scan.reverse => Some(scan.upper.clone()),
             None if is_full => Some(scan.lower.clone()),
             _ => None,
         };
-        let (keys, stored): (Vec<_>, Vec<_>) = found.into_iter().unzip();
-        let found = keys.iter().map(Vec::as_slice).zip(stored.into_iter().map(Some)).collect();
-        let values = self.above(part).resolve_all(found, since_ns).await?;
-        // A key that was removed meanwhile need not appear.
-        out.extend(keys.into_iter().zip(values).filter_map(|(key, value)| Some((key, value?))));
         Ok(Scanned { range, next, is_full })
     }
 

@@ -253,12 +253,17 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         if let (Err(RemoteError::Indeterminate(_)), Some(ticket), true) = (&outcome, ticket, closes)
         {
             for _ in 0..CLOSINGS {
-                outcome = rpc.ask_harmless(server, &OffloadRequest::CloseTicket { ticket }).await;
-                if !matches!(outcome, Err(RemoteError::Indeterminate(_))) {
-                    break;
+                match rpc.ask_harmless(server, &OffloadRequest::CloseTicket { ticket }).await {
+                    Err(RemoteError::Indeterminate(_)) => {}
+                    // However the closing failed, the change may have happened.
+                    Err(_) => break,
+                    closed => {
+                        outcome = closed;
+                        break;
+                    }
                 }
             }
-            if let Err(error @ RemoteError::Indeterminate(_)) = outcome {
+            if let Err(error) = outcome {
                 return Err(error.into()); // the mark and the ticket stay until it can be closed
             }
         }

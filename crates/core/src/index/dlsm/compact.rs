@@ -139,21 +139,27 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         };
         let mut outputs = Vec::new();
         let mut writer = TableWriter::new(self);
-        loop {
-            let TableWriter { builder, out, .. } = &mut writer;
-            match merge.step(STEP_WORDS, builder, out).map_err(failed)? {
-                Progress::Spent => writer.send().await?,
-                Progress::NeedsInput(source) => {
-                    self.feed(&mut merge, source, &mut sources[source], &failed).await?;
-                }
-                progress => {
-                    let done = std::mem::replace(&mut writer, TableWriter::new(self));
-                    outputs.extend(done.finish(level as u8).await?);
-                    if progress == Progress::Done {
-                        break;
+        let written = async {
+            loop {
+                let TableWriter { builder, out, .. } = &mut writer;
+                match merge.step(STEP_WORDS, builder, out).map_err(failed)? {
+                    Progress::Spent => writer.send().await?,
+                    Progress::NeedsInput(source) => {
+                        self.feed(&mut merge, source, &mut sources[source], &failed).await?;
+                    }
+                    progress => {
+                        let done = std::mem::replace(&mut writer, TableWriter::new(self));
+                        outputs.extend(done.finish(level as u8).await?);
+                        if progress == Progress::Done {
+                            return Ok(());
+                        }
                     }
                 }
             }
+        };
+        if let Err(error) = written.await {
+            writer.abandon().await;
+            return Err(error);
         }
         working.merged(&inputs, level, outputs);
         Ok(())

@@ -57,28 +57,37 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         let (mut bytes, mut value) = (Vec::new(), Vec::new());
         let mut cursor = memtable.cursor(u64::MAX);
         cursor.seek_first();
-        while let Some(words) = cursor.key() {
-            bytes.clear();
-            words.append_to(&mut bytes);
-            let key = KeyBuf::from_bytes(&bytes);
-            let mut is_first = true;
-            for version in std::iter::successors(cursor.version(), Version::older) {
-                let kind = match version.kind() {
-                    Kind::Value => table::Kind::Value,
-                    Kind::Tombstone => table::Kind::Tombstone,
-                };
-                if survival.keeps(key.key(), version.number(), kind, is_first) {
-                    value.clear();
-                    version.append_value_to(&mut value);
-                    let TableWriter { builder, out, .. } = &mut writer;
-                    let added = builder.add(key.key(), version.number(), kind, &value, out);
-                    added.map_err(refused)?;
+        let written = async {
+            while let Some(words) = cursor.key() {
+                bytes.clear();
+                words.append_to(&mut bytes);
+                let key = KeyBuf::from_bytes(&bytes);
+                let mut is_first = true;
+                for version in std::iter::successors(cursor.version(), Version::older) {
+                    let kind = match version.kind() {
+                        Kind::Value => table::Kind::Value,
+                        Kind::Tombstone => table::Kind::Tombstone,
+                    };
+                    if survival.keeps(key.key(), version.number(), kind, is_first) {
+                        value.clear();
+                        version.append_value_to(&mut value);
+                        let TableWriter { builder, out, .. } = &mut writer;
+                        let added = builder.add(key.key(), version.number(), kind, &value, out);
+                        added.map_err(refused)?;
+                    }
+                    is_first = false;
                 }
-                is_first = false;
+                writer.send().await?;
+                cursor.next();
             }
-            writer.send().await?;
-            cursor.next();
+            Ok(())
+        };
+        match written.await {
+            Ok(()) => writer.finish(0).await,
+            Err(error) => {
+                writer.abandon().await;
+                Err(error)
+            }
         }
-        writer.finish(0).await
     }
 }

@@ -9,8 +9,7 @@ use crate::index::IndexError;
 use crate::page::Layout;
 use crate::remote::ExtentClient;
 use farleaf_fabric::Fabric;
-use farleaf_fabric::sync::Arc;
-use std::cell::RefCell;
+use farleaf_fabric::sync::{Arc, Mutex, lock};
 use std::ops::{Deref, DerefMut, Range};
 
 /// How long an operation waits for others before it gives up, in nanoseconds.
@@ -24,13 +23,11 @@ const LONGEST_WAIT_NS: u64 = 100_000;
 pub struct DlsmIndex<F: Fabric, L: Layout> {
     pub(super) shard: Arc<Shard>,
     pub(super) extents: ExtentClient<F, L>,
-    /// Writers that no operation of this handle has.
-    writers: RefCell<Vec<Writer>>,
 }
 
 impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     pub(super) fn new(shard: &Arc<Shard>, extents: ExtentClient<F, L>) -> Self {
-        Self { shard: Arc::clone(shard), extents, writers: RefCell::default() }
+        Self { shard: Arc::clone(shard), extents }
     }
 
     /// The tree, for tests and tools.
@@ -61,13 +58,13 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     pub(super) async fn writer(&self) -> Result<LentWriter<'_>, IndexError> {
         let mut wait = self.wait();
         loop {
-            let kept = self.writers.borrow_mut().pop();
+            let kept = lock(&self.shard.writers).pop();
             let writer = kept.or_else(|| {
                 let seat = Seat::take(&self.shard.sequences)?;
                 Some(Writer::new(seat, self.fabric().random()))
             });
             if let Some(writer) = writer {
-                return Ok(LentWriter { writer: Some(writer), home: &self.writers });
+                return Ok(LentWriter { writer: Some(writer), home: &self.shard.writers });
             }
             wait.again().await?;
         }
@@ -132,7 +129,7 @@ impl<F: Fabric> Wait<'_, F> {
 #[derive(Debug)]
 pub(super) struct LentWriter<'h> {
     writer: Option<Writer>,
-    home: &'h RefCell<Vec<Writer>>,
+    home: &'h Mutex<Vec<Writer>>,
 }
 
 impl Deref for LentWriter<'_> {
@@ -151,6 +148,6 @@ impl DerefMut for LentWriter<'_> {
 
 impl Drop for LentWriter<'_> {
     fn drop(&mut self) {
-        self.home.borrow_mut().extend(self.writer.take());
+        lock(self.home).extend(self.writer.take());
     }
 }

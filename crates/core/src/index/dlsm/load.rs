@@ -84,20 +84,27 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         let (mut tables, mut writer) = (Vec::new(), TableWriter::new(self));
         let mut last: Option<Vec<u8>> = None;
         let mut count = 0;
-        for (key, value) in records {
-            options.memtable.check(key.len(), value.len())?;
-            if last.as_ref().is_some_and(|last| *last >= key) {
-                return Err(IndexError::NotSorted { position: count });
+        let written = async {
+            for (key, value) in records {
+                options.memtable.check(key.len(), value.len())?;
+                if last.as_ref().is_some_and(|last| *last >= key) {
+                    return Err(IndexError::NotSorted { position: count });
+                }
+                if u64::from(writer.builder.data_words()) >= table_words {
+                    let done = std::mem::replace(&mut writer, TableWriter::new(self));
+                    tables.extend(done.finish(options.levels as u8).await?);
+                }
+                let TableWriter { builder, out, .. } = &mut writer;
+                let words = KeyBuf::from_bytes(&key);
+                builder.add(words.key(), sequence, Kind::Value, &value, out).map_err(refused)?;
+                writer.send().await?;
+                (last, count) = (Some(key), count + 1);
             }
-            if u64::from(writer.builder.data_words()) >= table_words {
-                let done = std::mem::replace(&mut writer, TableWriter::new(self));
-                tables.extend(done.finish(options.levels as u8).await?);
-            }
-            let TableWriter { builder, out, .. } = &mut writer;
-            let words = KeyBuf::from_bytes(&key);
-            builder.add(words.key(), sequence, Kind::Value, &value, out).map_err(refused)?;
-            writer.send().await?;
-            (last, count) = (Some(key), count + 1);
+            Ok(())
+        };
+        if let Err(error) = written.await {
+            writer.abandon().await;
+            return Err(error);
         }
         tables.extend(writer.finish(options.levels as u8).await?);
         working.merged(&[], options.levels, tables);

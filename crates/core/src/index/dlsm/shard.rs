@@ -10,7 +10,7 @@
 //! held across a wait.
 
 use super::version::{Table, TreeVersion};
-use super::{DlsmOptions, MemTable, MemTableError, Sequences};
+use super::{DlsmOptions, MemTable, MemTableError, Sequences, Writer};
 use crate::remote::{ExtentSpace, ExtentUsage};
 use farleaf_fabric::Region;
 use farleaf_fabric::sync::{Arc, Mutex, lock};
@@ -21,6 +21,8 @@ pub struct Shard {
     pub(super) options: DlsmOptions,
     pub(super) sequences: Arc<Sequences>,
     pub(super) space: Arc<ExtentSpace>,
+    /// Writers that no operation has. An idle handle keeps no seat from the others.
+    pub(super) writers: Mutex<Vec<Writer>>,
     state: Mutex<State>,
 }
 
@@ -82,6 +84,7 @@ impl Shard {
             options: options.clone(),
             sequences,
             space: Arc::new(ExtentSpace::new(options.extent_bytes)),
+            writers: Mutex::default(),
             state: Mutex::new(state),
         })
     }

@@ -47,6 +47,11 @@ impl<'h, F: Fabric, L: Layout> TableWriter<'h, F, L> {
         Ok(())
     }
 
+    /// Waits until everything has landed, so that the extents can be used again.
+    pub(super) async fn abandon(self) {
+        let _ = self.extents.finish().await;
+    }
+
     async fn charge(&mut self) {
         let records = self.builder.records() - self.charged;
         self.charged = self.builder.records();

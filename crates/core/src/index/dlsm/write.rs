@@ -89,7 +89,14 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
                     return Ok(());
                 }
                 Switched::NoRoom => match Shard::begin_work(&self.shard) {
-                    Some(working) => self.work(&working).await?,
+                    // A merge may fail although the flush before it has made room.
+                    Some(working) => {
+                        let worked = self.work(&working).await;
+                        if self.shard.switch(full)? != Switched::NoRoom {
+                            return Ok(());
+                        }
+                        worked?;
+                    }
                     None => wait.again().await?,
                 },
             }
