@@ -67,14 +67,22 @@ impl New<'_> {
         &'a self,
         edit: LeafEdit<&'a [u8], &'a [u8]>,
     ) -> LeafEdit<&'a [u8], &'a [u8]> {
-        let stored = &self.stored[..];
-        let action = match edit.action {
-            Action::Insert(_) => Action::Insert(stored),
-            Action::Update(_) => Action::Update(stored),
-            _ => Action::Upsert(stored),
-        };
-        LeafEdit { key: edit.key, action }
+        with_value(edit, &self.stored)
     }
+}
+
+/// The same edit with another new value, if it has one; a compare-exchange stays as it is.
+pub(super) fn with_value<'a>(
+    edit: LeafEdit<&'a [u8], &'a [u8]>,
+    value: &'a [u8],
+) -> LeafEdit<&'a [u8], &'a [u8]> {
+    let action = match edit.action {
+        Action::Insert(_) => Action::Insert(value),
+        Action::Update(_) => Action::Update(value),
+        Action::Upsert(_) => Action::Upsert(value),
+        action => action,
+    };
+    LeafEdit { key: edit.key, action }
 }
 
 impl<I, F, L> BlockIndex<I, F, L>

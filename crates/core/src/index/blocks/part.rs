@@ -10,7 +10,7 @@
 //! *Thread safety*: belongs to its endpoint's thread; tasks of that thread share it.
 
 use super::below::OfPart;
-use super::handle::Over;
+use super::handle::{Over, with_value};
 use super::shared::{SharedBlocks, ValueBlocks};
 use crate::cache::CacheCounters;
 use crate::index::{Answer, LeafEdit, PartIndex, PartValues, Records, Scan, Scanned, ValueForm};
@@ -20,7 +20,6 @@ use crate::together::{all, join};
 use crate::wire::{RecordRoom, check_sent};
 use farleaf_fabric::Fabric;
 use smallvec::SmallVec;
-use std::borrow::Cow;
 use std::cell::{Cell, RefCell};
 use std::ops::Bound;
 
@@ -70,8 +69,14 @@ impl<F: Fabric, L: Layout<Key = [u8], Value = [u8]>> ValueBlocks<F, L> {
         let since_ns = self.blocks.now_ns();
         let values: SmallVec<[_; GROUP]> =
             edits.iter().map(|(_, edit)| over.stored_without_block(edit)).collect();
-        let below: SmallVec<[Edit<'_>; GROUP]> =
-            edits.iter().zip(&values).map(|((_, edit), value)| with_value(edit, value)).collect();
+        let below: SmallVec<[Edit<'_>; GROUP]> = edits
+            .iter()
+            .zip(&values)
+            .map(|((_, edit), value)| match value {
+                Some(value) => with_value(*edit, value),
+                None => *edit,
+            })
+            .collect();
         let unresolved = RefCell::new(SmallVec::<[(usize, Vec<u8>); GROUP]>::new());
         let has_lost_many = Cell::new(false);
         let ended = |at: usize, outcome: Result<Answer<Vec<u8>>, RemoteError>| {
@@ -102,17 +107,6 @@ impl<F: Fabric, L: Layout<Key = [u8], Value = [u8]>> ValueBlocks<F, L> {
             let _ = over.rest_lost().await;
         }
     }
-}
-
-/// The same edit with another value, if it has one.
-fn with_value<'a>(edit: &Edit<'a>, value: &'a Option<Cow<'_, [u8]>>) -> Edit<'a> {
-    let action = match (edit.action, value.as_deref()) {
-        (Action::Insert(_), Some(value)) => Action::Insert(value),
-        (Action::Update(_), Some(value)) => Action::Update(value),
-        (Action::Upsert(_), Some(value)) => Action::Upsert(value),
-        (action, _) => action,
-    };
-    LeafEdit { key: edit.key, action }
 }
 
 impl<F: Fabric, L: Layout<Key = [u8], Value = [u8]>> PartValues<F, L> for ValueBlocks<F, L> {
