@@ -17,6 +17,7 @@ use crate::index::{
 use crate::page::{Layout, OwnedKey};
 use crate::remote::RemoteError;
 use farleaf_fabric::Fabric;
+use std::pin::pin;
 
 /// Number of boundaries to try, in case leaves merge across the chosen one before the keys are
 /// released.
@@ -41,7 +42,7 @@ impl<D: Partitioned, F: Fabric, L: Layout> RoutedIndex<D, F, L> {
         to: u16,
         near: Option<&L::Key>,
     ) -> Result<Reshaped, IndexError> {
-        self.owners().while_settling(self.try_move(from, to, near)).await
+        self.owners().while_settling(pin!(self.try_move(from, to, near))).await
     }
 
     async fn try_move(

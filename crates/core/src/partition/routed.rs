@@ -25,6 +25,7 @@ use std::fmt::{self, Debug, Formatter};
 use std::future::poll_fn;
 use std::ops::Bound;
 use std::pin::{Pin, pin};
+use std::task::Context;
 
 /// A client's handle on the index.
 pub type RoutedIndex<D, F, L> = Router<PoolOwners<D, F, L>>;
@@ -86,23 +87,34 @@ impl<D: Partitioned, F: Fabric, L: Layout> PoolOwners<D, F, L> {
 
     /// Runs `work` and meanwhile settles this handle's unknown outcomes (C26). Otherwise this
     /// handle could wait for another one at one compute server while that one waits for this handle
-    /// at another.
-    pub(super) async fn while_settling<T>(&self, work: impl Future<Output = T>) -> T {
-        let mut work = pin!(work);
-        let mut settling: Option<Pin<Box<dyn Future<Output = ()> + '_>>> = None;
-        poll_fn(|context| {
+    /// at another. `work` is pinned where it was made, so that no operation copies its state.
+    pub(super) fn while_settling<T>(
+        &self,
+        mut work: Pin<&mut impl Future<Output = T>>,
+    ) -> impl Future<Output = T> {
+        let mut settling = None;
+        poll_fn(move |context| {
             let polled = work.as_mut().poll(context);
-            let settles = !self.pool.fabric().breaks(rules::DOUBTS_SETTLED_ELSEWHERE);
-            if polled.is_pending() && settles && (settling.is_some() || self.pool.doubtful().get())
-            {
-                let settler = settling.get_or_insert_with(|| Box::pin(self.settle_until_certain()));
-                if settler.as_mut().poll(context).is_ready() {
-                    settling = None;
-                }
+            if polled.is_pending() {
+                self.settle_meanwhile(&mut settling, context);
             }
             polled
         })
-        .await
+    }
+
+    /// Polls `settling`, or begins it if there is something to settle.
+    fn settle_meanwhile<'a>(
+        &'a self,
+        settling: &mut Option<Pin<Box<dyn Future<Output = ()> + 'a>>>,
+        context: &mut Context<'_>,
+    ) {
+        let settles = !self.pool.fabric().breaks(rules::DOUBTS_SETTLED_ELSEWHERE);
+        if settles && (settling.is_some() || self.pool.doubtful().get()) {
+            let settler = settling.get_or_insert_with(|| Box::pin(self.settle_until_certain()));
+            if settler.as_mut().poll(context).is_ready() {
+                *settling = None;
+            }
+        }
     }
 
     async fn settle_until_certain(&self) {
@@ -143,7 +155,7 @@ impl<D: Partitioned, F: Fabric, L: Layout> Owners for PoolOwners<D, F, L> {
     #[inline]
     async fn get(&self, owner: u16, key: &L::Key) -> Result<Option<OwnedValue<L>>, Unserved> {
         let index = self.accepting(owner, key)?;
-        self.while_settling(index.get(key)).await.map_err(unserved)
+        self.while_settling(pin!(index.get(key))).await.map_err(unserved)
     }
 
     async fn execute(
@@ -152,7 +164,7 @@ impl<D: Partitioned, F: Fabric, L: Layout> Owners for PoolOwners<D, F, L> {
         edit: LeafEdit<&L::Key, &L::Value>,
     ) -> Result<Answer<OwnedValue<L>>, Unserved> {
         let index = self.accepting(owner, edit.key)?;
-        self.while_settling(index.execute(edit)).await.map_err(unserved)
+        self.while_settling(pin!(index.execute(edit))).await.map_err(unserved)
     }
 
     async fn execute_all(
@@ -166,7 +178,7 @@ impl<D: Partitioned, F: Fabric, L: Layout> Owners for PoolOwners<D, F, L> {
             return (0..edits.len()).for_each(|place| done(place, Err(no_owner())));
         }
         let done = |place, outcome: Result<_, RemoteError>| done(place, outcome.map_err(unserved));
-        self.while_settling(part.index.execute_all(edits, done)).await;
+        self.while_settling(pin!(part.index.execute_all(edits, done))).await;
     }
 
     fn expected(&self, map: &PartitionMap<OwnedKey<L>>, owner: u16) -> OwnedRange<OwnedKey<L>> {
@@ -181,7 +193,8 @@ impl<D: Partitioned, F: Fabric, L: Layout> Owners for PoolOwners<D, F, L> {
         out: &mut Records<OwnedKey<L>, OwnedValue<L>>,
     ) -> Result<Option<Bound<OwnedKey<L>>>, Unserved> {
         let (part, had) = (self.part(owner), out.len());
-        let error = match self.while_settling(part.index.scan(scan, out)).await {
+        let covered = self.while_settling(pin!(part.index.scan(scan, out))).await;
+        let error = match covered {
             Ok(covered) if covered == *expected => {
                 if let Some((key, _)) = out.get(had) {
                     part.sample(L::key(key));
@@ -221,7 +234,7 @@ impl<D: Partitioned, F: Fabric, L: Layout> Owners for PoolOwners<D, F, L> {
     async fn flush(router: &Router<Self>) -> Result<(), IndexError> {
         let owners = router.owners();
         for part in &owners.parts {
-            owners.while_settling(part.index.flush()).await?;
+            owners.while_settling(pin!(part.index.flush())).await?;
         }
         Ok(())
     }
@@ -299,7 +312,7 @@ impl<D: Partitioned, F: Fabric, L: Layout> IndexAdmin for RoutedIndex<D, F, L> {
     async fn collect(&self) -> Result<(), IndexError> {
         let owners = self.owners();
         for part in &owners.parts {
-            match owners.while_settling(part.index.collect()).await {
+            match owners.while_settling(pin!(part.index.collect())).await {
                 // The compute server that takes the keys over collects there.
                 Ok(()) | Err(RemoteError::Moved) => {}
                 Err(error) => return Err(error.into()),

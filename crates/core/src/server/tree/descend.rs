@@ -22,6 +22,15 @@ impl<L: Layout> Tree<L> {
         cpu: &C,
         page: Page<'_, L>,
     ) -> Result<Version, Fail> {
+        match page.latch().optimistic() {
+            Some(version) => Ok(version),
+            None => self.version_later(cpu, page).await,
+        }
+    }
+
+    /// Waits for the version of a locked page.
+    #[cold]
+    async fn version_later<C: Cpu>(&self, cpu: &C, page: Page<'_, L>) -> Result<Version, Fail> {
         for attempt in 0..MAX_SPINS {
             if let Some(version) = page.latch().optimistic() {
                 return Ok(version);
@@ -74,13 +83,51 @@ impl<L: Layout> Tree<L> {
         found: &Found<'_, L>,
         to: GlobalAddr,
     ) -> Result<Found<'a, L>, Fail> {
+        match self.hand_over_now(cpu, found, to)? {
+            Ok(next) => Ok(next),
+            Err(locked) => self.hand_over_later(cpu, found, (to, locked)).await,
+        }
+    }
+
+    /// Moves from `found` to the node at `to` unless that is locked; then returns its page. A plain
+    /// function, which the compiler inlines: descents run it at every level.
+    #[inline(always)]
+    fn hand_over_now<'a, C: Cpu>(
+        &'a self,
+        cpu: &C,
+        found: &Found<'_, L>,
+        to: GlobalAddr,
+    ) -> Result<Result<Found<'a, L>, Page<'a, L>>, Fail> {
         let page = self.page(to).ok_or(Refusal::Damaged)?;
         prefetch(page.words());
-        let version = self.version(cpu, page).await?;
-        if !cpu.breaks(rules::HAND_OVER_VALIDATED) {
-            self.validate(cpu, found)?;
+        match page.latch().optimistic() {
+            Some(version) => self.arrive(cpu, found, Found { at: to, page, version }).map(Ok),
+            None => Ok(Err(page)),
         }
-        Ok(Found { at: to, page, version })
+    }
+
+    #[cold]
+    async fn hand_over_later<'a, C: Cpu>(
+        &'a self,
+        cpu: &C,
+        found: &Found<'_, L>,
+        (to, page): (GlobalAddr, Page<'a, L>),
+    ) -> Result<Found<'a, L>, Fail> {
+        let version = self.version_later(cpu, page).await?;
+        self.arrive(cpu, found, Found { at: to, page, version })
+    }
+
+    #[inline(always)]
+    fn arrive<'a, C: Cpu>(
+        &self,
+        cpu: &C,
+        from: &Found<'_, L>,
+        next: Found<'a, L>,
+    ) -> Result<Found<'a, L>, Fail> {
+        if !cpu.breaks(rules::HAND_OVER_VALIDATED) {
+            self.validate(cpu, from)?;
+        }
+        Ok(next)
     }
 
     /// The root, where every descent begins.
@@ -88,7 +135,10 @@ impl<L: Layout> Tree<L> {
     pub(super) async fn find_root<C: Cpu>(&self, cpu: &C) -> Result<Found<'_, L>, Fail> {
         let at = self.root();
         let page = self.page(at).ok_or(Refusal::NoTree)?;
-        let version = self.version(cpu, page).await?;
+        let version = match page.latch().optimistic() {
+            Some(version) => version,
+            None => self.version_later(cpu, page).await?,
+        };
         Ok(Found { at, page, version })
     }
 
@@ -109,7 +159,10 @@ impl<L: Layout> Tree<L> {
             match step {
                 Step::Here => return Ok(found),
                 Step::Child(to) | Step::Right(to) => {
-                    found = self.hand_over(cpu, &found, to).await?
+                    found = match self.hand_over_now(cpu, &found, to)? {
+                        Ok(next) => next,
+                        Err(locked) => self.hand_over_later(cpu, &found, (to, locked)).await?,
+                    }
                 }
                 Step::Lost => return Err(Fail::Restart),
             }
