@@ -320,13 +320,18 @@ impl<L: Named> Design<L> for Deployed {
         Err(IndexError::InvalidArgument("the compute servers are processes of the run"))
     }
 
-    async fn open<F: Fabric>(
+    async fn open_handle<F: Fabric>(
         fabric: F,
         compute: &DeployedCompute<OwnedKey<L>>,
     ) -> Result<ClientIndex<F, L>, IndexError> {
         let map = lock(&compute.record).state.map.clone();
         let directory = Rc::new(RecordDirectory(Arc::clone(&compute.record)));
         Ok(ClientIndex::with_map(fabric, compute.options, map, directory))
+    }
+
+    /// The compute servers have checked it.
+    async fn check_values<F: Fabric>(_fabric: &F) -> Result<(), IndexError> {
+        Ok(())
     }
 }
 

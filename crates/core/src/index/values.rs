@@ -10,7 +10,7 @@
 use super::{Answer, LeafEdit, PartIndex, Records, Scan};
 use crate::cache::{CacheCounters, OwnedRange};
 use crate::page::{BlockRef, Layout, OwnedKey, OwnedValue, TooLong};
-use crate::remote::RemoteError;
+use crate::remote::{RemoteError, RpcClient};
 use crate::wire::RecordRoom;
 use farleaf_fabric::Fabric;
 use std::fmt::Debug;
@@ -35,6 +35,12 @@ pub trait ValueForm<L: Layout>: Debug + Send + Sync + 'static {
     /// # Errors
     /// [`RemoteError`]; the index may be marked all the same if the outcome is unknown.
     fn mark<F: Fabric>(fabric: &F) -> impl Future<Output = Result<(), RemoteError>>;
+
+    /// Checks that the index has values in this form.
+    ///
+    /// # Errors
+    /// [`RemoteError::BadPool`] if it has not.
+    fn check_index<F: Fabric>(fabric: &F) -> impl Future<Output = Result<(), RemoteError>>;
 
     /// Opens the values of one endpoint.
     fn open<F: Fabric>(shared: &Self::Shared, fabric: F) -> Self::Values<F>;
@@ -123,6 +129,10 @@ impl<L: Layout> ValueForm<L> for InLeaves {
     /// This is what an index without a mark has.
     async fn mark<F: Fabric>(_fabric: &F) -> Result<(), RemoteError> {
         Ok(())
+    }
+
+    async fn check_index<F: Fabric>(fabric: &F) -> Result<(), RemoteError> {
+        RpcClient::<F, L>::new(fabric.clone()).check_blocks(false).await
     }
 
     fn open<F: Fabric>(_shared: &(), _fabric: F) -> Self {

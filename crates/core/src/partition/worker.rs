@@ -89,13 +89,15 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
     /// through `store`. All threads of the compute server have the same `values`.
     ///
     /// # Errors
-    /// [`IndexError`] if the memory servers hold no index or cannot be reached.
+    /// [`IndexError`] if the memory servers hold no index, or one with values in another form, or
+    /// cannot be reached.
     pub async fn open(
         server: &Arc<ComputeServer<D, L>>,
         fabric: F,
         store: Rc<dyn MapStore<OwnedKey<L>>>,
         values: &V::Shared,
     ) -> Result<Self, IndexError> {
+        V::check_index(&fabric).await?;
         let values = V::open(values, fabric.clone());
         let pool = D::open_pool(fabric).await?;
         let part = OwnerHandle::open(server, &pool, server.sampled_one_in()).await?;

@@ -10,6 +10,7 @@ mod designs;
 mod dlsm;
 mod limits;
 mod loads;
+mod marks;
 mod providers;
 mod suite;
 mod worker;

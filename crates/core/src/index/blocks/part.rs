@@ -48,6 +48,10 @@ impl<L: Layout<Key = [u8], Value = [u8]>> ValueForm<L> for InBlocks {
         RpcClient::<F, L>::new(fabric.clone()).mark_blocks().await
     }
 
+    async fn check_index<F: Fabric>(fabric: &F) -> Result<(), RemoteError> {
+        RpcClient::<F, L>::new(fabric.clone()).check_blocks(true).await
+    }
+
     fn open<F: Fabric>(shared: &SharedBlocks, fabric: F) -> ValueBlocks<F, L> {
         ValueBlocks::new(shared, fabric)
     }
