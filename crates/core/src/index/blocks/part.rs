@@ -10,26 +10,19 @@
 //! *Thread safety*: belongs to its endpoint's thread; tasks of that thread share it.
 
 use super::below::OfPart;
-use super::handle::{Over, with_value};
+use super::handle::Over;
 use super::shared::{SharedBlocks, ValueBlocks};
 use crate::cache::CacheCounters;
 use crate::index::{Answer, LeafEdit, PartIndex, PartValues, Records, Scan, Scanned, ValueForm};
-use crate::page::{Action, BlockRef, Layout, Stored, TooLong};
+use crate::page::{BlockRef, Layout, Stored, TooLong};
 use crate::remote::{RemoteError, RpcClient};
-use crate::together::{all, join};
+use crate::together::all;
 use crate::wire::{RecordRoom, check_sent};
 use farleaf_fabric::Fabric;
-use smallvec::SmallVec;
-use std::cell::{Cell, RefCell};
 use std::ops::Bound;
 
-/// Operations of a group that usually wait together.
-const GROUP: usize = 16;
 /// Blocks of a bulk load that are written together.
 const BLOCKS_TOGETHER: usize = 16;
-
-/// An operation on one key.
-type Edit<'a> = LeafEdit<&'a [u8], &'a [u8]>;
 
 /// Longer values are in blocks beside the leaves.
 #[derive(Clone, Copy, Debug)]
@@ -61,56 +54,6 @@ impl<F: Fabric, L: Layout<Key = [u8], Value = [u8]>> ValueBlocks<F, L> {
     fn above<'a, P: PartIndex<F, L>>(&'a self, part: &'a P) -> Over<'a, OfPart<'a, P, F, L>, F, L> {
         self.over(OfPart::new(part))
     }
-
-    /// Executes lookups and edits that write no block: the part takes them down together.
-    async fn execute_group<P: PartIndex<F, L>>(
-        &self,
-        part: &P,
-        edits: &[(usize, Edit<'_>)],
-        done: &impl Fn(usize, Result<Answer<Vec<u8>>, RemoteError>),
-    ) {
-        let over = self.above(part);
-        let since_ns = self.blocks.now_ns();
-        let values: SmallVec<[_; GROUP]> =
-            edits.iter().map(|(_, edit)| over.stored_without_block(edit)).collect();
-        let below: SmallVec<[Edit<'_>; GROUP]> = edits
-            .iter()
-            .zip(&values)
-            .map(|((_, edit), value)| match value {
-                Some(value) => with_value(*edit, value),
-                None => *edit,
-            })
-            .collect();
-        let unresolved = RefCell::new(SmallVec::<[(usize, Vec<u8>); GROUP]>::new());
-        let has_lost_many = Cell::new(false);
-        let ended = |at: usize, outcome: Result<Answer<Vec<u8>>, RemoteError>| {
-            let (place, edit) = &edits[at];
-            match outcome {
-                Ok(Answer { found: Some(stored), .. }) if matches!(edit.action, Action::Get) => {
-                    match over.resolved_at_once(stored) {
-                        Ok(value) => done(*place, Ok(Answer::from_lookup(Some(value)))),
-                        Err(stored) => unresolved.borrow_mut().push((at, stored)),
-                    }
-                }
-                Ok(answer) if edit.changes() && answer.applied => {
-                    has_lost_many.set(has_lost_many.get() | over.has_lost(&answer));
-                    done(*place, Ok(Answer::from_change(true)));
-                }
-                outcome => done(*place, outcome),
-            }
-        };
-        part.execute_all(&below, ended).await;
-        let read = unresolved.take().into_iter().map(async |(at, stored)| {
-            let (place, edit) = &edits[at];
-            let found = over.resolve_or_ask(edit.key, stored, since_ns).await;
-            done(*place, found.map(Answer::from_lookup));
-        });
-        all(read).await;
-        if has_lost_many.get() {
-            // The operations themselves have succeeded; the next loss tries again.
-            let _ = over.rest_lost().await;
-        }
-    }
 }
 
 impl<F: Fabric, L: Layout<Key = [u8], Value = [u8]>> PartValues<F, L> for ValueBlocks<F, L> {
@@ -128,19 +71,7 @@ impl<F: Fabric, L: Layout<Key = [u8], Value = [u8]>> PartValues<F, L> for ValueB
         edits: &[LeafEdit<&[u8], &[u8]>],
         done: impl Fn(usize, Result<Answer<Vec<u8>>, RemoteError>),
     ) {
-        let over = self.above(part);
-        // An edit that writes a block waits for its WRITE, and a compare-exchange may have to READ
-        // first: the others do not wait for these.
-        let all_edits = edits.iter().copied().enumerate();
-        let (group, alone): (Vec<_>, Vec<_>) =
-            all_edits.partition(|(_, edit)| over.goes_down_at_once(edit));
-        if alone.is_empty() {
-            return self.execute_group(part, &group, &done).await;
-        }
-        let alone = all(alone.into_iter().map(async |(place, edit)| {
-            done(place, over.execute(edit).await);
-        }));
-        join(self.execute_group(part, &group, &done), alone).await;
+        self.above(part).execute_all(edits, &done).await;
     }
 
     async fn scan<P: PartIndex<F, L>>(
