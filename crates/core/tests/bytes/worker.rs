@@ -12,7 +12,7 @@ use farleaf_core::page::{Action, Bytes, LeafEdit, Named, SuperblockError};
 use farleaf_core::partition::{
     Clients, ComputeServer, MapState, MapStore, PartitionMap, Put, Queue, Worker,
 };
-use farleaf_core::remote::GRACE_NS;
+use farleaf_core::remote::{BlockClient, BlockSpace, GRACE_NS};
 use farleaf_core::server::MemoryServerConfig;
 use farleaf_core::wire::{ClientRequest, ClientResponse, ErrorCode, MOST_VALUE_BYTES};
 use farleaf_fabric::sim::{Faults, SimConfig, Slow, Verb};
@@ -509,5 +509,83 @@ fn a_load_that_ends_early_frees_its_blocks() {
         assert_eq!(blocks.usage().blocks_in_use, 0);
         worker.resume().await.unwrap();
         assert_eq!(scanned(&worker, false, 10).await, vec![]);
+    });
+}
+
+/// A compute server dies again and again, with free blocks, lost ones and waiting ones. Each life
+/// finds those of the lives before it while it serves, and no block is there twice.
+#[test]
+fn a_life_finds_the_free_blocks_of_former_lives() {
+    for cache in caches() {
+        let provider = &sim(SimConfig::default());
+        let cluster = setup(provider, 4 << 20).with_index::<Small, Dex>();
+        cluster.run_one(|fabric| async move {
+            let length = |key: u8| 2_000 + 300 * usize::from(key);
+            let mut chunk_bytes = Vec::new();
+            for life in 0..20_u8 {
+                let blocks = shared();
+                <InBlocks as ValueForm<Small>>::adopt(&blocks, fabric.clone()).await.unwrap();
+                assert_eq!(blocks.usage().chunk_bytes > 0, life > 0);
+                let worker = open::<InBlocks, _>(fabric.clone(), cache, &blocks).await;
+                let found = Cell::new(false);
+                let reclaim = async {
+                    worker.reclaim(&|| false).await;
+                    found.set(true);
+                };
+                let work = async {
+                    let mut round = 0_u32;
+                    while !found.get() || round < 10 {
+                        for key in 0..20 {
+                            let value = vec![life ^ round as u8; length(key)];
+                            let action = Action::Upsert(value);
+                            let edit = LeafEdit { key: vec![key], action };
+                            let told = worker.answer(Ask::Edit(edit)).await;
+                            assert!(matches!(told, Told::Edited(_)), "{life}: {told:?}");
+                        }
+                        round += 1;
+                        fabric.sleep(GRACE_NS / 4).await;
+                    }
+                };
+                join(reclaim, work).await;
+                let usage = blocks.usage();
+                assert_eq!(usage.blocks_in_use, 20, "{life}: {usage:?}");
+                chunk_bytes.push(usage.chunk_bytes);
+                assert_eq!(worker.answer(Ask::Flush).await, Told::Done);
+                let records = scanned(&worker, false, 100).await;
+                let whole = |(key, value): &(Vec<u8>, Vec<u8>)| {
+                    value.len() == length(key[0]) && value.iter().all(|byte| *byte == value[0])
+                };
+                assert!(records.len() == 20 && records.iter().all(whole), "{life}");
+            }
+            assert!(chunk_bytes[19] <= chunk_bytes[2], "{chunk_bytes:?}");
+        });
+    }
+}
+
+/// Leaves of other compute servers may refer to blocks of shared chunks, so no later life looks for
+/// free ones in them.
+#[test]
+fn chunks_that_others_share_are_not_adopted() {
+    let provider = &sim(SimConfig::default());
+    let cluster = setup(provider, 4 << 20).with_index::<Small, Dex>();
+    cluster.run_one(|fabric| async move {
+        let client = || {
+            let space = Arc::new(BlockSpace::new(1));
+            let client = BlockClient::<_, Small>::new(fabric.clone(), &space, 1 << 16);
+            (space, client)
+        };
+        let (_, first) = client();
+        first.write(&[1; 5_000]).await.unwrap();
+        let (space, second) = client();
+        second.adopt().await.unwrap();
+        assert_eq!(space.usage().chunk_bytes, 1 << 16);
+        second.share_chunks().await.unwrap();
+        let (space, third) = client();
+        third.adopt().await.unwrap();
+        assert_eq!(space.usage().chunk_bytes, 0);
+        third.write(&[1; 5_000]).await.unwrap();
+        let (space, fourth) = client();
+        fourth.adopt().await.unwrap();
+        assert_eq!(space.usage().chunk_bytes, 1 << 16, "only what it has taken since");
     });
 }

@@ -72,6 +72,7 @@ where
         edits: &[Edit<'_>],
         done: &impl Fn(usize, Outcome<B::Error>),
     ) {
+        let _edit = self.blocks.edit();
         let mut at_once = SmallVec::<[Sent<'_>; GROUP]>::new();
         let (mut in_blocks, mut exchanges) = (Vec::new(), Vec::new());
         for (place, edit) in edits.iter().copied().enumerate() {

@@ -399,6 +399,7 @@ where
         edit: LeafEdit<&[u8], &[u8]>,
     ) -> Result<Answer<Vec<u8>>, B::Error> {
         let key = edit.key;
+        let _edit = if edit.changes() { self.blocks.edit() } else { None };
         match edit.action {
             Action::Get => self.get(key).await.map(Answer::from_lookup),
             Action::Insert(value) | Action::Update(value) | Action::Upsert(value) => {

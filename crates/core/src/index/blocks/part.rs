@@ -15,12 +15,14 @@ use super::shared::{SharedBlocks, ValueBlocks};
 use crate::cache::CacheCounters;
 use crate::index::{Answer, LeafEdit, PartIndex, PartValues, Records, Scan, Scanned, ValueForm};
 use crate::page::{BlockRef, Layout, Stored, TooLong};
-use crate::remote::{RemoteError, RpcClient};
+use crate::remote::{RemoteError, RpcClient, Step};
 use crate::together::all;
 use crate::wire::{RecordRoom, check_sent};
 use farleaf_fabric::Fabric;
 use std::ops::Bound;
 
+/// Records of one step of looking for free blocks of former lives.
+const NOTED_TOGETHER: usize = 256;
 /// Blocks of a bulk load that are written together.
 const BLOCKS_TOGETHER: usize = 16;
 
@@ -43,6 +45,10 @@ impl<L: Layout<Key = [u8], Value = [u8]>> ValueForm<L> for InBlocks {
 
     async fn check_index<F: Fabric>(fabric: &F) -> Result<(), RemoteError> {
         RpcClient::<F, L>::new(fabric.clone()).check_blocks(true).await
+    }
+
+    async fn adopt<F: Fabric>(shared: &SharedBlocks, fabric: F) -> Result<(), RemoteError> {
+        ValueBlocks::<F, L>::new(shared, fabric).blocks.adopt().await
     }
 
     fn open<F: Fabric>(shared: &SharedBlocks, fabric: F) -> ValueBlocks<F, L> {
@@ -156,6 +162,42 @@ impl<F: Fabric, L: Layout<Key = [u8], Value = [u8]>> PartValues<F, L> for ValueB
             outcome?;
         }
         Ok(())
+    }
+
+    /// A scan of stored values notes the references into chunks of former lives; then everything
+    /// else in these chunks is free, once all leaves are written back and a grace period has passed
+    /// (blocks.X4, blocks.X10).
+    async fn reclaim<P: PartIndex<F, L>>(&self, part: &P) -> Result<bool, RemoteError> {
+        match self.blocks.former_step() {
+            None => return Ok(false),
+            Some(Step::Scan(lower)) => {
+                let (upper, reverse) = (Bound::Unbounded, false);
+                let scan = Scan { lower, upper, reverse, limit: NOTED_TOGETHER };
+                let mut found = Records::new();
+                part.scan(&scan, &mut found).await?;
+                let last = found.last().filter(|_| found.len() >= scan.limit);
+                let next = last.map(|(last, _)| Bound::Excluded(last.clone()));
+                let references = found.iter().filter_map(|(_, stored)| match Stored::of(stored) {
+                    Stored::Block(block) => Some(block),
+                    Stored::Inline(_) => None,
+                });
+                self.blocks.note(references, next);
+            }
+            Some(Step::Drain) => self.blocks.end_round_if_drained(),
+            Some(Step::Rest) => {
+                part.flush().await?;
+                self.blocks.use_found().await;
+            }
+        }
+        Ok(true)
+    }
+
+    fn keys_will_leave(&self) {
+        self.blocks.give_up_former();
+    }
+
+    async fn share(&self) -> Result<(), RemoteError> {
+        self.blocks.share_chunks().await
     }
 
     fn give_back(&self, blocks: Vec<BlockRef>) {
