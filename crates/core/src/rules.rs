@@ -67,6 +67,7 @@ rules! {
     LEAVES_READ_ONCE: "scans_piecemeal", "leaves", "A scan takes the records of a leaf from one copy of it.";
     BLOCKS_FIRST: "refers_before_block", "blocks.X1", "A leaf refers to a block only once all of the block is written.";
     BLOCKS_REST: "frees_blocks_early", "blocks.X4", "A block that a leaf has lost is used again only after the leaf is in the pool and a grace period has passed.";
+    REFERENCES_NOTED: "reclaims_blocks_of_leaves", "blocks.X10", "A block of a former life is free only if the scan has found no reference to it.";
     BLOCKS_CHECKED: "believes_blocks", "blocks.X5", "A block is accepted only if its check matches and the look at its leaf is recent.";
     // Recovery from dead clients.
     DEAD_IF_DECLARED: "buries_the_living", "owners.O2", "A client counts as dead only if it was declared dead.";

@@ -2,8 +2,8 @@
 //! arbitrary words, and the bytes that a record takes.
 
 use farleaf_core::page::{
-    Bytes, Entry, FencePosition, Layout, LeafInsert, LeafReplace, Page, Probe, ScanWindow,
-    SplitPlan, Words,
+    Bytes, Entry, FencePosition, Layout, LeafDelete, LeafInsert, LeafReplace, Page, Probe,
+    REFERENCE_BYTES, ScanWindow, SplitPlan, Words,
 };
 use farleaf_fabric::sync::{AtomicU64, Ordering};
 use farleaf_fabric::{GlobalAddr, ServerId};
@@ -137,7 +137,13 @@ fn values(most: usize) -> impl Strategy<Value = Vec<u8>> {
         3 => prop::collection::vec(any::<u8>(), 8),
         2 => prop::collection::vec(any::<u8>(), 0..4),
         1 => prop::collection::vec(any::<u8>(), 0..most),
+        2 => prop::collection::vec(any::<u8>(), REFERENCE_BYTES),
     ]
+}
+
+/// The value, if an edit that takes it away returns it.
+fn reference(value: Option<&Vec<u8>>) -> Option<&Vec<u8>> {
+    value.filter(|value| value.len() == REFERENCE_BYTES)
 }
 
 fn changes<const W: usize>() -> impl Strategy<Value = Vec<Change>> {
@@ -251,8 +257,9 @@ fn leaf_is_a_map<const W: usize>(changes: Vec<Change>) {
             {
                 let room = Bytes::<W>::leaf_has_room(page, key, value);
                 match Bytes::<W>::leaf_replace(page, key, value) {
-                    LeafReplace::Replaced(words, _) => {
+                    LeafReplace::Replaced(words, lost) => {
                         assert!(room);
+                        assert_eq!(lost.as_ref(), reference(model.get(key)));
                         check_words::<W>(&before, &owned.words(), words);
                         assert!(model.insert(key.clone(), value.clone()).is_some());
                     }
@@ -265,7 +272,11 @@ fn leaf_is_a_map<const W: usize>(changes: Vec<Change>) {
             }
             Change::Delete(key) => {
                 let words = Bytes::<W>::deleted_words(page);
-                assert_eq!(Bytes::<W>::leaf_delete(page, key), model.remove(key).is_some());
+                let expected = match model.remove(key) {
+                    Some(value) => LeafDelete::Deleted(reference(Some(&value)).cloned()),
+                    None => LeafDelete::Absent,
+                };
+                assert_eq!(Bytes::<W>::leaf_delete(page, key), expected);
                 let after = owned.words();
                 let differs = |index: &usize| before[*index] != after[*index];
                 assert!((0..W).filter(differs).all(|index| words.contains(&index)));
@@ -606,7 +617,7 @@ fn each_word_of_a_torn_insertion_shows_in_the_stamp() {
         assert!(Bytes::<64>::leaf_insert(page, &key(number), &value).is_inserted());
     }
     // The last slot moves down, and its old position is now between the slots and the heap.
-    assert!(Bytes::<64>::leaf_delete(page, &key(3)));
+    assert_eq!(Bytes::<64>::leaf_delete(page, &key(3)), LeafDelete::Deleted(None));
     assert_eq!(Bytes::<64>::leaf_compact(page), 1);
     page.set_stamp();
     let before = pool.words();

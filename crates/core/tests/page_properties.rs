@@ -2,7 +2,7 @@
 #![cfg(not(any(loom, shuttle)))]
 
 use farleaf_core::page::{
-    FencePosition, Fixed8, Layout, LeafInsert, LeafReplace, Page, Probe, ScanWindow,
+    FencePosition, Fixed8, Layout, LeafDelete, LeafInsert, LeafReplace, Page, Probe, ScanWindow,
 };
 use farleaf_fabric::sync::{AtomicU64, Ordering};
 use farleaf_fabric::{GlobalAddr, ServerId};
@@ -69,7 +69,8 @@ fn apply<const W: usize>(page: Page<'_, Fixed8<W>>, model: &mut Model, change: &
             model.entry(key).and_modify(|held| *held = value);
         }
         Change::Delete(key) => {
-            assert_eq!(Fixed8::<W>::leaf_delete(page, &key), model.remove(&key).is_some());
+            let deleted = Fixed8::<W>::leaf_delete(page, &key);
+            assert_eq!(deleted != LeafDelete::Absent, model.remove(&key).is_some());
         }
         Change::Compact => {
             let deleted = page.deleted_count();

@@ -60,8 +60,14 @@ fn requests() -> Vec<(Request<Fixed8>, &'static str)> {
             "0800000001020000",
         ),
         (
-            PoolRequest::AllocateWhole { bytes: value, token: 7 }.into(),
-            "1c08070605040302010700000000000000",
+            PoolRequest::AllocateWhole { bytes: value, least: 9, token: 7 }.into(),
+            "1c080706050403020109000000000000000700000000000000",
+        ),
+        (PoolRequest::ListChunks { from: 0x0403_0201 }.into(), "1d01020304"),
+        (PoolRequest::ForgetChunks.into(), "1e"),
+        (
+            PoolRequest::ReturnPieces { pieces: vec![(node, value)] }.into(),
+            "1f00040605040302010807060504030201",
         ),
         (
             PoolRequest::AllocateChunk { bytes: value, token: 7 }.into(),
@@ -172,6 +178,10 @@ fn replies() -> Vec<(Reply<Fixed8>, &'static str)> {
         ),
         (Reply::Owners(vec![0x0201, 0x0403]), "0b01020304"),
         (Reply::Replaced(VALUE), "0c0807060504030201"),
+        (
+            Reply::Chunks { more: true, chunks: vec![(at(), VALUE)] },
+            "0d0100040605040302010807060504030201",
+        ),
     ];
     let refusals = [
         (Refusal::Malformed, "0800"),
@@ -335,7 +345,7 @@ fn unknown_tags_are_no_messages() {
     for tag in 0..=u8::MAX {
         for rest in 0..64 {
             let message = [&[tag][..], &vec![0; rest]].concat();
-            let known = [tag < 29, tag < 13, tag < 16, tag < 9];
+            let known = [tag < 32, tag < 14, tag < 16, tag < 9];
             assert!(known[0] || Request::<Fixed8>::decode(&message).is_none(), "request {tag}");
             assert!(known[1] || Reply::<Fixed8>::decode(&message).is_none(), "reply {tag}");
             assert!(known[2] || ClientRequest::<Fixed8>::decode(&message).is_none(), "ask {tag}");

@@ -10,6 +10,7 @@ use farleaf_core::index::blocks::{Blocks, InBlocks, SharedBlocks};
 use farleaf_core::index::dex::{Dex, DexOptions};
 use farleaf_core::index::{Design, InLeaves, IndexError, ValueForm};
 use farleaf_core::page::{BlockRef, Layout, Named, OwnedKey, Stored};
+use farleaf_core::remote::BlockUsage;
 
 /// A form, and how to look at values from outside the compute servers.
 pub(crate) trait Form<L: Named>: ValueForm<L> {
@@ -23,6 +24,9 @@ pub(crate) trait Form<L: Named>: ValueForm<L> {
 
     /// What the threads of a compute server share when it begins a life.
     fn shared(scenario: &Scenario) -> Result<Self::Shared, IndexError>;
+
+    /// How the space of blocks is used in a life, if there are blocks.
+    fn usage(shared: &Self::Shared) -> Option<BlockUsage>;
 
     /// The same inspector, which finds values of this form.
     fn inspector(pool: Pool<L>) -> Pool<L>;
@@ -40,6 +44,10 @@ impl<L: Named> Form<L> for InLeaves {
 
     fn shared(_scenario: &Scenario) -> Result<(), IndexError> {
         Ok(())
+    }
+
+    fn usage((): &()) -> Option<BlockUsage> {
+        None
     }
 
     fn inspector(pool: Pool<L>) -> Pool<L> {
@@ -60,6 +68,10 @@ impl<L: Named + Layout<Key = [u8], Value = [u8]>> Form<L> for InBlocks {
     fn shared(scenario: &Scenario) -> Result<SharedBlocks, IndexError> {
         let inline_bytes = scenario.cluster.inline_bytes.unwrap_or(usize::MAX);
         SharedBlocks::new(&block_options(inline_bytes, ()))
+    }
+
+    fn usage(shared: &SharedBlocks) -> Option<BlockUsage> {
+        Some(shared.usage())
     }
 
     fn inspector(pool: Pool<L>) -> Pool<L> {

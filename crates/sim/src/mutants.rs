@@ -115,6 +115,7 @@ pub const MUTANTS: &[Mutant] = &[
         "the same, and its versions go on (V3), so that no lock by an old copy succeeds",
     ),
     seen("refers_before_block", &["fine-blocks-faults", "dex-blocks-faults"]),
+    seen("reclaims_blocks_of_leaves", &["processes-blocks-lives"]),
     seen("frees_blocks_early", &["processes-blocks-moves", "processes-blocks-die"]),
     seen("believes_blocks", &["fine-blocks-slow-reads"]),
     seen("restarts_versions", &["hybrid-late-locks"]),

@@ -37,9 +37,9 @@ use farleaf_fabric::{Call, Calls, Cluster, Cpu, Fabric, Provider, Region, ReplyS
 use futures_util::future::LocalBoxFuture;
 use rand::RngExt;
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::future::{Future, poll_fn};
-use std::marker::PhantomData;
 use std::pin::pin;
 use std::rc::Rc;
 use std::task::{Poll, Waker};
@@ -58,6 +58,10 @@ const LONGEST_PAUSE_NS: u64 = 400_000;
 const RECORD_NS: u64 = 60_000;
 /// Maximum delay before a put of unknown outcome takes effect, in nanoseconds.
 const LATE_PUT_NS: u64 = 5_000_000;
+/// If processes die again and again, the most that all of them may take for blocks, in bytes: what
+/// they need without a death, and what each takes until it has found the free blocks of former
+/// lives.
+const MOST_CHUNK_BYTES: u64 = 128 << 10;
 /// Pause before another attempt to begin a life, in nanoseconds.
 const RETRY_NS: u64 = 1_000_000;
 
@@ -320,7 +324,7 @@ impl<L: Named> Design<L> for Deployed {
         Err(IndexError::InvalidArgument("the compute servers are processes of the run"))
     }
 
-    async fn open<F: Fabric>(
+    async fn open_handle<F: Fabric>(
         fabric: F,
         compute: &DeployedCompute<OwnedKey<L>>,
     ) -> Result<ClientIndex<F, L>, IndexError> {
@@ -328,9 +332,14 @@ impl<L: Named> Design<L> for Deployed {
         let directory = Rc::new(RecordDirectory(Arc::clone(&compute.record)));
         Ok(ClientIndex::with_map(fabric, compute.options, map, directory))
     }
+
+    /// The compute servers have checked it.
+    async fn check_values<F: Fabric>(_fabric: &F) -> Result<(), IndexError> {
+        Ok(())
+    }
 }
 
-struct Run<'a, L: Layout, V> {
+struct Run<'a, L: Layout, V: ValueForm<L>> {
     scenario: &'a Scenario,
     spec: &'a ProcessesSpec,
     seed: u64,
@@ -338,7 +347,8 @@ struct Run<'a, L: Layout, V> {
     options: DexOptions<OwnedKey<L>>,
     fronts: Vec<Arc<Front<L>>>,
     compute: DeployedCompute<OwnedKey<L>>,
-    form: PhantomData<fn(V)>,
+    /// The values of each process's latest life.
+    values: Mutex<BTreeMap<u16, V::Shared>>,
 }
 
 /// Runs a scenario with `[processes]`, whose compute servers keep values in the form `V`.
@@ -362,7 +372,7 @@ where
     let servers = map.ranges() + options.spare_compute_servers;
     let record = Record { state: MapState { map, moving: None }, version: 1, late: Vec::new() };
     let run: Run<'_, L, V> = Run {
-        form: PhantomData,
+        values: Mutex::default(),
         scenario,
         spec,
         seed,
@@ -388,7 +398,8 @@ where
         return Ok(());
     }
     if scenario.allowed_errors.contains(&ErrorKind::Indeterminate) {
-        return inspector.look(Expect::WellFormed).map(drop).map_err(at_the_end);
+        inspector.look(Expect::WellFormed).map_err(at_the_end)?;
+        return run.count_blocks(&cluster);
     }
     run.look_at_the_end(&cluster, &inspector)
 }
@@ -477,7 +488,13 @@ impl<L: Named, V: Form<L>> Run<'_, L, V> {
         for kill in self.spec.kills.iter().filter(|kill| kill.server == number) {
             front.dies_at(rng.random_range(kill.earliest_ns..=kill.latest_ns));
         }
-        while !self.board.is_over() {
+        // If processes die again and again, each has a last life, which finds all free blocks.
+        let again_and_again = self.spec.lives_ns > 0;
+        while again_and_again || !self.board.is_over() {
+            if again_and_again && !self.board.is_over() {
+                let life_ns = rng.random_range(self.spec.lives_ns / 4..=self.spec.lives_ns);
+                front.dies_at(fabric.now_ns() + life_ns);
+            }
             let lived = {
                 let mut life = pin!(self.live(&fabric, number));
                 let mut death = pin!(front.death(&fabric));
@@ -519,6 +536,7 @@ impl<L: Named, V: Form<L>> Run<'_, L, V> {
         tasks.push(Box::pin(worker.follow_map(&ended)));
         tasks.push(Box::pin(worker.watch_memory_servers(&ended)));
         tasks.push(Box::pin(worker.write_back_by_age(&ended)));
+        tasks.push(Box::pin(worker.reclaim(&ended)));
         tasks.push(Box::pin(async {
             while !self.board.is_over() {
                 fabric.sleep(LOOK_FOR_DEATH_NS).await;
@@ -532,6 +550,9 @@ impl<L: Named, V: Form<L>> Run<'_, L, V> {
             tasks.as_mut().poll(context)
         })
         .await;
+        if self.spec.lives_ns > 0 {
+            worker.reclaim(&|| false).await;
+        }
         match worker.halt().await {
             Ok(()) => {}
             Err(error) if self.board.allows(&error) => {}
@@ -551,8 +572,9 @@ impl<L: Named, V: Form<L>> Run<'_, L, V> {
         end_former_life::<Dex, _, L>(mine.clone(), number, &map.range_of(number)).await?;
         let server = ComputeServer::start(number, &self.options.cache, map)?;
         let server = Arc::new(server.sampling(self.options.balance.one_in));
-        // A new life knows nothing of the blocks of the former one.
         let values = V::shared(self.scenario)?;
+        V::adopt(&values, mine.clone()).await?;
+        lock(&self.values).insert(number, values.clone());
         Worker::open(&server, mine, self.store(fabric), &values).await
     }
 
@@ -621,6 +643,13 @@ impl<L: Named, V: Form<L>> Run<'_, L, V> {
         Balancer::new(&index, options).run(|| self.board.is_over(), report).await;
     }
 
+    /// What a fresh reader of the whole index has cached, which is nothing.
+    fn reader(&self) -> Result<<V::Reader as Design<L>>::Compute, String> {
+        let options = DexOptions { boundaries: Vec::new(), ..self.options.clone() };
+        let compute = V::Reader::compute(&V::reader_options(self.scenario, options));
+        compute.map_err(|error| format!("cannot set up a reader: {error}"))
+    }
+
     /// Checks, once everything has been written back, that the pool holds exactly what a fresh
     /// reader finds in it.
     fn look_at_the_end(
@@ -628,9 +657,7 @@ impl<L: Named, V: Form<L>> Run<'_, L, V> {
         cluster: &SimCluster<Node<L>>,
         inspector: &Pool<L>,
     ) -> Result<(), String> {
-        let options = DexOptions { boundaries: Vec::new(), ..self.options.clone() };
-        let compute = V::Reader::compute(&V::reader_options(self.scenario, options));
-        let compute = compute.map_err(|error| format!("cannot set up a reader: {error}"))?;
+        let compute = self.reader()?;
         let mut scanned = cluster.run(&[self.nobody()], async |fabric, _| {
             let fabric = self.as_compute_server(&fabric);
             let index = V::Reader::open(fabric, &compute).await?;
@@ -640,10 +667,44 @@ impl<L: Named, V: Form<L>> Run<'_, L, V> {
             Some(Ok(records)) => records,
             other => return Err(at_the_end(format!("it cannot be scanned: {other:?}"))),
         };
+        self.count_blocks(cluster)?;
         let expect = if self.spec.has_deaths() { Expect::Settled } else { Expect::Exact };
         let held = inspector.look(expect).map_err(at_the_end)?;
         if held != records {
             return Err(at_the_end(format!("it holds {held:?}, but a reader finds {records:?}")));
+        }
+        Ok(())
+    }
+
+    /// Compares the blocks that the processes have in use with those that leaves refer to, if each
+    /// process has found all free blocks of its former lives. Others belong to no process, for
+    /// good.
+    fn count_blocks(&self, cluster: &SimCluster<Node<L>>) -> Result<(), String> {
+        if self.spec.lives_ns == 0 {
+            return Ok(());
+        }
+        let compute = &self.reader()?;
+        let inline_bytes = self.scenario.cluster.inline_bytes.unwrap_or(usize::MAX);
+        let mut counted = cluster.run(&[self.nobody()], async |fabric, _| {
+            let index = V::Reader::open(self.as_compute_server(&fabric), compute).await?;
+            let records = index.scan(&Scan::range(..)).await?;
+            let values = records.iter().map(|(_, value)| L::value_length(L::value(value)));
+            Ok::<_, IndexError>(values.filter(|bytes| *bytes > inline_bytes).count() as u64)
+        });
+        let referred_to = match counted.pop().flatten() {
+            Some(Ok(count)) => count,
+            other => return Err(at_the_end(format!("it cannot be scanned: {other:?}"))),
+        };
+        let usages: Vec<_> = lock(&self.values).values().filter_map(V::usage).collect();
+        let in_use: u64 = usages.iter().map(|usage| usage.blocks_in_use).sum();
+        if in_use != referred_to {
+            return Err(at_the_end(format!(
+                "{referred_to} blocks are referred to, but the processes have {usages:?}"
+            )));
+        }
+        let chunk_bytes: u64 = usages.iter().map(|usage| usage.chunk_bytes).sum();
+        if chunk_bytes > MOST_CHUNK_BYTES {
+            return Err(at_the_end(format!("the chunks have grown: {usages:?}")));
         }
         Ok(())
     }

@@ -171,6 +171,7 @@ pub const SCENARIOS: &[(&str, &str)] = &[
     ("processes-balance", include_str!("../scenarios/processes-balance.toml")),
     ("processes-blocks-bulk", include_str!("../scenarios/processes-blocks-bulk.toml")),
     ("processes-blocks-die", include_str!("../scenarios/processes-blocks-die.toml")),
+    ("processes-blocks-lives", include_str!("../scenarios/processes-blocks-lives.toml")),
     ("processes-blocks-moves", include_str!("../scenarios/processes-blocks-moves.toml")),
     ("processes-blocks-torn", include_str!("../scenarios/processes-blocks-torn.toml")),
     ("processes-bulk", include_str!("../scenarios/processes-bulk.toml")),

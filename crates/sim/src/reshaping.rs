@@ -1,4 +1,5 @@
 //! Tasks that change the cluster during a run: they move keys, add memory servers and balance load.
+//! They look at no values, so they open handles of the design itself, also below value blocks.
 //!
 //! *Thread safety*: a run is one thread.
 
@@ -27,7 +28,7 @@ pub(crate) async fn mover<L, F>(
     let DesignSpec::Dex { moves, .. } = scenario.design else { return };
     let key_space = scenario.workload.key_space;
     let mut rng = workload::rng(seed, u64::MAX / 3 - which);
-    let index = match <Dex as Design<L>>::open(fabric.clone(), compute).await {
+    let index = match <Dex as Design<L>>::open_handle(fabric.clone(), compute).await {
         Ok(index) if moves > 0 => index,
         _ => return,
     };
@@ -69,7 +70,7 @@ pub(crate) async fn grower<L, F>(
         return;
     };
     let mut rng = workload::rng(seed, u64::MAX / 5);
-    let Ok(index) = <Dex as Design<L>>::open(fabric.clone(), compute).await else { return };
+    let Ok(index) = <Dex as Design<L>>::open_handle(fabric.clone(), compute).await else { return };
     for _ in 0..spares {
         fabric.sleep(rng.random_range(1..=LONGEST_UNTIL_GROWTH_NS)).await;
         if let Err(error) = index.add_memory_server() {
@@ -89,7 +90,7 @@ pub(crate) async fn balancer<L, F>(
     F: Fabric,
 {
     let DesignSpec::Dex { balance_window_ns: 1.., .. } = scenario.design else { return };
-    let Ok(index) = <Dex as Design<L>>::open(fabric.clone(), compute).await else { return };
+    let Ok(index) = <Dex as Design<L>>::open_handle(fabric.clone(), compute).await else { return };
     let report = |moved: Result<Reshaped, IndexError>| match moved {
         Ok(_) => board.count_balanced(),
         Err(IndexError::InvalidArgument(_) | IndexError::Contended { retries: 0 }) => {}

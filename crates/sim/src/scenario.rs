@@ -78,6 +78,10 @@ pub struct ProcessesSpec {
     /// How many times a process dies in the middle of a move in which it gives or takes keys.
     #[serde(default)]
     pub kills_in_moves: u16,
+    /// Longest life of a process, in nanoseconds: each dies again and again. With 0, only in the
+    /// ways above.
+    #[serde(default)]
+    pub lives_ns: u64,
     /// Longest time until a process that died begins its next life, in nanoseconds.
     #[serde(default)]
     pub restart_after_ns: u64,
@@ -90,7 +94,7 @@ pub struct ProcessesSpec {
 impl ProcessesSpec {
     /// Whether processes die.
     pub(crate) fn has_deaths(&self) -> bool {
-        self.kills_in_moves > 0 || !self.kills.is_empty()
+        self.kills_in_moves > 0 || !self.kills.is_empty() || self.lives_ns > 0
     }
 }
 

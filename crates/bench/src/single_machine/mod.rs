@@ -106,7 +106,7 @@ impl<L: Layout> Design<L> for SingleMachine {
         Machine::new(options).map(Arc::new)
     }
 
-    async fn open<F: Fabric>(
+    async fn open_handle<F: Fabric>(
         fabric: F,
         compute: &Self::Compute,
     ) -> Result<Self::Index<F>, IndexError> {

@@ -5,7 +5,7 @@
 use super::because;
 use super::map_store::CatalogMap;
 use crate::error::ProgramError;
-use crate::layouts::ClusterLayout;
+use crate::layouts::{ClusterLayout, SharedValues};
 use farleaf_core::cache::CacheOptions;
 use farleaf_core::index::dex::{Dex, DexOptions};
 use farleaf_core::index::{Design, IndexError, ValueForm};
@@ -38,6 +38,18 @@ pub(super) fn create<L: ClusterLayout, C: Cluster>(
     run(cluster, NOBODY, async |fabric| {
         <Dex as Design<L>>::create(&fabric, options).await?;
         Ok(L::Values::mark(&fabric).await?)
+    })
+}
+
+/// Takes over what former lives of this compute server have left beside leaves. Call it when they
+/// have ended, before the next life writes anything.
+pub(super) fn adopt<L: ClusterLayout, C: Cluster>(
+    cluster: &C,
+    compute_server: u16,
+    values: &SharedValues<L>,
+) -> Result<(), ProgramError> {
+    run(cluster, compute_server, async |fabric| {
+        Ok(<L::Values as ValueForm<L>>::adopt(values, fabric).await?)
     })
 }
 

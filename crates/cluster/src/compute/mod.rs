@@ -551,6 +551,7 @@ impl<L: ClusterLayout> Program<'_, L> {
         let ComputeServerOptions { cache, blocks, .. } = self.options;
         let of_values = cache.bytes / 100 * u64::from(L::cache_percent(blocks).min(100));
         let values = L::shared_values(blocks, of_values).map_err(because)?;
+        index::adopt::<L, _>(&cluster, self.options.number, &values)?;
         let cache = CacheOptions { bytes: cache.bytes - of_values, ..*cache };
         let server = ComputeServer::start(self.options.number, &cache, map);
         let server = (Arc::new(server.map_err(because)?), values);

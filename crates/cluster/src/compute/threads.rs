@@ -389,6 +389,7 @@ fn serve_over<L: ClusterLayout>(
         );
         executor.spawn(0, worker.watch_memory_servers(&ended));
         executor.spawn(0, worker.follow_map(&ended));
+        executor.spawn(0, worker.reclaim(&ended));
     }
     executor.spawn(0, worker.write_back_by_age(&ended));
     executor.spawn(0, tell(&worker, queue, &shared.done[number]));

@@ -2,6 +2,7 @@
 
 use super::{IndexAdmin, IndexError};
 use crate::page::Layout;
+use crate::remote::RpcClient;
 use farleaf_fabric::Fabric;
 use std::fmt::Debug;
 use std::future::Future;
@@ -35,11 +36,36 @@ pub trait Design<L: Layout>: Copy + Debug + Send + Sync + 'static {
     /// for a cache.
     fn compute(options: &Self::Options) -> Result<Self::Compute, IndexError>;
 
-    /// Opens the index on the memory servers.
+    /// Opens the index on the memory servers, after [`Design::check_values`].
+    ///
+    /// # Errors
+    /// [`IndexError::BadPool`] if the memory servers hold no index of this design, or one whose
+    /// values are elsewhere than this design expects them.
     fn open<F: Fabric>(
         fabric: F,
         compute: &Self::Compute,
+    ) -> impl Future<Output = Result<Self::Index<F>, IndexError>> {
+        async move {
+            Self::check_values(&fabric).await?;
+            Self::open_handle(fabric, compute).await
+        }
+    }
+
+    /// Opens the index on the memory servers, wherever its values are. For designs above this one,
+    /// which know that, and for tools that do not look at values.
+    fn open_handle<F: Fabric>(
+        fabric: F,
+        compute: &Self::Compute,
     ) -> impl Future<Output = Result<Self::Index<F>, IndexError>>;
+
+    /// Checks that the index, if there is one, has its values where this design expects them: in
+    /// leaves, unless the design says otherwise.
+    ///
+    /// # Errors
+    /// [`IndexError::BadPool`] if it has not: references to value blocks would pass for values.
+    fn check_values<F: Fabric>(fabric: &F) -> impl Future<Output = Result<(), IndexError>> {
+        async move { Ok(RpcClient::<F, L>::new(fabric.clone()).check_blocks(false).await?) }
+    }
 
     /// Size of the pages in the caches of all compute servers, in bytes.
     fn cached_bytes(compute: &Self::Compute) -> u64 {

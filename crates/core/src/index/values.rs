@@ -10,7 +10,7 @@
 use super::{Answer, LeafEdit, PartIndex, Records, Scan};
 use crate::cache::{CacheCounters, OwnedRange};
 use crate::page::{BlockRef, Layout, OwnedKey, OwnedValue, TooLong};
-use crate::remote::RemoteError;
+use crate::remote::{RemoteError, RpcClient};
 use crate::wire::RecordRoom;
 use farleaf_fabric::Fabric;
 use std::fmt::Debug;
@@ -35,6 +35,23 @@ pub trait ValueForm<L: Layout>: Debug + Send + Sync + 'static {
     /// # Errors
     /// [`RemoteError`]; the index may be marked all the same if the outcome is unknown.
     fn mark<F: Fabric>(fabric: &F) -> impl Future<Output = Result<(), RemoteError>>;
+
+    /// Checks that the index has values in this form.
+    ///
+    /// # Errors
+    /// [`RemoteError::BadPool`] if it has not.
+    fn check_index<F: Fabric>(fabric: &F) -> impl Future<Output = Result<(), RemoteError>>;
+
+    /// Takes over what former lives of this endpoint's compute server have left outside leaves.
+    /// They are fenced, and everything that they left half done is finished. Call it once for
+    /// `shared`, before anything of this life is written.
+    ///
+    /// # Errors
+    /// [`RemoteError`] if a memory server does not answer.
+    fn adopt<F: Fabric>(
+        shared: &Self::Shared,
+        fabric: F,
+    ) -> impl Future<Output = Result<(), RemoteError>>;
 
     /// Opens the values of one endpoint.
     fn open<F: Fabric>(shared: &Self::Shared, fabric: F) -> Self::Values<F>;
@@ -100,6 +117,24 @@ pub trait PartValues<F: Fabric, L: Layout> {
         blocks: &mut Vec<BlockRef>,
     ) -> impl Future<Output = Result<(), RemoteError>>;
 
+    /// Takes one step of looking for memory that former lives have left and no leaf refers to.
+    /// Returns whether there is more to do. One task of a compute server does this, while other
+    /// operations run.
+    fn reclaim<P: PartIndex<F, L>>(
+        &self,
+        part: &P,
+    ) -> impl Future<Output = Result<bool, RemoteError>>;
+
+    /// Call this before keys leave the compute server's range.
+    fn keys_will_leave(&self);
+
+    /// Call this when keys have left the range, or leaves of other compute servers are about to get
+    /// values from here, before any other compute server can use them.
+    ///
+    /// # Errors
+    /// [`RemoteError`] if a memory server does not answer. Then no other one may use them.
+    fn share(&self) -> impl Future<Output = Result<(), RemoteError>>;
+
     /// Frees what was written for a bulk load that has certainly failed.
     fn give_back(&self, blocks: Vec<BlockRef>);
 
@@ -122,6 +157,14 @@ impl<L: Layout> ValueForm<L> for InLeaves {
 
     /// This is what an index without a mark has.
     async fn mark<F: Fabric>(_fabric: &F) -> Result<(), RemoteError> {
+        Ok(())
+    }
+
+    async fn check_index<F: Fabric>(fabric: &F) -> Result<(), RemoteError> {
+        RpcClient::<F, L>::new(fabric.clone()).check_blocks(false).await
+    }
+
+    async fn adopt<F: Fabric>(_shared: &(), _fabric: F) -> Result<(), RemoteError> {
         Ok(())
     }
 
@@ -186,6 +229,16 @@ impl<F: Fabric, L: Layout> PartValues<F, L> for InLeaves {
         _records: &mut Records<OwnedKey<L>, OwnedValue<L>>,
         _blocks: &mut Vec<BlockRef>,
     ) -> Result<(), RemoteError> {
+        Ok(())
+    }
+
+    async fn reclaim<P: PartIndex<F, L>>(&self, _part: &P) -> Result<bool, RemoteError> {
+        Ok(false)
+    }
+
+    fn keys_will_leave(&self) {}
+
+    async fn share(&self) -> Result<(), RemoteError> {
         Ok(())
     }
 

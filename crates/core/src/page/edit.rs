@@ -3,7 +3,7 @@
 //!
 //! *Thread safety*: plain functions. The caller holds the leaf exclusively.
 
-use super::layout::{Entry, Layout, LeafInsert, LeafReplace, OwnedValue};
+use super::layout::{Entry, Layout, LeafDelete, LeafInsert, LeafReplace, OwnedValue};
 use super::limits::TooLong;
 use super::view::Page;
 use super::weight::is_sparse;
@@ -250,9 +250,10 @@ fn replace<L: Layout>(
 }
 
 fn remove<L: Layout>(page: Page<'_, L>, key: &L::Key) -> LeafOutcome<Answer<OwnedValue<L>>> {
-    let lost = L::leaf_reference(page, key);
-    if !L::leaf_delete(page, key) {
-        return nothing();
+    match L::leaf_delete(page, key) {
+        LeafDelete::Deleted(lost) => {
+            changed(lost, L::deleted_words(page).into(), is_sparse::<L>(L::weight(page)))
+        }
+        LeafDelete::Absent => nothing(),
     }
-    changed(lost, L::deleted_words(page).into(), is_sparse::<L>(L::weight(page)))
 }

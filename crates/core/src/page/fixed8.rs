@@ -16,7 +16,7 @@
 use super::checksum::chained_sum;
 use super::chosen::{CHOSEN, is_sensible, words_of};
 use super::layout::{
-    Entry, FencePosition, Layout, LeafInsert, LeafReplace, Probe, ScanWindow, SplitPlan,
+    Entry, FencePosition, Layout, LeafDelete, LeafInsert, LeafReplace, Probe, ScanWindow, SplitPlan,
 };
 use super::view::{DELETED_WORD, HEADER_WORDS, HIGH_WORD, LOW_WORD, META_WORD, Page, SELF_WORD};
 use super::words::Words;
@@ -359,13 +359,14 @@ impl<const WORDS: usize> Layout for Fixed8<WORDS> {
         !Self::is_full(page) || Self::find(page, *key).is_some()
     }
 
-    fn leaf_delete(page: View<'_, WORDS>, key: &u64) -> bool {
-        let Some(slot) = Self::find(page, *key).filter(|&slot| !Self::is_deleted(page, slot))
-        else {
-            return false;
-        };
-        Self::set_deleted(page, slot, true);
-        true
+    fn leaf_delete(page: View<'_, WORDS>, key: &u64) -> LeafDelete<u64> {
+        match Self::find(page, *key) {
+            Some(slot) if !Self::is_deleted(page, slot) => {
+                Self::set_deleted(page, slot, true);
+                LeafDelete::Deleted(None)
+            }
+            _ => LeafDelete::Absent,
+        }
     }
 
     #[inline]

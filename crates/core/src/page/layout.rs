@@ -71,6 +71,16 @@ pub enum LeafReplace<V> {
     Full,
 }
 
+/// Outcome of deleting a key from a leaf.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LeafDelete<V> {
+    /// The key was marked as deleted. Its value is here too, if it can be a reference to a value
+    /// block ([`super::BlockRef`]).
+    Deleted(Option<V>),
+    /// The key is absent. The leaf is unchanged.
+    Absent,
+}
+
 /// Where a page is split.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SplitPlan<K> {
@@ -316,8 +326,8 @@ pub trait Layout: Copy + Debug + Send + Sync + 'static {
     fn leaf_reference(_page: Page<'_, Self>, _key: &Self::Key) -> Option<OwnedValue<Self>> {
         None
     }
-    /// Leaf: marks a key as deleted. Returns whether it was present.
-    fn leaf_delete(page: Page<'_, Self>, key: &Self::Key) -> bool;
+    /// Leaf: marks a key as deleted.
+    fn leaf_delete(page: Page<'_, Self>, key: &Self::Key) -> LeafDelete<OwnedValue<Self>>;
     /// The number of entries that are marked as deleted, never more than there are entries.
     fn deleted_count(page: Page<'_, Self>) -> usize;
     /// Leaf: removes the records marked as deleted. Returns how many.

@@ -34,8 +34,9 @@ pub use filling::{Back, NextPage, fill_end};
 pub use fixed8::Fixed8;
 pub use latch::{Exclusive, Latch, Version};
 pub use layout::{
-    Entry, FencePosition, Layout, LeafInsert, LeafReplace, OwnedKey, OwnedRecord, OwnedValue,
-    Probe, Put, ScanWindow, SplitPlan, Wire, check_bounds, check_records, clipped, lies_within,
+    Entry, FencePosition, Layout, LeafDelete, LeafInsert, LeafReplace, OwnedKey, OwnedRecord,
+    OwnedValue, Probe, Put, ScanWindow, SplitPlan, Wire, check_bounds, check_records, clipped,
+    lies_within,
 };
 pub use limits::TooLong;
 pub use lock_word::LockWord;

@@ -8,7 +8,7 @@
 //! *Thread safety*: the same as for [`super::Page`].
 
 use super::layout::{
-    Entry, FencePosition, Layout, LeafInsert, LeafReplace, Probe, ScanWindow, SplitPlan,
+    Entry, FencePosition, Layout, LeafDelete, LeafInsert, LeafReplace, Probe, ScanWindow, SplitPlan,
 };
 use super::{Fixed8, Page};
 use farleaf_fabric::GlobalAddr;
@@ -142,7 +142,7 @@ impl<const WORDS: usize, const SEED: u64> Layout for Stubborn<WORDS, SEED> {
         !Self::refuses_entry(page) && Fixed8::leaf_has_room(plain(page), key, value)
     }
 
-    fn leaf_delete(page: View<'_, WORDS, SEED>, key: &u64) -> bool {
+    fn leaf_delete(page: View<'_, WORDS, SEED>, key: &u64) -> LeafDelete<u64> {
         Fixed8::leaf_delete(plain(page), key)
     }
 

@@ -54,6 +54,12 @@ pub enum SuperblockError {
          into one with value blocks"
     )]
     NoBlocks,
+    /// The reader expects all values in leaves, and the index was created with value blocks.
+    #[error(
+        "the index was created with value blocks: open it with them, or its references to blocks \
+         would be read as values"
+    )]
+    HasBlocks,
 }
 
 /// The index designs, as encoded in the low byte of the superblock's options. 0 means that none is

@@ -21,7 +21,7 @@ impl<L: Layout, D: Partitioned> Design<L> for D {
         D::create_pool(fabric, options).await
     }
 
-    async fn open<F: Fabric>(
+    async fn open_handle<F: Fabric>(
         fabric: F,
         compute: &Self::Compute,
     ) -> Result<RoutedIndex<D, F, L>, IndexError> {

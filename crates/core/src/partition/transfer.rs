@@ -18,7 +18,9 @@
 
 use super::worker::Worker;
 use super::{MapState, Move, PendingMove, Put};
-use crate::index::{IndexError, PartIndex, PartState, Partitioned, Released, ValueForm};
+use crate::index::{
+    IndexError, PartIndex, PartState, PartValues, Partitioned, Released, ValueForm,
+};
 use crate::page::{Layout, OwnedKey};
 use crate::remote::RemoteError;
 use crate::rules;
@@ -109,10 +111,13 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
                 let what = "the boundaries between compute servers are too long for the map record";
                 return Err(IndexError::InvalidArgument(what));
             }
+            self.values().keys_will_leave();
             let Some(given_up) = self.index().release_range(&planned.keys, &planned.rest).await?
             else {
                 continue;
             };
+            // If this fails, dropping the guard restores the range.
+            self.values().share().await?;
             let put = self.store().put_if(version, &pending).await;
             if put == Put::Changed {
                 return Err(contended); // dropping the guard restores the range

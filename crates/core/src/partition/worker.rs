@@ -40,6 +40,8 @@ const DRAIN_LOOK_NS: u64 = 100_000;
 const SETTLE_NS: u64 = 50_000_000;
 /// Interval at which memory servers are probed.
 const LOOK_AT_MEMORY_NS: u64 = 100_000_000;
+/// Pause between two steps of looking for memory of former lives, so that operations go on.
+const RECLAIM_PAUSE_NS: u64 = 100_000;
 
 /// One thread of a compute server.
 pub struct Worker<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L> = InLeaves> {
@@ -89,13 +91,15 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
     /// through `store`. All threads of the compute server have the same `values`.
     ///
     /// # Errors
-    /// [`IndexError`] if the memory servers hold no index or cannot be reached.
+    /// [`IndexError`] if the memory servers hold no index, or one with values in another form, or
+    /// cannot be reached.
     pub async fn open(
         server: &Arc<ComputeServer<D, L>>,
         fabric: F,
         store: Rc<dyn MapStore<OwnedKey<L>>>,
         values: &V::Shared,
     ) -> Result<Self, IndexError> {
+        V::check_index(&fabric).await?;
         let values = V::open(values, fabric.clone());
         let pool = D::open_pool(fabric).await?;
         let part = OwnerHandle::open(server, &pool, server.sampled_one_in()).await?;
@@ -123,6 +127,22 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
             // operations may be settling.
             self.part.index.settle_some().await;
             self.fabric().sleep(SETTLE_NS).await;
+        }
+    }
+
+    /// Looks for memory that former lives of the compute server have left and no leaf refers to,
+    /// step by step, until it has found all of it or `ended` returns true. One task per compute
+    /// server is enough.
+    pub async fn reclaim(&self, ended: &dyn Fn() -> bool) {
+        while !ended() {
+            let goes_on = match self.enter().await {
+                Some(_entered) => self.values.reclaim(self.index()).await.unwrap_or(true),
+                None => true,
+            };
+            if !goes_on {
+                return;
+            }
+            self.fabric().sleep(RECLAIM_PAUSE_NS).await;
         }
     }
 
@@ -460,6 +480,9 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
                     server: ROOT_SERVER,
                     refusal: Refusal::NotEmpty,
                 });
+            }
+            if map.owners().len() > 1 {
+                self.values.share().await?; // leaves of all owners will refer to these blocks
             }
             self.check_halted()?;
             is_replacing.set(true);

@@ -72,7 +72,7 @@ impl<F: Fabric, L: Layout> NodeAllocator<F, L> {
             if let Some(node) = carver.borrow_mut().take() {
                 return Ok(node);
             }
-            let (at, bytes) = self.chunks.allocate(server, self.chunk_bytes, true).await?;
+            let (at, bytes) = self.chunks.allocate(server, self.chunk_bytes, None).await?;
             let node_bytes = carver.borrow().node_bytes();
             if bytes < node_bytes {
                 return Err(RemoteError::OutOfMemory { server });

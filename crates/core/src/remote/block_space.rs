@@ -18,15 +18,17 @@
 //! - blocks.X8. Blocks whose WRITE may still land are never reused, nor are those that a leaf may
 //!   refer to after an operation of unknown outcome.
 //!
-//! The metadata exists only in this process. Blocks that a process has taken stay taken when it
-//! ends.
+//! The metadata exists only in this process. When it ends, the next life of its compute server
+//! looks for the free blocks in its chunks (`former.rs`).
 //!
 //! *Thread safety*: any number of threads; a mutex that is never held across a wait.
 
-use crate::page::{BlockRef, MOST_BLOCK_BYTES};
-use farleaf_fabric::sync::{Mutex, lock};
+use super::former::{Former, Step};
+use crate::page::{BlockRef, MOST_BLOCK_BYTES, NodeCarver};
+use farleaf_fabric::sync::{AtomicBool, AtomicU64, Mutex, Ordering, lock};
 use farleaf_fabric::{GlobalAddr, ServerId};
 use std::collections::VecDeque;
+use std::ops::Bound;
 
 /// The smallest block, in bytes.
 const LEAST_BYTES: usize = 64;
@@ -108,10 +110,27 @@ pub struct BlockSpace {
     inner: Mutex<Inner>,
     /// After this many lost blocks, leaves should be written back.
     most_lost: usize,
+    /// Whether there are chunks of former lives. It becomes true before the first edit only.
+    has_former: AtomicBool,
+    /// Rounds of looking for free blocks that have stopped scanning.
+    phase: AtomicU64,
+    /// Edits under way that began in an even phase, and in an odd one.
+    edits: [AtomicU64; 2],
+}
+
+/// An edit that may take references out of leaves. Dropping it ends the edit.
+#[derive(Debug)]
+pub(crate) struct EditUnderWay<'a>(&'a AtomicU64);
+
+impl Drop for EditUnderWay<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
 }
 
 #[derive(Debug, Default)]
 struct Inner {
+    former: Option<Former>,
     servers: Vec<OnServer>,
     /// Lost by leaves that may not have been written to the pool yet.
     lost: Vec<Place>,
@@ -182,7 +201,13 @@ impl BlockSpace {
     /// Creates a space without chunks. After leaves have lost `most_lost` blocks, they should be
     /// written back.
     pub fn new(most_lost: usize) -> Self {
-        Self { inner: Mutex::default(), most_lost: most_lost.max(1) }
+        Self {
+            inner: Mutex::default(),
+            most_lost: most_lost.max(1),
+            has_former: AtomicBool::new(false),
+            phase: AtomicU64::new(0),
+            edits: [AtomicU64::new(0), AtomicU64::new(0)],
+        }
     }
 
     /// How much block memory is in use.
@@ -248,6 +273,117 @@ impl BlockSpace {
         let mut inner = lock(&self.inner);
         inner.lost_bytes = 0;
         LostBlocks { places: std::mem::take(&mut inner.lost), space: self }
+    }
+
+    /// Takes over chunks of former lives of this compute server. Call it before the first edit.
+    pub(super) fn adopt(&self, chunks: Vec<(GlobalAddr, u64)>) {
+        if chunks.is_empty() {
+            return;
+        }
+        let mut inner = lock(&self.inner);
+        inner.usage.chunk_bytes += chunks.iter().map(|(_, bytes)| bytes).sum::<u64>();
+        inner.former = Some(Former::new(chunks));
+        self.has_former.store(true, Ordering::SeqCst);
+    }
+
+    /// Begins an edit that may take references out of leaves. Nothing needs to be counted if there
+    /// are no chunks of former lives.
+    #[inline]
+    pub(crate) fn edit(&self) -> Option<EditUnderWay<'_>> {
+        if !self.has_former.load(Ordering::Relaxed) {
+            return None;
+        }
+        loop {
+            let phase = self.phase.load(Ordering::SeqCst);
+            let edits = &self.edits[(phase % 2) as usize];
+            edits.fetch_add(1, Ordering::SeqCst);
+            let begun = EditUnderWay(edits);
+            // Otherwise, the end of the scan may have missed it.
+            if self.phase.load(Ordering::SeqCst) == phase {
+                return Some(begun);
+            }
+        }
+    }
+
+    /// A leaf has lost a block. Returns whether that is all, because free blocks are being looked
+    /// for in its chunk (blocks.X11).
+    pub(super) fn lose_of_former(&self, place: Place) -> bool {
+        self.has_former.load(Ordering::Relaxed)
+            && lock(&self.inner).former.as_mut().is_some_and(|former| former.lose(place.at))
+    }
+
+    /// What is to be done about chunks of former lives; `None` if there are none.
+    pub(super) fn former_step(&self) -> Option<Step> {
+        lock(&self.inner).former.as_ref().map(|former| former.step().clone())
+    }
+
+    /// Notes blocks of former lives that leaves refer to. The scan goes on at `next`, or has ended.
+    pub(super) fn note(
+        &self,
+        blocks: impl Iterator<Item = BlockRef>,
+        next: Option<Bound<Vec<u8>>>,
+    ) {
+        let mut inner = lock(&self.inner);
+        let Some(former) = &mut inner.former else { return };
+        for place in blocks.map(Place::of) {
+            former.note(place.at, place.class.bytes());
+        }
+        if next.is_none() {
+            self.phase.fetch_add(1, Ordering::SeqCst);
+        }
+        former.scan_on(next);
+    }
+
+    /// Ends the round if all edits that began before the end of its scan have ended (blocks.X11).
+    pub(super) fn end_round_if_drained(&self) {
+        let former_phase = self.phase.load(Ordering::SeqCst).wrapping_sub(1);
+        if self.edits[(former_phase % 2) as usize].load(Ordering::SeqCst) > 0 {
+            return;
+        }
+        let mut inner = lock(&self.inner);
+        if let Some(former) = &mut inner.former {
+            let (blocks, bytes) = former.end_round();
+            inner.usage.blocks_in_use += blocks;
+            inner.usage.bytes_in_use += bytes;
+        }
+    }
+
+    /// Uses what a round has found: all leaves have been written back since its end, and a grace
+    /// period has passed. Returns the pieces of `least` bytes and more, which are not used here.
+    pub(super) fn use_found(&self, least: u64) -> Vec<(GlobalAddr, u64)> {
+        let mut inner = lock(&self.inner);
+        let mut returned = Vec::new();
+        let Some((found, is_next)) = inner.former.as_mut().map(Former::take_free) else {
+            return returned;
+        };
+        for (at, bytes) in found {
+            let align = NodeCarver::NODE_ALIGN;
+            let end = at.offset() + bytes;
+            let (from, to) = (at.offset().next_multiple_of(align), end - end % align);
+            if to.saturating_sub(from) < least.max(1) {
+                inner.on(at.server()).cut(at, bytes);
+                continue;
+            }
+            let whole = at.plus(from - at.offset());
+            inner.on(at.server()).cut(at, from - at.offset());
+            inner.on(at.server()).cut(whole.plus(to - from), end - to);
+            inner.usage.chunk_bytes = inner.usage.chunk_bytes.saturating_sub(to - from);
+            returned.push((whole, to - from));
+        }
+        if !is_next {
+            inner.former = None;
+            self.has_former.store(false, Ordering::Relaxed);
+        }
+        returned
+    }
+
+    /// Keys are about to leave the compute server, with references to blocks of its former lives.
+    pub(super) fn give_up_former(&self) {
+        let mut inner = lock(&self.inner);
+        if inner.former.as_mut().is_some_and(|former| !former.give_up()) {
+            inner.former = None;
+            self.has_former.store(false, Ordering::Relaxed);
+        }
     }
 
     /// When the first resting block can be reused; `None` if none is resting.

@@ -7,23 +7,29 @@
 //! - blocks.X5. A reader accepts a block only if its check matches, and if the block arrived less
 //!   than half of [`GRACE_NS`] after the reader looked at the leaf, or the reader finds the same
 //!   reference there afterwards. Otherwise it starts again at the leaf.
+//! - blocks.X12. Memory servers list the chunks of a compute server's lives only while no leaf
+//!   outside its range refers to a block in them ([`BlockClient::share_chunks`]).
 //!
 //! *Thread safety*: belongs to its endpoint's thread; tasks of that thread share it.
 
-use super::block_space::{BlockSpace, LostBlocks, Place, SizeClass};
+use super::block_space::{BlockSpace, EditUnderWay, LostBlocks, Place, SizeClass};
 use super::chunks::ChunkClient;
+use super::former::Step;
 use super::pages::{BUSY_WAIT_NS, BUSY_WAITS, READ_RETRIES};
 use super::pieces::{both, pieces};
 use super::{Backoff, GRACE_NS, Miss, RemoteError};
 use crate::page::{BlockRef, Layout, MOST_BLOCK_BYTES, block_words};
 use crate::rules;
+use crate::wire::{LISTED_CHUNKS, PoolRequest, Reply};
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Buffer, Fabric, FabricError, GlobalAddr, ServerId};
 use std::collections::VecDeque;
-use std::ops::Range;
+use std::ops::{Bound, Range};
 
 /// Maximum number of pieces of one block in flight together.
 const PIECES_TOGETHER: usize = 4;
+/// Free pieces of this size that former lives have left go back to the memory servers, in bytes.
+const LEAST_RETURNED_BYTES: u64 = 4096;
 /// Attempts to write a block.
 const WRITE_ATTEMPTS: u32 = 16;
 
@@ -73,7 +79,7 @@ impl<F: Fabric, L: Layout> BlockClient<F, L> {
             if let Some(place) = self.space.take(server, class, self.now_ns()) {
                 return Ok(place.at());
             }
-            match self.chunks.allocate(server, wanted, false).await {
+            match self.chunks.allocate(server, wanted, Some(class.bytes())).await {
                 Ok((at, bytes)) => self.space.add_chunk(at, bytes),
                 // There is no room for a chunk, but there may be room for this block.
                 Err(RemoteError::OutOfMemory { .. }) if wanted > class.bytes() => {
@@ -273,7 +279,110 @@ impl<F: Fabric, L: Layout> BlockClient<F, L> {
             self.give_back(block);
             return false;
         }
-        self.space.lose(Place::of(block))
+        let place = Place::of(block);
+        !self.space.lose_of_former(place) && self.space.lose(place)
+    }
+
+    /// Takes over the chunks that former lives of this endpoint's compute server have left. They
+    /// must be fenced, and everything that they left half done must be finished. Call it before
+    /// anything of this life is written.
+    ///
+    /// # Errors
+    /// [`RemoteError`] if a memory server does not answer.
+    pub async fn adopt(&self) -> Result<(), RemoteError> {
+        let mut chunks: Vec<(GlobalAddr, u64)> = Vec::new();
+        for number in 0..self.fabric().memory_servers() {
+            let server = ServerId::new(number);
+            let mut from = 0;
+            loop {
+                let request = PoolRequest::ListChunks { from };
+                let told = self.chunks.rpc().ask_harmless(server, &request).await?;
+                let Reply::Chunks { more, chunks: listed } = told else {
+                    return Err(RemoteError::BadReply { server });
+                };
+                let is_sensible = |(at, bytes): &(GlobalAddr, u64)| {
+                    at.server() == server && at.offset() > 0 && *bytes > 0
+                };
+                if (more && listed.is_empty()) || !listed.iter().all(is_sensible) {
+                    return Err(RemoteError::BadReply { server });
+                }
+                from += listed.len() as u32;
+                chunks.extend(listed);
+                if !more {
+                    break;
+                }
+            }
+        }
+        self.space.adopt(chunks);
+        Ok(())
+    }
+
+    /// Tells the memory servers that leaves of other compute servers may refer to blocks of this
+    /// one from now on, so no later life can tell which of the blocks that it has cut so far are
+    /// free (blocks.X12). Call it when no operation can store another reference that leaves.
+    ///
+    /// # Errors
+    /// [`RemoteError`] if a memory server does not answer.
+    pub async fn share_chunks(&self) -> Result<(), RemoteError> {
+        for number in 0..self.fabric().memory_servers() {
+            let server = ServerId::new(number);
+            match self.chunks.rpc().ask_harmless(server, &PoolRequest::ForgetChunks).await? {
+                Reply::Done => {}
+                _ => return Err(RemoteError::BadReply { server }),
+            }
+        }
+        Ok(())
+    }
+
+    /// Stops looking for free blocks of former lives, because leaves with references to them are
+    /// about to leave. Their chunks are not lost to the next life if they stay after all.
+    pub fn give_up_former(&self) {
+        self.space.give_up_former();
+    }
+
+    /// Begins an edit that may take references out of leaves.
+    #[inline]
+    pub(crate) fn edit(&self) -> Option<EditUnderWay<'_>> {
+        self.space.edit()
+    }
+
+    /// What is to be done about chunks of former lives; `None` if there are none.
+    pub(crate) fn former_step(&self) -> Option<Step> {
+        self.space.former_step()
+    }
+
+    /// Notes blocks that leaves refer to. The scan goes on at `next`, or has ended.
+    pub(crate) fn note(
+        &self,
+        blocks: impl Iterator<Item = BlockRef>,
+        next: Option<Bound<Vec<u8>>>,
+    ) {
+        let forgotten = usize::from(self.fabric().breaks(rules::REFERENCES_NOTED));
+        let blocks = blocks.filter(|block| self.is_sensible(*block));
+        self.space.note(blocks.skip(forgotten), next);
+    }
+
+    /// Ends a round of looking for free blocks if no edit from before is under way any more.
+    pub(crate) fn end_round_if_drained(&self) {
+        self.space.end_round_if_drained();
+    }
+
+    /// Uses what a round has found, after the grace period that begins now: all leaves have just
+    /// been written back. Larger pieces go back to the memory servers, for the next life, which
+    /// writes before it has found anything, and for others.
+    pub(crate) async fn use_found(&self) {
+        self.fabric().sleep(GRACE_NS).await;
+        let mut found = self.space.use_found(LEAST_RETURNED_BYTES.min(self.chunk_bytes / 4));
+        found.sort_unstable();
+        for pieces in found.chunk_by(|(one, _), (other, _)| one.server() == other.server()) {
+            let server = pieces[0].0.server();
+            for pieces in pieces.chunks(LISTED_CHUNKS) {
+                // Sent once: had it another effect later, the pieces could be in use by then. If it
+                // has none, the next life finds them.
+                let request = PoolRequest::ReturnPieces { pieces: pieces.to_vec() };
+                let _ = self.chunks.rpc().ask(server, &request).await;
+            }
+        }
     }
 
     /// The blocks that leaves have lost so far.

@@ -36,10 +36,10 @@ impl<F: Fabric, L: Layout> ChunkClient<F, L> {
         &self.client
     }
 
-    /// Allocates a chunk of `bytes` bytes on `server`, which exists. For nodes the chunk can be
-    /// smaller, such as the server's last chunk, or a node that was given back. Otherwise it has
-    /// the full size and was never used. A request that is repeated, or arrives late, gets the same
-    /// chunk.
+    /// Allocates a chunk of `bytes` bytes on `server`, which exists. For nodes (`least` is `None`)
+    /// the chunk can be smaller, such as the server's last chunk, or a node that was given back.
+    /// Otherwise it has `least` bytes at least, and no node was ever there. A request that is
+    /// repeated, or arrives late, gets the same chunk.
     ///
     /// # Errors
     /// [`RemoteError`]; after an unknown outcome, the next request asks for the same chunk.
@@ -47,12 +47,12 @@ impl<F: Fabric, L: Layout> ChunkClient<F, L> {
         &self,
         server: ServerId,
         bytes: u64,
-        is_for_nodes: bool,
+        least: Option<u64>,
     ) -> Result<(GlobalAddr, u64), RemoteError> {
         let token = self.token(server);
-        let request = match is_for_nodes {
-            true => PoolRequest::AllocateChunk { bytes, token },
-            false => PoolRequest::AllocateWhole { bytes, token },
+        let request = match least {
+            None => PoolRequest::AllocateChunk { bytes, token },
+            Some(least) => PoolRequest::AllocateWhole { bytes, least, token },
         };
         // Retries are safe: all requests with the same token get the same chunk.
         let (at, bytes) = match self.client.ask_harmless(server, &request).await {

@@ -116,16 +116,25 @@ impl<F: Fabric, L: Layout> RpcClient<F, L> {
         Ok(outcome.map(drop)?)
     }
 
-    /// Checks that the index was created with value blocks; one READ.
+    /// Checks that the index, if there is one, was created with value blocks, or without them; one
+    /// READ for byte strings. Numbers are never in blocks.
     ///
     /// # Errors
-    /// [`RemoteError::BadPool`] if it was not: its values would be taken for references.
-    pub async fn check_blocks(&self) -> Result<(), RemoteError> {
-        let (server, error) = (ROOT_SERVER, SuperblockError::NoBlocks);
-        match self.superblock(server).await?.has_blocks {
-            true => Ok(()),
-            false => Err(RemoteError::BadPool { server, error }),
+    /// [`RemoteError::BadPool`] if it was created in the other way: its values would be taken for
+    /// references, or its references for values.
+    pub async fn check_blocks(&self, expected: bool) -> Result<(), RemoteError> {
+        if !L::HAS_HEAP && !expected {
+            return Ok(());
         }
+        let (server, found) = (ROOT_SERVER, self.superblock(ROOT_SERVER).await?);
+        // Without an index, the design says so.
+        let is_claimed = found.options != 0 || !found.root.is_null();
+        let error = match found.has_blocks {
+            true if !expected => SuperblockError::HasBlocks,
+            false if expected && is_claimed => SuperblockError::NoBlocks,
+            _ => return Ok(()),
+        };
+        Err(RemoteError::BadPool { server, error })
     }
 
     async fn claim(

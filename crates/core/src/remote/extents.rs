@@ -215,7 +215,7 @@ impl<F: Fabric, L: Layout> ExtentClient<F, L> {
             if let Some(extent) = self.space.take(server, before, time) {
                 return Ok(extent);
             }
-            match self.chunks.allocate(server, wanted, false).await {
+            match self.chunks.allocate(server, wanted, Some(wanted)).await {
                 Ok((at, bytes)) => self.space.add_chunk(at, bytes),
                 // There is no room for a chunk, but perhaps for one extent.
                 Err(RemoteError::OutOfMemory { .. }) if wanted > extent_bytes => {

@@ -12,11 +12,12 @@ use super::chunks::ChunkAllocator;
 use super::offloads::{Offloads, Stretch};
 use super::owners::{Owner, Owners};
 use super::tree::{Loader, Tree};
+use super::whole::WholeChunks;
 use crate::page::{DesignId, Layout, NodeCarver, OwnedKey, OwnedValue, Page, Superblock};
 use crate::rules;
 use crate::wire::{
-    DEAD_OWNERS, GIVE_BACK_NODES, OffloadRequest, OwnerRequest, PoolRequest, Refusal, Reply,
-    Request, Share, TreeRequest, Usage,
+    DEAD_OWNERS, GIVE_BACK_NODES, LISTED_CHUNKS, OffloadRequest, OwnerRequest, PoolRequest,
+    Refusal, Reply, Request, Share, TreeRequest, Usage,
 };
 use farleaf_fabric::sync::{Arc, Mutex, lock};
 use farleaf_fabric::{
@@ -79,6 +80,8 @@ pub struct MemoryServer<L: Layout> {
     /// The latest chunks allocated. Without them, a client that gets no replies and repeats its
     /// requests would exhaust the pool.
     latest_chunks: Mutex<VecDeque<LatestChunk>>,
+    /// Chunks that are not for nodes.
+    whole: Mutex<WholeChunks>,
     /// Held while the superblock's options and root are set.
     claim: Mutex<()>,
 }
@@ -181,6 +184,7 @@ impl<L: Layout> MemoryServer<L> {
             offloads: Offloads::default(),
             given_back: Mutex::new(BTreeSet::new()),
             latest_chunks: Mutex::default(),
+            whole: Mutex::default(),
             claim: Mutex::new(()),
         })
     }
@@ -311,7 +315,7 @@ impl<L: Layout> MemoryServer<L> {
         &self,
         bytes: u64,
         asked: Option<(u16, u64)>,
-        is_whole: bool,
+        least: Option<u64>,
     ) -> Result<Reply<L>, Refusal> {
         let mut latest = lock(&self.latest_chunks);
         let same = latest.iter().find(|chunk| asked == Some(chunk.asked));
@@ -319,13 +323,18 @@ impl<L: Layout> MemoryServer<L> {
             return Ok(Reply::Chunk { at, bytes });
         }
         // Memory that was once a node stays a node, because clients may still CAS its word 0 (V3).
-        let given_back = if is_whole { None } else { lock(&self.given_back).pop_first() };
-        let chunk = match given_back {
-            Some(at) => {
+        let given_back = match least {
+            Some(_) => None,
+            None => lock(&self.given_back).pop_first(),
+        };
+        let chunk = match (given_back, least) {
+            (Some(at), _) => {
                 Some((at, (L::page_words() as u64 * 8).next_multiple_of(NodeCarver::NODE_ALIGN)))
             }
-            None if is_whole => self.chunks.allocate_whole(bytes),
-            None => self.chunks.allocate(bytes),
+            (None, Some(least)) => lock(&self.whole)
+                .take(bytes.max(least), least)
+                .or_else(|| self.chunks.allocate_whole(bytes.max(least))),
+            (None, None) => self.chunks.allocate(bytes),
         };
         let (at, bytes) = chunk.ok_or(Refusal::OutOfMemory)?;
         if let Some(asked) = asked {
@@ -333,6 +342,9 @@ impl<L: Layout> MemoryServer<L> {
                 latest.pop_front();
             }
             latest.push_back(LatestChunk { asked, at, bytes });
+            if least.is_some() {
+                lock(&self.whole).add(asked.0, at, bytes);
+            }
         }
         Ok(Reply::Chunk { at, bytes })
     }
@@ -487,14 +499,30 @@ impl<L: Layout> MemoryServer<L> {
         match request {
             PoolRequest::AllocateChunk { bytes, token } => {
                 let once = !cpu.breaks(rules::CHUNKS_ONCE);
-                self.allocate(bytes, once.then_some((client, token)), false)
+                self.allocate(bytes, once.then_some((client, token)), None)
             }
-            PoolRequest::AllocateWhole { bytes, token } => {
-                self.allocate(bytes, Some((client, token)), true)
+            PoolRequest::AllocateWhole { bytes, least, token } => {
+                self.allocate(bytes, Some((client, token)), Some(least))
             }
             PoolRequest::Usage => Ok(Reply::Usage(self.usage())),
             PoolRequest::Claim { options, root } => self.claim(options, root),
             PoolRequest::GiveBack { nodes } => self.give_back(&nodes),
+            PoolRequest::ListChunks { from } => {
+                let (chunks, more) = lock(&self.whole).list(client, from as usize, LISTED_CHUNKS);
+                Ok(Reply::Chunks { more, chunks })
+            }
+            PoolRequest::ForgetChunks => {
+                lock(&self.whole).forget(client);
+                Ok(Reply::Done)
+            }
+            PoolRequest::ReturnPieces { pieces } => {
+                if pieces.len() > LISTED_CHUNKS {
+                    return Err(Refusal::Malformed);
+                }
+                let mut whole = lock(&self.whole);
+                pieces.into_iter().for_each(|(at, bytes)| whole.give_back(client, at, bytes));
+                Ok(Reply::Done)
+            }
         }
     }
 

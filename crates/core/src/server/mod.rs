@@ -10,6 +10,7 @@ mod nodes;
 mod offloads;
 mod owners;
 pub mod tree;
+mod whole;
 
 pub use chunks::ChunkAllocator;
 pub use epoch::{EpochGuard, Epochs};

@@ -5,6 +5,8 @@ use farleaf_fabric::GlobalAddr;
 
 /// Maximum number of nodes in one [`PoolRequest::GiveBack`].
 pub const GIVE_BACK_NODES: usize = 1024;
+/// Maximum number of chunks in one reply to [`PoolRequest::ListChunks`].
+pub const LISTED_CHUNKS: usize = 4096;
 
 messages! {
     /// A request for a memory server's memory.
@@ -18,10 +20,12 @@ messages! {
             /// arrives. Clients never share a token.
             token: u64,
         },
-        /// Requests a chunk of this size that was never used, for anything that is not a node.
+        /// Requests a chunk in which no node ever was, for anything that is not a node.
         28 => AllocateWhole {
-            /// Its size; the server allocates no less.
+            /// Its size; the server may allocate less if it has pieces that were returned.
             bytes: u64,
+            /// The least size.
+            least: u64,
             /// As for [`PoolRequest::AllocateChunk`].
             token: u64,
         },
@@ -40,6 +44,21 @@ messages! {
         21 => GiveBack {
             /// The nodes, all on this server; at most [`GIVE_BACK_NODES`].
             nodes: Vec<GlobalAddr> as rest,
+        },
+        /// Requests the chunks of [`PoolRequest::AllocateWhole`] that this compute server has,
+        /// since its last [`PoolRequest::ForgetChunks`] and in all its lives. Answered by
+        /// [`Reply::Chunks`](super::Reply::Chunks).
+        29 => ListChunks {
+            /// The first chunk wanted, counted from the oldest.
+            from: u32,
+        },
+        /// Do not list the chunks any more that this compute server has so far.
+        30 => ForgetChunks,
+        /// Returns parts of listed chunks, which nothing uses any more. They are allocated again by
+        /// [`PoolRequest::AllocateWhole`]. Must not be sent again if its outcome is unknown.
+        31 => ReturnPieces {
+            /// Addresses and sizes, in whole nodes; at most [`LISTED_CHUNKS`].
+            pieces: Vec<(GlobalAddr, u64)> as rest,
         },
     }
 }

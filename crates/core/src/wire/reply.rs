@@ -60,6 +60,13 @@ messages! {
         11 => Owners(owners: Vec<u16> as rest),
         /// The edit was applied and took away this value, which may be a reference to a block.
         12 => Replaced(value: OwnedValue<L>),
+        /// Answers [`PoolRequest::ListChunks`](super::PoolRequest::ListChunks).
+        13 => Chunks {
+            /// Whether there are more.
+            more: bool,
+            /// Addresses and sizes, the oldest first.
+            chunks: Vec<(GlobalAddr, u64)> as rest,
+        },
     }
 }
 

@@ -11,15 +11,13 @@ use farleaf_core::index::dex::Dex;
 use farleaf_core::index::fine::Fine;
 use farleaf_core::index::hybrid::{Hybrid, HybridOptions};
 use farleaf_core::index::{Design, Exchange, IndexAdmin, IndexError, RangeIndex, Scan};
-use farleaf_core::page::{
-    Action, Answer, Bytes, LeafEdit, MOST_BLOCK_BYTES, Named, SuperblockError,
-};
+use farleaf_core::page::{Action, Answer, Bytes, LeafEdit, MOST_BLOCK_BYTES, Named};
 use farleaf_core::remote::GRACE_NS;
 use farleaf_core::rules::KnownRule;
 use farleaf_core::server::MemoryServerConfig;
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::{Faults, SimConfig, Slow, Verb};
-use farleaf_fabric::{Cluster, CounterSnapshot, Fabric, ServerId};
+use farleaf_fabric::{Cluster, CounterSnapshot, Fabric};
 
 type Small = Bytes<128>;
 
@@ -307,23 +305,6 @@ fn an_exchange_compares_values_and_not_what_is_stored() {
             assert_eq!(absent, Ok(Exchange::Differs(None)));
             assert_eq!(few.get(b"absent").await, Ok(None));
         }
-    });
-}
-
-/// Their values would lose a byte, or pass for references.
-#[test]
-fn an_index_without_blocks_is_not_opened_with_them() {
-    let provider = &local(LocalConfig::default());
-    let setup = fine(provider);
-    let cluster = setup.with_index::<Small, Fine>();
-    let compute = &<Blocks<Fine> as Design<Small>>::compute(&blocks(setup.options)).unwrap();
-    cluster.run_one(|fabric| async move {
-        let index = <Fine as Design<Small>>::open(fabric.clone(), &()).await.unwrap();
-        index.insert(b"key", &[1; 19]).await.unwrap();
-        let opened = <Blocks<Fine> as Design<Small>>::open(fabric, compute).await;
-        let server = ServerId::new(0);
-        let error = IndexError::BadPool { server, error: SuperblockError::NoBlocks };
-        assert_eq!(opened.map(drop), Err(error));
     });
 }
 

@@ -23,7 +23,7 @@ const KINDS: [IndexKind; 3] = [
 ];
 
 /// Many levels from few records: MemTables are full, flushed and merged all the time.
-fn tiny(index: IndexKind) -> DlsmOptions {
+pub(super) fn tiny(index: IndexKind) -> DlsmOptions {
     DlsmOptions {
         memtable: MemTableOptions { bytes: 16 << 10, filter_bytes: 512, ..Default::default() },
         index,

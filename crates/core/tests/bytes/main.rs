@@ -4,12 +4,14 @@
 #![cfg(not(any(loom, shuttle)))]
 
 mod block_batches;
+mod block_loads;
 mod blocks;
 mod crashes;
 mod designs;
 mod dlsm;
 mod limits;
 mod loads;
+mod marks;
 mod providers;
 mod suite;
 mod worker;

@@ -8,16 +8,16 @@ use farleaf_core::index::blocks::{BlockOptions, InBlocks, SharedBlocks};
 use farleaf_core::index::conformance::Setup;
 use farleaf_core::index::dex::{Dex, DexOptions};
 use farleaf_core::index::{InLeaves, IndexError, ValueForm};
-use farleaf_core::page::{Action, Bytes, LeafEdit, Named};
+use farleaf_core::page::{Action, Bytes, LeafEdit, Named, SuperblockError};
 use farleaf_core::partition::{
     Clients, ComputeServer, MapState, MapStore, PartitionMap, Put, Queue, Worker,
 };
-use farleaf_core::remote::GRACE_NS;
+use farleaf_core::remote::{BlockClient, BlockSpace, GRACE_NS};
 use farleaf_core::server::MemoryServerConfig;
 use farleaf_core::wire::{ClientRequest, ClientResponse, ErrorCode, MOST_VALUE_BYTES};
-use farleaf_fabric::sim::SimConfig;
+use farleaf_fabric::sim::{Faults, SimConfig, Slow, Verb};
 use farleaf_fabric::sync::Arc;
-use farleaf_fabric::{Cluster, Fabric, MAX_MESSAGE_BYTES};
+use farleaf_fabric::{Cluster, Fabric, FabricError, MAX_MESSAGE_BYTES, ServerId, Uncertainty};
 use futures_util::future::{LocalBoxFuture, join};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -52,17 +52,27 @@ impl MapStore<Vec<u8>> for Alone {
     }
 }
 
-/// Opens a compute server that owns all keys.
+/// Opens a compute server that owns all keys of an index with values in the form `V`.
 async fn open<V: ValueForm<Small>, F: Fabric>(
     fabric: F,
     cache: CacheOptions,
     values: &V::Shared,
 ) -> Worker<Dex, F, Small, V> {
+    V::mark(&fabric).await.unwrap();
+    try_open::<V, F>(fabric, cache, values).await.unwrap()
+}
+
+/// The same without marking the index.
+async fn try_open<V: ValueForm<Small>, F: Fabric>(
+    fabric: F,
+    cache: CacheOptions,
+    values: &V::Shared,
+) -> Result<Worker<Dex, F, Small, V>, IndexError> {
     let map = PartitionMap::new::<Small>(1, Vec::new()).unwrap();
     let state = MapState { map: map.clone(), moving: None };
     let store = Rc::new(Alone { state: RefCell::new(state), version: Cell::new(1) });
     let server = Arc::new(ComputeServer::start(0, &cache, map).unwrap());
-    Worker::open(&server, fabric, store, values).await.unwrap()
+    Worker::open(&server, fabric, store, values).await
 }
 
 /// Few cached blocks, and leaves that are written back often.
@@ -384,8 +394,11 @@ fn limits_of_a_compute_server() {
         assert_eq!(worker.answer(Ask::UpsertAll { records }).await, malformed);
         assert_eq!(scanned(&worker, false, 10).await, vec![]);
         assert_eq!(blocks.usage().chunk_bytes, 0);
-        drop(worker);
-        // Without blocks the limit is that of a page.
+    });
+    // Without blocks the limit is that of a page.
+    let cluster = setup(provider, 64 << 20).with_index::<Small, Dex>();
+    cluster.run_one(|fabric| async move {
+        let malformed = Told::Error(ErrorCode::Malformed);
         let worker = open::<InLeaves, _>(fabric, caches()[1], &()).await;
         let upsert = |length| {
             let action = Action::Upsert(vec![1; length]);
@@ -394,5 +407,185 @@ fn limits_of_a_compute_server() {
         let most = Small::longest_value_beside(1);
         assert!(matches!(upsert(most).await, Told::Edited(_)));
         assert_eq!(upsert(most + 1).await, malformed);
+    });
+}
+
+/// All compute servers of an index keep values in the same form.
+#[test]
+fn a_compute_server_refuses_values_in_another_form() {
+    let provider = &sim(SimConfig::default());
+    let cluster = setup(provider, 4 << 20).with_index::<Small, Dex>();
+    cluster.run_one(|fabric| async move {
+        let refused = |error| Err(IndexError::BadPool { server: ServerId::new(0), error });
+        let (cache, blocks) = (caches()[1], shared());
+        let in_blocks =
+            async || try_open::<InBlocks, _>(fabric.clone(), cache, &blocks).await.map(drop);
+        let in_leaves =
+            async || try_open::<InLeaves, _>(fabric.clone(), cache, &()).await.map(drop);
+        assert_eq!(in_blocks().await, refused(SuperblockError::NoBlocks));
+        assert_eq!(in_leaves().await, Ok(()));
+        <InBlocks as ValueForm<Small>>::mark(&fabric).await.unwrap();
+        assert_eq!(in_leaves().await, refused(SuperblockError::HasBlocks));
+        assert_eq!(in_blocks().await, Ok(()));
+    });
+}
+
+/// Blocks arrive late, when the leaves refer to longer values already: the reply has no room for
+/// all of these.
+#[test]
+fn a_scan_reply_is_cut_again_if_its_values_have_grown() {
+    let slow = Slow {
+        verbs: vec![Verb::Read],
+        compute_servers: vec![],
+        replies: false,
+        probability: 1.0,
+        max_ns: 4 * GRACE_NS,
+    };
+    let faults = Faults { slow: vec![slow], ..Faults::default() };
+    let give_up_after_ns = 60_000_000_000;
+    let provider = &sim(SimConfig { faults, give_up_after_ns, ..SimConfig::default() });
+    let cluster = setup(provider, 64 << 20).with_index::<Small, Dex>();
+    cluster.run_one(|fabric| async move {
+        let blocks = BlockOptions { cache_bytes: 0, most_lost: 1_000, ..options() };
+        let blocks = SharedBlocks::new(&blocks).unwrap();
+        let worker = open::<InBlocks, _>(fabric, caches()[1], &blocks).await;
+        let upsert_all = async |length: usize| {
+            for key in 0..40 {
+                let action = Action::Upsert(vec![key; length]);
+                let told = worker.answer(Ask::Edit(LeafEdit { key: vec![key], action })).await;
+                assert!(matches!(told, Told::Edited(_)), "{told:?}");
+            }
+        };
+        // All of the short ones have room in a message, and two of the long ones.
+        let (short, long) = (2_000, 50_000);
+        for reverse in [false, true] {
+            upsert_all(short).await;
+            let (records, ()) = join(scanned(&worker, reverse, 1_000), upsert_all(long)).await;
+            let mut keys: Vec<u8> = records.iter().map(|(key, _)| key[0]).collect();
+            if reverse {
+                keys.reverse();
+            }
+            assert_eq!(keys, (0..40).collect::<Vec<u8>>(), "each key once");
+            assert!(records.iter().all(|(key, value)| value.iter().all(|byte| *byte == key[0])));
+            let grown = records.iter().filter(|(_, value)| value.len() == long).count();
+            assert!(grown > 20, "{grown} of the values are long");
+        }
+    });
+}
+
+/// Blocks that a load has written are free again whatever ends it, unless the tree may have been
+/// replaced: here memory that runs out within a group of blocks, and a client that is lost.
+#[test]
+fn a_load_that_ends_early_frees_its_blocks() {
+    let provider = &sim(SimConfig::default());
+    let cluster = setup(provider, 1 << 20).with_index::<Small, Dex>();
+    cluster.run_one(|fabric| async move {
+        let blocks = shared();
+        let worker = open::<InBlocks, _>(fabric, caches()[1], &blocks).await;
+        let records: Vec<_> = (0..250_u8).map(|key| (vec![key], vec![key; 20_001])).collect();
+        worker.halt().await.unwrap();
+        let in_use = Cell::new(0);
+        let (server, why) = (ServerId::new(0), Uncertainty::TimedOut);
+        let lost = IndexError::Indeterminate(FabricError::Indeterminate { server, why });
+        let mut parts = records[..40].chunks(7).map(<[_]>::to_vec);
+        let loaded = worker.load(0.7, async || match parts.next() {
+            Some(part) => Ok(Some(part)),
+            None => {
+                in_use.set(blocks.usage().blocks_in_use);
+                Err(lost.clone())
+            }
+        });
+        assert_eq!(loaded.await, Err(lost.clone()));
+        assert_eq!((in_use.get(), blocks.usage().blocks_in_use), (40, 0));
+
+        let mut parts = records.chunks(7).map(<[_]>::to_vec);
+        let loaded = worker.load(0.7, async || {
+            in_use.set(blocks.usage().blocks_in_use);
+            Ok(parts.next())
+        });
+        let loaded = loaded.await;
+        assert!(matches!(loaded, Err(IndexError::OutOfMemory { .. })), "{loaded:?}");
+        assert!(in_use.get() > 40, "{}", in_use.get());
+        assert_eq!(blocks.usage().blocks_in_use, 0);
+        worker.resume().await.unwrap();
+        assert_eq!(scanned(&worker, false, 10).await, vec![]);
+    });
+}
+
+/// A compute server dies again and again, with free blocks, lost ones and waiting ones. Each life
+/// finds those of the lives before it while it serves, and no block is there twice.
+#[test]
+fn a_life_finds_the_free_blocks_of_former_lives() {
+    for cache in caches() {
+        let provider = &sim(SimConfig::default());
+        let cluster = setup(provider, 4 << 20).with_index::<Small, Dex>();
+        cluster.run_one(|fabric| async move {
+            let length = |key: u8| 2_000 + 300 * usize::from(key);
+            let mut chunk_bytes = Vec::new();
+            for life in 0..20_u8 {
+                let blocks = shared();
+                <InBlocks as ValueForm<Small>>::adopt(&blocks, fabric.clone()).await.unwrap();
+                assert_eq!(blocks.usage().chunk_bytes > 0, life > 0);
+                let worker = open::<InBlocks, _>(fabric.clone(), cache, &blocks).await;
+                let found = Cell::new(false);
+                let reclaim = async {
+                    worker.reclaim(&|| false).await;
+                    found.set(true);
+                };
+                let work = async {
+                    let mut round = 0_u32;
+                    while !found.get() || round < 10 {
+                        for key in 0..20 {
+                            let value = vec![life ^ round as u8; length(key)];
+                            let action = Action::Upsert(value);
+                            let edit = LeafEdit { key: vec![key], action };
+                            let told = worker.answer(Ask::Edit(edit)).await;
+                            assert!(matches!(told, Told::Edited(_)), "{life}: {told:?}");
+                        }
+                        round += 1;
+                        fabric.sleep(GRACE_NS / 4).await;
+                    }
+                };
+                join(reclaim, work).await;
+                let usage = blocks.usage();
+                assert_eq!(usage.blocks_in_use, 20, "{life}: {usage:?}");
+                chunk_bytes.push(usage.chunk_bytes);
+                assert_eq!(worker.answer(Ask::Flush).await, Told::Done);
+                let records = scanned(&worker, false, 100).await;
+                let whole = |(key, value): &(Vec<u8>, Vec<u8>)| {
+                    value.len() == length(key[0]) && value.iter().all(|byte| *byte == value[0])
+                };
+                assert!(records.len() == 20 && records.iter().all(whole), "{life}");
+            }
+            assert!(chunk_bytes[19] <= chunk_bytes[2], "{chunk_bytes:?}");
+        });
+    }
+}
+
+/// Leaves of other compute servers may refer to blocks of shared chunks, so no later life looks for
+/// free ones in them.
+#[test]
+fn chunks_that_others_share_are_not_adopted() {
+    let provider = &sim(SimConfig::default());
+    let cluster = setup(provider, 4 << 20).with_index::<Small, Dex>();
+    cluster.run_one(|fabric| async move {
+        let client = || {
+            let space = Arc::new(BlockSpace::new(1));
+            let client = BlockClient::<_, Small>::new(fabric.clone(), &space, 1 << 16);
+            (space, client)
+        };
+        let (_, first) = client();
+        first.write(&[1; 5_000]).await.unwrap();
+        let (space, second) = client();
+        second.adopt().await.unwrap();
+        assert_eq!(space.usage().chunk_bytes, 1 << 16);
+        second.share_chunks().await.unwrap();
+        let (space, third) = client();
+        third.adopt().await.unwrap();
+        assert_eq!(space.usage().chunk_bytes, 0);
+        third.write(&[1; 5_000]).await.unwrap();
+        let (space, fourth) = client();
+        fourth.adopt().await.unwrap();
+        assert_eq!(space.usage().chunk_bytes, 1 << 16, "only what it has taken since");
     });
 }

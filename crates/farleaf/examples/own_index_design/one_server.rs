@@ -42,7 +42,7 @@ impl<L: Layout> Design<L> for OneServer {
         Ok(())
     }
 
-    async fn open<F: Fabric>(fabric: F, (): &()) -> Result<Self::Index<F>, IndexError> {
+    async fn open_handle<F: Fabric>(fabric: F, (): &()) -> Result<Self::Index<F>, IndexError> {
         let client = RpcClient::<F, L>::new(fabric);
         match client.ask_harmless(SERVER, &TreeRequest::Describe).await? {
             Reply::Description(Some(_)) => Ok(OneServerIndex { client }),

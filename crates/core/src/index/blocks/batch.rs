@@ -1,17 +1,24 @@
-//! Several operations of one call: their blocks are written together, and they go down as one group
-//! of the design.
+//! Several operations of one call: their blocks are written together, and they go down in groups.
 //!
 //! *Thread safety*: that of the handle.
 
 use super::BlockIndex;
-use super::handle::{BLOCKS_TOGETHER, New};
-use crate::index::{Answer, IndexAdmin, IndexError, LeafEdit, RangeIndex, rounds};
-use crate::page::{Action, BlockRef, Layout};
+use super::below::Below;
+use super::handle::{BLOCKS_TOGETHER, Edit, New, Over};
+use crate::index::{Answer, IndexAdmin, IndexError, rounds};
+use crate::page::{Action, Layout};
 use crate::together::{all, join};
 use farleaf_fabric::Fabric;
+use smallvec::SmallVec;
+use std::cell::{Cell, RefCell};
 
-type EditOf<'a> = LeafEdit<&'a [u8], &'a [u8]>;
-type Outcome = Result<Answer<Vec<u8>>, IndexError>;
+/// Operations of a group that usually wait together.
+const GROUP: usize = 16;
+
+/// An edit of a group: its position in the call, the edit, and what the leaf shall have for its new
+/// value, if it has one.
+type Sent<'a> = (usize, Edit<'a>, Option<New<'a>>);
+type Outcome<E> = Result<Answer<Vec<u8>>, E>;
 
 impl<I, F, L> BlockIndex<I, F, L>
 where
@@ -19,7 +26,7 @@ where
     F: Fabric,
     L: Layout<Key = [u8], Value = [u8]>,
 {
-    pub(super) async fn execute_batch(&self, edits: &[EditOf<'_>]) -> Vec<Outcome> {
+    pub(super) async fn execute_batch(&self, edits: &[Edit<'_>]) -> Vec<Outcome<IndexError>> {
         let mut outcomes = Vec::with_capacity(edits.len());
         for together in edits.chunks(BLOCKS_TOGETHER) {
             outcomes.extend(self.execute_together(together).await);
@@ -27,94 +34,128 @@ where
         outcomes
     }
 
-    /// A compare-exchange may have to go down several times, so each goes by itself, beside a group
-    /// of edits of other keys.
-    async fn execute_together(&self, edits: &[EditOf<'_>]) -> Vec<Outcome> {
-        if !edits.iter().any(is_exchange) {
-            return self.execute_group(edits).await;
-        }
-        let rounds = rounds(edits);
-        let mut ended: Vec<(usize, Outcome)> = Vec::with_capacity(edits.len());
-        for round in 0..=rounds.iter().copied().max().unwrap_or(0) {
-            let places = (0..edits.len()).filter(|place| rounds[*place] == round);
-            let (alone, group): (Vec<usize>, Vec<usize>) =
-                places.partition(|place| is_exchange(&edits[*place]));
-            let grouped: Vec<EditOf<'_>> = group.iter().map(|place| edits[*place]).collect();
-            let exchanges = alone.iter().map(|place| self.execute(edits[*place]));
-            let (exchanged, executed) = join(all(exchanges), self.execute_group(&grouped)).await;
-            ended.extend(alone.into_iter().zip(exchanged));
-            ended.extend(group.into_iter().zip(executed));
-        }
-        ended.sort_unstable_by_key(|(place, _)| *place);
-        ended.into_iter().map(|(_, outcome)| outcome).collect()
-    }
-
-    /// Executes edits as one group. The design keeps the order of those on one key.
-    async fn execute_group(&self, edits: &[EditOf<'_>]) -> Vec<Outcome> {
-        // Leaves refer to blocks only once these are written (blocks.X1).
-        let prepared = all(edits.iter().map(|edit| self.prepare(*edit))).await;
-        let stored: Vec<EditOf<'_>> = edits
-            .iter()
-            .zip(&prepared)
-            .filter_map(|(edit, new)| match new {
-                Ok(Some(new)) => Some(new.storing(*edit)),
-                Ok(None) => Some(*edit),
-                Err(_) => None,
-            })
-            .collect();
-        let since_ns = self.values.blocks.now_ns();
-        let mut outcomes = self.design.execute_all(&stored).await.into_iter();
-        let ends = edits.iter().zip(prepared).map(|(edit, new)| {
-            let sent = new.map(|new| {
-                let outcome = outcomes.next().expect("the design answers every edit");
-                (new.and_then(|new| new.block), outcome)
-            });
-            self.end(*edit, sent, since_ns)
+    /// Edits of one key keep their order, so each of them waits for those before it.
+    async fn execute_together(&self, edits: &[Edit<'_>]) -> Vec<Outcome<IndexError>> {
+        let refusals = edits.iter().map(|edit| {
+            let refused = edit.check_by::<L>(Self::check).err();
+            refused.map(|error| Err(IndexError::from(error)))
         });
-        all(ends).await
-    }
-
-    /// Checks an edit, and writes the block of its new value if it needs one. `None` if it has no
-    /// new value.
-    async fn prepare<'a>(&self, edit: EditOf<'a>) -> Result<Option<New<'a>>, IndexError> {
-        match edit.action {
-            Action::Insert(value) | Action::Update(value) | Action::Upsert(value) => {
-                Self::check(edit.key, value)?;
-                self.over().store(edit.key, value).await.map(Some)
-            }
-            Action::Get | Action::Remove | Action::CompareExchange(..) => {
-                L::check_key(edit.key)?;
-                Ok(None)
-            }
+        let outcomes: RefCell<Vec<Option<Outcome<IndexError>>>> = RefCell::new(refusals.collect());
+        let rounds = rounds(edits);
+        for round in 0..=rounds.iter().copied().max().unwrap_or(0) {
+            let is_sent =
+                |place: &usize| rounds[*place] == round && outcomes.borrow()[*place].is_none();
+            let places: Vec<usize> = (0..edits.len()).filter(is_sent).collect();
+            let group: Vec<Edit<'_>> = places.iter().map(|place| edits[*place]).collect();
+            let done = |at: usize, outcome| outcomes.borrow_mut()[places[at]] = Some(outcome);
+            self.over().execute_all(&group, &done).await;
         }
-    }
-
-    /// Ends an edit that was sent with its new block, if it was.
-    async fn end(
-        &self,
-        edit: EditOf<'_>,
-        sent: Result<(Option<BlockRef>, Outcome), IndexError>,
-        since_ns: u64,
-    ) -> Outcome {
-        let (block, outcome) = sent?;
-        match edit.action {
-            Action::Get => {
-                let value = match outcome?.found {
-                    Some(stored) => self.over().resolve_or_ask(edit.key, stored, since_ns).await?,
-                    None => None,
-                };
-                Ok(Answer::from_lookup(value))
-            }
-            Action::Insert(value) | Action::Update(value) | Action::Upsert(value) => {
-                self.over().settle(block, value, outcome).await
-            }
-            Action::Remove | Action::CompareExchange(..) => {
-                self.over().settle(None, &[], outcome).await
-            }
-        }
+        let outcomes = outcomes.into_inner().into_iter();
+        outcomes.map(|outcome| outcome.expect("every edit has an outcome")).collect()
     }
 }
 
-fn is_exchange(edit: &EditOf<'_>) -> bool {
-    matches!(edit.action, Action::CompareExchange(..))
+impl<B, F, L> Over<'_, B, F, L>
+where
+    B: Below,
+    F: Fabric,
+    L: Layout<Key = [u8], Value = [u8]>,
+{
+    /// Executes several operations, whose lengths have been checked, as concurrent ones: those on
+    /// the same key take effect in any order. When one ends, calls `done` with its position and
+    /// outcome.
+    ///
+    /// Those that write blocks wait for their WRITEs, and then go down as another group. A
+    /// compare-exchange may have to go down several times, so each goes by itself.
+    pub(super) async fn execute_all(
+        &self,
+        edits: &[Edit<'_>],
+        done: &impl Fn(usize, Outcome<B::Error>),
+    ) {
+        let _edit = self.blocks.edit();
+        let mut at_once = SmallVec::<[Sent<'_>; GROUP]>::new();
+        let (mut in_blocks, mut exchanges) = (Vec::new(), Vec::new());
+        for (place, edit) in edits.iter().copied().enumerate() {
+            match edit.action {
+                Action::Get | Action::Remove => at_once.push((place, edit, None)),
+                Action::Insert(value) | Action::Update(value) | Action::Upsert(value) => {
+                    match self.inline(edit.key, value) {
+                        Some(stored) => {
+                            at_once.push((place, edit, Some(New { stored, block: None })));
+                        }
+                        None => in_blocks.push((place, edit, value)),
+                    }
+                }
+                Action::CompareExchange(..) => exchanges.push((place, edit)),
+            }
+        }
+        if in_blocks.is_empty() && exchanges.is_empty() {
+            return self.execute_group(&at_once, done).await;
+        }
+        // Boxed, so that it does not enlarge the future of short values.
+        let slow = Box::pin(async {
+            let written = async {
+                // Leaves refer to blocks only once these are written (blocks.X1).
+                let blocks = all(in_blocks.iter().map(|(.., value)| self.write_block(value))).await;
+                let mut group: Vec<Sent<'_>> = Vec::with_capacity(in_blocks.len());
+                for ((place, edit, _), block) in in_blocks.iter().zip(blocks) {
+                    match block {
+                        Ok(block) => group.push((*place, *edit, Some(New::in_block(block)))),
+                        Err(error) => done(*place, Err(error)),
+                    }
+                }
+                self.execute_group(&group, done).await;
+            };
+            let exchanged = all(exchanges.iter().map(async |(place, edit)| {
+                done(*place, self.execute(*edit).await);
+            }));
+            join(written, exchanged).await;
+        });
+        join(self.execute_group(&at_once, done), slow).await;
+    }
+
+    /// Takes edits down together, and READs the blocks that lookups have found.
+    async fn execute_group(&self, edits: &[Sent<'_>], done: &impl Fn(usize, Outcome<B::Error>)) {
+        if edits.is_empty() {
+            return;
+        }
+        let since_ns = self.blocks.now_ns();
+        let below: SmallVec<[Edit<'_>; GROUP]> = edits
+            .iter()
+            .map(|(_, edit, new)| new.as_ref().map_or(*edit, |new| new.storing(*edit)))
+            .collect();
+        let unresolved = RefCell::new(SmallVec::<[(usize, Vec<u8>); GROUP]>::new());
+        let is_due = Cell::new(false);
+        let ended = |at: usize, outcome: Outcome<B::Error>| {
+            let (place, edit, new) = &edits[at];
+            let value = match edit.action {
+                Action::Get => {
+                    let Ok(Answer { found: Some(stored), .. }) = outcome else {
+                        return done(*place, outcome);
+                    };
+                    return match self.resolved_at_once(stored) {
+                        Ok(value) => done(*place, Ok(Answer::from_lookup(Some(value)))),
+                        Err(stored) => unresolved.borrow_mut().push((at, stored)),
+                    };
+                }
+                Action::Insert(value) | Action::Update(value) | Action::Upsert(value) => value,
+                Action::Remove | Action::CompareExchange(..) => &[],
+            };
+            let block = new.as_ref().and_then(|new| new.block);
+            let (outcome, has_lost_many) = self.settled(block, value, outcome);
+            is_due.set(is_due.get() | has_lost_many);
+            done(*place, outcome);
+        };
+        self.design.execute_all(&below, ended).await;
+        let read = unresolved.take().into_iter().map(async |(at, stored)| {
+            let (place, edit, _) = &edits[at];
+            let found = self.resolve_or_ask(edit.key, stored, since_ns).await;
+            done(*place, found.map(Answer::from_lookup));
+        });
+        all(read).await;
+        if is_due.get() {
+            // The operations themselves have succeeded; the next loss tries again.
+            let _ = self.rest_lost().await;
+        }
+    }
 }

@@ -20,6 +20,14 @@ pub(super) trait Below {
 
     async fn execute(&self, edit: LeafEdit<&[u8], &[u8]>) -> Result<Answer<Vec<u8>>, Self::Error>;
 
+    /// Executes several operations as concurrent ones. When one ends, calls `done` with its
+    /// position and outcome.
+    async fn execute_all(
+        &self,
+        edits: &[LeafEdit<&[u8], &[u8]>],
+        done: impl Fn(usize, Result<Answer<Vec<u8>>, Self::Error>),
+    );
+
     /// Returns when the pool has every change that was made before the call.
     async fn flush(&self) -> Result<(), Self::Error>;
 }
@@ -40,6 +48,15 @@ impl<I: IndexAdmin<Key = [u8], Value = [u8]>> Below for Whole<'_, I> {
 
     async fn execute(&self, edit: LeafEdit<&[u8], &[u8]>) -> Result<Answer<Vec<u8>>, IndexError> {
         self.0.execute(edit).await
+    }
+
+    async fn execute_all(
+        &self,
+        edits: &[LeafEdit<&[u8], &[u8]>],
+        done: impl Fn(usize, Result<Answer<Vec<u8>>, IndexError>),
+    ) {
+        let outcomes = self.0.execute_all(edits).await;
+        outcomes.into_iter().enumerate().for_each(|(place, outcome)| done(place, outcome));
     }
 
     async fn flush(&self) -> Result<(), IndexError> {
@@ -78,6 +95,14 @@ where
 
     async fn execute(&self, edit: LeafEdit<&[u8], &[u8]>) -> Result<Answer<Vec<u8>>, RemoteError> {
         self.part.execute(edit).await
+    }
+
+    async fn execute_all(
+        &self,
+        edits: &[LeafEdit<&[u8], &[u8]>],
+        done: impl Fn(usize, Result<Answer<Vec<u8>>, RemoteError>),
+    ) {
+        self.part.execute_all(edits, done).await;
     }
 
     async fn flush(&self) -> Result<(), RemoteError> {

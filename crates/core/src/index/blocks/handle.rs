@@ -35,8 +35,8 @@ pub struct BlockIndex<I, F: Fabric, L: Layout> {
 
 /// Value blocks, and the index whose leaves refer to them: the logic of all operations.
 pub(super) struct Over<'a, B, F: Fabric, L: Layout> {
-    design: B,
-    blocks: &'a BlockClient<F, L>,
+    pub(super) design: B,
+    pub(super) blocks: &'a BlockClient<F, L>,
     cache: &'a BlockCache,
     counters: &'a LiveCounters,
     inline_bytes: usize,
@@ -55,6 +55,9 @@ impl<F: Fabric, L: Layout> ValueBlocks<F, L> {
     }
 }
 
+/// An operation on one key.
+pub(super) type Edit<'a> = LeafEdit<&'a [u8], &'a [u8]>;
+
 /// What a leaf shall have for a value, and the new block behind it.
 pub(super) struct New<'a> {
     pub(super) stored: Cow<'a, [u8]>,
@@ -62,27 +65,23 @@ pub(super) struct New<'a> {
 }
 
 impl New<'_> {
-    /// The edit of a leaf for an insert, update or upsert of the value.
-    pub(super) fn storing<'a>(
-        &'a self,
-        edit: LeafEdit<&'a [u8], &'a [u8]>,
-    ) -> LeafEdit<&'a [u8], &'a [u8]> {
-        with_value(edit, &self.stored)
+    /// Of a block that has been written.
+    pub(super) fn in_block(block: BlockRef) -> Self {
+        Self { stored: Cow::Owned(block.to_stored().to_vec()), block: Some(block) }
     }
-}
 
-/// The same edit with another new value, if it has one; a compare-exchange stays as it is.
-pub(super) fn with_value<'a>(
-    edit: LeafEdit<&'a [u8], &'a [u8]>,
-    value: &'a [u8],
-) -> LeafEdit<&'a [u8], &'a [u8]> {
-    let action = match edit.action {
-        Action::Insert(_) => Action::Insert(value),
-        Action::Update(_) => Action::Update(value),
-        Action::Upsert(_) => Action::Upsert(value),
-        action => action,
-    };
-    LeafEdit { key: edit.key, action }
+    /// The edit of a leaf for an insert, update or upsert of the value; a compare-exchange stays as
+    /// it is.
+    pub(super) fn storing<'a>(&'a self, edit: Edit<'a>) -> Edit<'a> {
+        let value = &self.stored[..];
+        let action = match edit.action {
+            Action::Insert(_) => Action::Insert(value),
+            Action::Update(_) => Action::Update(value),
+            Action::Upsert(_) => Action::Upsert(value),
+            action => action,
+        };
+        LeafEdit { key: edit.key, action }
+    }
 }
 
 impl<I, F, L> BlockIndex<I, F, L>
@@ -130,30 +129,6 @@ where
         L::check_record(key, &stored).is_ok().then_some(stored)
     }
 
-    /// Whether an edit needs nothing before it goes down to its leaf.
-    pub(super) fn goes_down_at_once(&self, edit: &LeafEdit<&[u8], &[u8]>) -> bool {
-        match edit.action {
-            Action::Get | Action::Remove => true,
-            Action::Insert(value) | Action::Update(value) | Action::Upsert(value) => {
-                self.inline(edit.key, value).is_some()
-            }
-            Action::CompareExchange(..) => false,
-        }
-    }
-
-    /// What a leaf shall have for the new value of an edit that goes down at once, if it has one.
-    pub(super) fn stored_without_block<'a>(
-        &self,
-        edit: &LeafEdit<&[u8], &'a [u8]>,
-    ) -> Option<Cow<'a, [u8]>> {
-        match edit.action {
-            Action::Insert(value) | Action::Update(value) | Action::Upsert(value) => {
-                self.inline(edit.key, value)
-            }
-            _ => None,
-        }
-    }
-
     /// Writes a block. If there is no memory left, blocks that leaves have lost are freed first.
     pub(super) async fn write_block(&self, value: &[u8]) -> Result<BlockRef, B::Error> {
         for _ in 0..FREEING_ROUNDS {
@@ -174,43 +149,50 @@ where
         if let Some(stored) = self.inline(key, value) {
             return Ok(New { stored, block: None });
         }
-        let block = self.write_block(value).await?;
-        Ok(New { stored: Cow::Owned(block.to_stored().to_vec()), block: Some(block) })
+        self.write_block(value).await.map(New::in_block)
     }
 
-    /// What becomes of the blocks once an edit has ended.
-    pub(super) async fn settle(
+    /// Decides what becomes of the blocks once an edit has ended.
+    async fn settle(
         &self,
         block: Option<BlockRef>,
         value: &[u8],
         outcome: Result<Answer<Vec<u8>>, B::Error>,
     ) -> Result<Answer<Vec<u8>>, B::Error> {
-        let answer = match outcome {
-            // A leaf may refer to the block, now or later (blocks.X8).
-            Err(error) if B::is_unknown(&error) => return Err(error),
-            Err(error) => {
-                self.give_back(block);
-                return Err(error);
-            }
-            Ok(answer) => answer,
-        };
-        if !answer.applied {
-            self.give_back(block);
-            return Ok(answer);
-        }
-        if let Some(block) = block {
-            self.cache.keep(block, value);
-        }
-        if self.has_lost(&answer) {
+        let (outcome, is_due) = self.settled(block, value, outcome);
+        if is_due {
             // The operation itself has succeeded; the next loss tries again.
             let _ = Box::pin(self.rest_lost()).await;
         }
-        Ok(Answer::from_change(true))
+        outcome
+    }
+
+    /// As [`Over::settle`], but also returns whether it is time for [`Over::rest_lost`].
+    pub(super) fn settled(
+        &self,
+        block: Option<BlockRef>,
+        value: &[u8],
+        outcome: Result<Answer<Vec<u8>>, B::Error>,
+    ) -> (Result<Answer<Vec<u8>>, B::Error>, bool) {
+        match outcome {
+            Ok(answer) if answer.applied => {
+                if let Some(block) = block {
+                    self.cache.keep(block, value);
+                }
+                (Ok(Answer::from_change(true)), self.has_lost(&answer))
+            }
+            // A leaf may refer to the block, now or later (blocks.X8).
+            Err(error) if B::is_unknown(&error) => (Err(error), false),
+            outcome => {
+                self.give_back(block);
+                (outcome, false)
+            }
+        }
     }
 
     /// Takes the block back that an applied edit has taken out of its leaf, if it was one. Returns
     /// whether it is time for [`Over::rest_lost`].
-    pub(super) fn has_lost(&self, answer: &Answer<Vec<u8>>) -> bool {
+    fn has_lost(&self, answer: &Answer<Vec<u8>>) -> bool {
         if let Some(lost) = answer.found.as_deref()
             && let Stored::Block(lost) = Stored::of(lost)
         {
@@ -417,6 +399,7 @@ where
         edit: LeafEdit<&[u8], &[u8]>,
     ) -> Result<Answer<Vec<u8>>, B::Error> {
         let key = edit.key;
+        let _edit = if edit.changes() { self.blocks.edit() } else { None };
         match edit.action {
             Action::Get => self.get(key).await.map(Answer::from_lookup),
             Action::Insert(value) | Action::Update(value) | Action::Upsert(value) => {

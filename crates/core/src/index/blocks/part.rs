@@ -10,26 +10,21 @@
 //! *Thread safety*: belongs to its endpoint's thread; tasks of that thread share it.
 
 use super::below::OfPart;
-use super::handle::{Over, with_value};
+use super::handle::Over;
 use super::shared::{SharedBlocks, ValueBlocks};
 use crate::cache::CacheCounters;
 use crate::index::{Answer, LeafEdit, PartIndex, PartValues, Records, Scan, Scanned, ValueForm};
-use crate::page::{Action, BlockRef, Layout, Stored, TooLong};
-use crate::remote::{RemoteError, RpcClient};
-use crate::together::{all, join};
+use crate::page::{BlockRef, Layout, Stored, TooLong};
+use crate::remote::{RemoteError, RpcClient, Step};
+use crate::together::all;
 use crate::wire::{RecordRoom, check_sent};
 use farleaf_fabric::Fabric;
-use smallvec::SmallVec;
-use std::cell::{Cell, RefCell};
 use std::ops::Bound;
 
-/// Operations of a group that usually wait together.
-const GROUP: usize = 16;
+/// Records of one step of looking for free blocks of former lives.
+const NOTED_TOGETHER: usize = 256;
 /// Blocks of a bulk load that are written together.
 const BLOCKS_TOGETHER: usize = 16;
-
-/// An operation on one key.
-type Edit<'a> = LeafEdit<&'a [u8], &'a [u8]>;
 
 /// Longer values are in blocks beside the leaves.
 #[derive(Clone, Copy, Debug)]
@@ -48,6 +43,14 @@ impl<L: Layout<Key = [u8], Value = [u8]>> ValueForm<L> for InBlocks {
         RpcClient::<F, L>::new(fabric.clone()).mark_blocks().await
     }
 
+    async fn check_index<F: Fabric>(fabric: &F) -> Result<(), RemoteError> {
+        RpcClient::<F, L>::new(fabric.clone()).check_blocks(true).await
+    }
+
+    async fn adopt<F: Fabric>(shared: &SharedBlocks, fabric: F) -> Result<(), RemoteError> {
+        ValueBlocks::<F, L>::new(shared, fabric).blocks.adopt().await
+    }
+
     fn open<F: Fabric>(shared: &SharedBlocks, fabric: F) -> ValueBlocks<F, L> {
         ValueBlocks::new(shared, fabric)
     }
@@ -56,56 +59,6 @@ impl<L: Layout<Key = [u8], Value = [u8]>> ValueForm<L> for InBlocks {
 impl<F: Fabric, L: Layout<Key = [u8], Value = [u8]>> ValueBlocks<F, L> {
     fn above<'a, P: PartIndex<F, L>>(&'a self, part: &'a P) -> Over<'a, OfPart<'a, P, F, L>, F, L> {
         self.over(OfPart::new(part))
-    }
-
-    /// Executes lookups and edits that write no block: the part takes them down together.
-    async fn execute_group<P: PartIndex<F, L>>(
-        &self,
-        part: &P,
-        edits: &[(usize, Edit<'_>)],
-        done: &impl Fn(usize, Result<Answer<Vec<u8>>, RemoteError>),
-    ) {
-        let over = self.above(part);
-        let since_ns = self.blocks.now_ns();
-        let values: SmallVec<[_; GROUP]> =
-            edits.iter().map(|(_, edit)| over.stored_without_block(edit)).collect();
-        let below: SmallVec<[Edit<'_>; GROUP]> = edits
-            .iter()
-            .zip(&values)
-            .map(|((_, edit), value)| match value {
-                Some(value) => with_value(*edit, value),
-                None => *edit,
-            })
-            .collect();
-        let unresolved = RefCell::new(SmallVec::<[(usize, Vec<u8>); GROUP]>::new());
-        let has_lost_many = Cell::new(false);
-        let ended = |at: usize, outcome: Result<Answer<Vec<u8>>, RemoteError>| {
-            let (place, edit) = &edits[at];
-            match outcome {
-                Ok(Answer { found: Some(stored), .. }) if matches!(edit.action, Action::Get) => {
-                    match over.resolved_at_once(stored) {
-                        Ok(value) => done(*place, Ok(Answer::from_lookup(Some(value)))),
-                        Err(stored) => unresolved.borrow_mut().push((at, stored)),
-                    }
-                }
-                Ok(answer) if edit.changes() && answer.applied => {
-                    has_lost_many.set(has_lost_many.get() | over.has_lost(&answer));
-                    done(*place, Ok(Answer::from_change(true)));
-                }
-                outcome => done(*place, outcome),
-            }
-        };
-        part.execute_all(&below, ended).await;
-        let read = unresolved.take().into_iter().map(async |(at, stored)| {
-            let (place, edit) = &edits[at];
-            let found = over.resolve_or_ask(edit.key, stored, since_ns).await;
-            done(*place, found.map(Answer::from_lookup));
-        });
-        all(read).await;
-        if has_lost_many.get() {
-            // The operations themselves have succeeded; the next loss tries again.
-            let _ = over.rest_lost().await;
-        }
     }
 }
 
@@ -124,19 +77,7 @@ impl<F: Fabric, L: Layout<Key = [u8], Value = [u8]>> PartValues<F, L> for ValueB
         edits: &[LeafEdit<&[u8], &[u8]>],
         done: impl Fn(usize, Result<Answer<Vec<u8>>, RemoteError>),
     ) {
-        let over = self.above(part);
-        // An edit that writes a block waits for its WRITE, and a compare-exchange may have to READ
-        // first: the others do not wait for these.
-        let all_edits = edits.iter().copied().enumerate();
-        let (group, alone): (Vec<_>, Vec<_>) =
-            all_edits.partition(|(_, edit)| over.goes_down_at_once(edit));
-        if alone.is_empty() {
-            return self.execute_group(part, &group, &done).await;
-        }
-        let alone = all(alone.into_iter().map(async |(place, edit)| {
-            done(place, over.execute(edit).await);
-        }));
-        join(self.execute_group(part, &group, &done), alone).await;
+        self.above(part).execute_all(edits, &done).await;
     }
 
     async fn scan<P: PartIndex<F, L>>(
@@ -221,6 +162,42 @@ impl<F: Fabric, L: Layout<Key = [u8], Value = [u8]>> PartValues<F, L> for ValueB
             outcome?;
         }
         Ok(())
+    }
+
+    /// A scan of stored values notes the references into chunks of former lives; then everything
+    /// else in these chunks is free, once all leaves are written back and a grace period has passed
+    /// (blocks.X4, blocks.X10).
+    async fn reclaim<P: PartIndex<F, L>>(&self, part: &P) -> Result<bool, RemoteError> {
+        match self.blocks.former_step() {
+            None => return Ok(false),
+            Some(Step::Scan(lower)) => {
+                let (upper, reverse) = (Bound::Unbounded, false);
+                let scan = Scan { lower, upper, reverse, limit: NOTED_TOGETHER };
+                let mut found = Records::new();
+                part.scan(&scan, &mut found).await?;
+                let last = found.last().filter(|_| found.len() >= scan.limit);
+                let next = last.map(|(last, _)| Bound::Excluded(last.clone()));
+                let references = found.iter().filter_map(|(_, stored)| match Stored::of(stored) {
+                    Stored::Block(block) => Some(block),
+                    Stored::Inline(_) => None,
+                });
+                self.blocks.note(references, next);
+            }
+            Some(Step::Drain) => self.blocks.end_round_if_drained(),
+            Some(Step::Rest) => {
+                part.flush().await?;
+                self.blocks.use_found().await;
+            }
+        }
+        Ok(true)
+    }
+
+    fn keys_will_leave(&self) {
+        self.blocks.give_up_former();
+    }
+
+    async fn share(&self) -> Result<(), RemoteError> {
+        self.blocks.share_chunks().await
     }
 
     fn give_back(&self, blocks: Vec<BlockRef>) {

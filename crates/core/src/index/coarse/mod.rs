@@ -52,7 +52,10 @@ impl<L: Layout> Design<L> for Coarse {
         Ok(())
     }
 
-    async fn open<F: Fabric>(fabric: F, _compute: &()) -> Result<Self::Index<F>, IndexError> {
+    async fn open_handle<F: Fabric>(
+        fabric: F,
+        _compute: &(),
+    ) -> Result<Self::Index<F>, IndexError> {
         let client = RpcClient::<F, L>::new(fabric);
         let mut shares = Vec::new();
         for number in 0..client.fabric().memory_servers() {

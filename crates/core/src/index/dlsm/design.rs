@@ -48,7 +48,7 @@ impl<L: Layout<Key: Encoded, Value: Encoded>> Design<L> for Dlsm {
         Ok(Arc::new(Shard::new(options)?))
     }
 
-    async fn open<F: Fabric>(
+    async fn open_handle<F: Fabric>(
         fabric: F,
         compute: &Self::Compute,
     ) -> Result<Self::Index<F>, IndexError> {

@@ -59,7 +59,10 @@ impl<L: Layout> Design<L> for Fine {
         Ok(())
     }
 
-    async fn open<F: Fabric>(fabric: F, _compute: &()) -> Result<FineIndex<F, L>, IndexError> {
+    async fn open_handle<F: Fabric>(
+        fabric: F,
+        _compute: &(),
+    ) -> Result<FineIndex<F, L>, IndexError> {
         let rpc = RpcClient::<F, L>::new(fabric.clone());
         let mut root = GlobalAddr::NULL;
         let mut options = FineOptions::default();

@@ -85,7 +85,10 @@ impl<L: Layout> Design<L> for Hybrid {
         Ok(())
     }
 
-    async fn open<F: Fabric>(fabric: F, _compute: &()) -> Result<Self::Index<F>, IndexError> {
+    async fn open_handle<F: Fabric>(
+        fabric: F,
+        _compute: &(),
+    ) -> Result<Self::Index<F>, IndexError> {
         let rpc = RpcClient::<F, L>::new(fabric.clone());
         let (mut shares, mut firsts, mut word) = (Vec::new(), Vec::new(), 0);
         for number in 0..fabric.memory_servers() {

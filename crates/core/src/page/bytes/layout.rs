@@ -12,7 +12,7 @@ use super::slots::{
 use crate::page::checksum::chained_sum;
 use crate::page::chosen::words_of;
 use crate::page::layout::{
-    Entry, FencePosition, Layout, LeafInsert, LeafReplace, Probe, ScanWindow, SplitPlan,
+    Entry, FencePosition, Layout, LeafDelete, LeafInsert, LeafReplace, Probe, ScanWindow, SplitPlan,
 };
 use crate::page::limits::TooLong;
 use crate::page::stored::REFERENCE_BYTES;
@@ -503,10 +503,10 @@ impl<const WORDS: usize> Layout for Bytes<WORDS> {
             })
     }
 
-    fn leaf_delete(page: View<'_, WORDS>, key: &[u8]) -> bool {
-        let Some((number, _)) = Self::live_slot(page, key) else { return false };
+    fn leaf_delete(page: View<'_, WORDS>, key: &[u8]) -> LeafDelete<Vec<u8>> {
+        let Some((number, slot)) = Self::live_slot(page, key) else { return LeafDelete::Absent };
         Self::mark(page, number, true);
-        true
+        LeafDelete::Deleted(Self::reference(page, slot))
     }
 
     fn leaf_compact(page: View<'_, WORDS>) -> usize {
