@@ -91,6 +91,38 @@ fn long_values_are_served_over_shm() {
     long_values_are_served("shm");
 }
 
+/// Two compute servers are killed again and again. Each life finds the free blocks of those before
+/// it, so the memory that they have for blocks does not grow.
+#[test]
+fn killed_compute_servers_leave_no_blocks_behind() {
+    let bytes = ["--keys", "bytes", "--boundaries", "m", "--restart", "--metrics"];
+    let blocks = ["--inline-bytes", "100", "--pool-bytes", "256Mi", "--cache-bytes", "2Mi"];
+    let mut cluster = serving("tcp", &[&bytes[..], &blocks].concat());
+    let mut model = Model::new();
+    let chunk_bytes = |cluster: &Launched| {
+        [0, 1].map(|server| {
+            let seen = metrics(&compute(cluster, server).unwrap().metrics.unwrap()).unwrap();
+            number(&seen, "farleaf_block_chunk_bytes")
+        })
+    };
+    let mut taken = Vec::new();
+    for life in 0..10 {
+        work(&cluster, &mut model, 100 + life);
+        flush(&cluster);
+        taken.push(chunk_bytes(&cluster));
+        for server in [0, 1] {
+            next_life(&mut cluster, server, Signal::KILL);
+        }
+        assert!(chunk_bytes(&cluster).iter().all(|bytes| *bytes > 0), "they are taken over");
+        assert_same(&cluster, &model);
+    }
+    for server in [0, 1] {
+        let later = taken[5..].iter().map(|taken| taken[server]).max();
+        assert!(later <= taken[..5].iter().map(|taken| taken[server]).max(), "{taken:?}");
+    }
+    assert_eq!(cluster.end(Signal::TERM), Some(1));
+}
+
 /// What is longer than a message has is refused by the client, with the limit.
 #[test]
 fn a_value_that_no_message_has_is_refused() {
