@@ -4,21 +4,23 @@
 //! ```text
 //! free ──▶ leased ──▶ resting ──▶ free
 //!             │       for a grace period
-//!             └──▶ lost: a WRITE may still land
+//!             └──▶ lost: a WRITE may still land, and its handle is gone
 //! ```
 //!
 //! *Invariants* (`docs/internals/lsm-tree.md`)
 //! - lsm.K1. An extent is free, in one lease, resting or lost.
 //! - lsm.K2. An extent rests for a grace period after its lease has ended, which is when no version
 //!   in use has its table.
-//! - lsm.K3. Extents that a WRITE may still reach when their lease ends are lost.
+//!
+//! Extents that a WRITE may still reach when their lease ends are lost; `ExtentClient::settle`
+//! avoids that (lsm.K3).
 //!
 //! The metadata is in this process only. What a process has taken stays taken when it ends.
 //!
 //! *Thread safety*: any number of threads; a mutex that is never held across a wait.
 
 use crate::page::NodeCarver;
-use farleaf_fabric::sync::{Arc, Mutex, lock};
+use farleaf_fabric::sync::{Arc, AtomicBool, Mutex, Ordering, lock};
 use farleaf_fabric::{GlobalAddr, ServerId};
 use std::collections::{BTreeSet, VecDeque};
 
@@ -80,6 +82,16 @@ impl ExtentSpace {
         }
     }
 
+    /// The extents that are free or resting, ascending.
+    pub fn unused(&self) -> Vec<u32> {
+        let inner = lock(&self.inner);
+        let free = inner.free.iter().flatten().copied();
+        let resting = inner.resting.iter().map(|(_, extent)| *extent);
+        let mut unused: Vec<u32> = free.chain(resting).chain(inner.ended.iter().copied()).collect();
+        unused.sort_unstable();
+        unused
+    }
+
     /// All of `servers` servers, from the next one in turn on.
     pub(super) fn servers(&self, servers: u16) -> impl Iterator<Item = ServerId> + use<> {
         let mut inner = lock(&self.inner);
@@ -107,8 +119,7 @@ impl ExtentSpace {
         (now_ns, grace_ns): (u64, u64),
     ) -> Option<u32> {
         let mut inner = lock(&self.inner);
-        let ended = std::mem::take(&mut inner.ended);
-        inner.resting.extend(ended.into_iter().map(|extent| (now_ns + grace_ns, extent)));
+        inner.rest_until(now_ns + grace_ns);
         while let Some(&(due_ns, extent)) = inner.resting.front()
             && due_ns <= now_ns
         {
@@ -124,9 +135,12 @@ impl ExtentSpace {
         Some(extent)
     }
 
-    /// When the first extent that is resting can be used; `None` if none is.
-    pub(super) fn first_rested_ns(&self) -> Option<u64> {
-        lock(&self.inner).resting.front().map(|(due_ns, _)| *due_ns)
+    /// When the first extent that is resting can be used; `None` if none is. What was given back
+    /// before this call rests for `grace_ns` from now on.
+    pub(super) fn first_rested_ns(&self, (now_ns, grace_ns): (u64, u64)) -> Option<u64> {
+        let mut inner = lock(&self.inner);
+        inner.rest_until(now_ns + grace_ns);
+        inner.resting.front().map(|(due_ns, _)| *due_ns)
     }
 
     /// Where `extent` lies.
@@ -145,6 +159,12 @@ impl ExtentSpace {
 }
 
 impl Inner {
+    /// Lets what was given back rest until `due_ns`.
+    fn rest_until(&mut self, due_ns: u64) {
+        let ended = std::mem::take(&mut self.ended);
+        self.resting.extend(ended.into_iter().map(|extent| (due_ns, extent)));
+    }
+
     fn free_on(&mut self, server: ServerId) -> &mut BTreeSet<u32> {
         if self.free.len() <= server.index() {
             self.free.resize_with(server.index() + 1, BTreeSet::new);
@@ -162,12 +182,20 @@ pub struct Lease {
     places: Vec<GlobalAddr>,
     /// No WRITE to them may still land.
     is_settled: bool,
+    /// They were given back.
+    has_ended: AtomicBool,
 }
 
 impl Lease {
     /// No extents.
     pub(super) fn new(space: &Arc<ExtentSpace>) -> Self {
-        Self { space: Arc::clone(space), extents: Vec::new(), places: Vec::new(), is_settled: true }
+        Self {
+            space: Arc::clone(space),
+            extents: Vec::new(),
+            places: Vec::new(),
+            is_settled: true,
+            has_ended: AtomicBool::new(false),
+        }
     }
 
     /// The numbers of the extents.
@@ -191,14 +219,31 @@ impl Lease {
         self.extents.push(extent);
     }
 
+    /// Whether no WRITE may still land.
+    pub(super) fn is_settled(&self) -> bool {
+        self.is_settled
+    }
+
+    /// The servers that its extents are on.
+    pub(super) fn servers(&self) -> BTreeSet<ServerId> {
+        self.places.iter().map(|place| place.server()).collect()
+    }
+
     /// Whether WRITEs may be under way.
     pub(super) fn set_settled(&mut self, is_settled: bool) {
         self.is_settled = is_settled;
     }
 
+    /// Gives the extents back, once. Before it is dropped, this breaks lsm.K2.
+    pub(crate) fn end(&self) {
+        if !self.has_ended.swap(true, Ordering::AcqRel) {
+            self.space.end(&self.extents, self.is_settled);
+        }
+    }
+
     /// Where `words` words from word `first` on lie, in pieces of adjacent memory, each of at most
     /// `most` words. Ends early if there are fewer extents.
-    pub(super) fn pieces(&self, first: u64, words: u64, most: u64) -> Vec<(GlobalAddr, u64)> {
+    pub fn pieces(&self, first: u64, words: u64, most: u64) -> Vec<(GlobalAddr, u64)> {
         let extent_words = self.space.extent_bytes / 8;
         let (mut next, end) = (first, first + words);
         let mut pieces: Vec<(GlobalAddr, u64)> = Vec::new();
@@ -225,7 +270,7 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        self.space.end(&self.extents, self.is_settled);
+        self.end();
     }
 }
 
@@ -259,10 +304,23 @@ mod tests {
         drop(one);
         assert_eq!(space.usage(), ExtentUsage { all: 5, leased: 3, resting: 2, lost: 0 });
         assert!(space.take(SERVER, None, (1_000, 100)).is_none(), "the grace period begins");
-        assert_eq!(space.first_rested_ns(), Some(1_100));
+        assert_eq!(space.first_rested_ns((1_000, 100)), Some(1_100));
         assert!(space.take(SERVER, None, (1_099, 100)).is_none());
         let again = lease(&space, 2, 1_100).unwrap();
         assert_eq!(again.extents(), [0, 1]);
+    }
+
+    /// An allocation that found no memory once did not wait for extents that were given back while
+    /// it looked.
+    #[test]
+    fn what_was_just_given_back_is_waited_for() {
+        let space = space(1);
+        let one = lease(&space, 1, 0).unwrap();
+        assert!(space.take(SERVER, None, (50, 100)).is_none());
+        assert_eq!(space.first_rested_ns((50, 100)), None);
+        drop(one);
+        assert_eq!(space.first_rested_ns((60, 100)), Some(160));
+        assert!(space.take(SERVER, None, (160, 100)).is_some());
     }
 
     #[test]

@@ -17,6 +17,7 @@
 //! `docs/internals/memtable.md` has the bytes and the invariants of MemTables,
 //! `docs/internals/lsm-tree.md` those of versions, flushes and merges.
 
+mod background;
 mod compact;
 mod design;
 mod encoded;
@@ -30,6 +31,7 @@ mod read;
 mod scan;
 mod sequence;
 mod shard;
+mod signal;
 mod table_writer;
 mod version;
 mod write;
@@ -43,4 +45,4 @@ pub use memtable::{
 };
 pub use options::DlsmOptions;
 pub use sequence::{Announcement, Seat, Sequences, Snapshot};
-pub use shard::{Shard, TreeCounts};
+pub use shard::{Shard, TableView, TreeCounts};
