@@ -145,6 +145,7 @@ rules! {
     OLDEST_MERGED_FIRST: "merges_newest_alone", "lsm.V4", "A merge of level 0 takes its oldest tables.";
     TABLES_LAND_FIRST: "publishes_unwritten_tables", "lsm.F1", "All WRITEs of a table have completed before a version has it.";
     EXTENTS_PINNED: "frees_pinned_tables", "lsm.K2", "The extents of a table are used again only when no version in use has it.";
+    STEPS_ONCE: "steps_twice", "lsm.J2", "A repeated step of a merge gets the reply of the first one, and merges nothing.";
     // Moving keys, and lives.
     BOUNDARY_LOOKED_AT: "trusts_the_plan", "H1", "Before it gives keys up, a compute server checks again that a leaf begins at the boundary.";
     GIVEN_UP_CLEAN: "gives_up_dirty_nodes", "H2", "A node is clean before another compute server owns its keys.";

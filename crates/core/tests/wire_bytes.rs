@@ -3,8 +3,8 @@
 
 use farleaf_core::page::{Action, Answer, Fixed8, LeafEdit};
 use farleaf_core::wire::{
-    ClientRequest, ClientResponse, ErrorCode, OffloadRequest, OwnerRequest, PoolRequest, Refusal,
-    Reply, Request, Share, Ticket, TreeRequest, Usage,
+    ClientRequest, ClientResponse, ErrorCode, MergeRequest, OffloadRequest, OwnerRequest,
+    PoolRequest, Refusal, Reply, Request, Share, Ticket, TreeRequest, Usage,
 };
 use farleaf_fabric::{GlobalAddr, Message, ServerId};
 use std::ops::Bound::{Excluded, Included, Unbounded};
@@ -128,6 +128,15 @@ fn requests() -> Vec<(Request<Fixed8>, &'static str)> {
         (OffloadRequest::CloseTicket { ticket: TICKET }.into(), "1801020501020304"),
         (OwnerRequest::DeadOwners { compute_server: 0x0201 }.into(), "190102"),
         (OwnerRequest::Retire { owner: 0x0201 }.into(), "1a0102"),
+        (
+            MergeRequest::Begin { owner: key, job: 7, words: vec![value] }.into(),
+            "1d887766554433221107000000000000000807060504030201",
+        ),
+        (
+            MergeRequest::Step { owner: key, job: 7, step: 0x0201 }.into(),
+            "1e8877665544332211070000000000000001020000",
+        ),
+        (MergeRequest::Close { owner: key, job: 7 }.into(), "1f88776655443322110700000000000000"),
     ]
 }
 
@@ -172,6 +181,7 @@ fn replies() -> Vec<(Reply<Fixed8>, &'static str)> {
         ),
         (Reply::Owners(vec![0x0201, 0x0403]), "0b01020304"),
         (Reply::Replaced(VALUE), "0c0807060504030201"),
+        (Reply::Merged { done: true, outputs: vec![VALUE] }, "0d010807060504030201"),
     ];
     let refusals = [
         (Refusal::Malformed, "0800"),
@@ -191,6 +201,9 @@ fn replies() -> Vec<(Reply<Fixed8>, &'static str)> {
         (Refusal::TicketClosed, "080e"),
         (Refusal::TooManyClients, "080f"),
         (Refusal::DeclaredDead, "0810"),
+        (Refusal::NoSuchJob, "0811"),
+        (Refusal::NoSuchTable, "0812"),
+        (Refusal::TooManyMerges, "0813"),
     ];
     replies.extend(refusals.map(|(refusal, bytes)| (Reply::Refused(refusal), bytes)));
     replies
@@ -335,7 +348,7 @@ fn unknown_tags_are_no_messages() {
     for tag in 0..=u8::MAX {
         for rest in 0..64 {
             let message = [&[tag][..], &vec![0; rest]].concat();
-            let known = [tag < 29, tag < 13, tag < 16, tag < 9];
+            let known = [tag < 32, tag < 14, tag < 16, tag < 9];
             assert!(known[0] || Request::<Fixed8>::decode(&message).is_none(), "request {tag}");
             assert!(known[1] || Reply::<Fixed8>::decode(&message).is_none(), "reply {tag}");
             assert!(known[2] || ClientRequest::<Fixed8>::decode(&message).is_none(), "ask {tag}");

@@ -268,6 +268,11 @@ pub const MUTANTS: &[Mutant] = &[
     seen("merges_newest_alone", &["canary-dlsm-merged-alone"]),
     seen("publishes_unwritten_tables", &["canary-dlsm-unwritten-tables"]),
     seen("frees_pinned_tables", &["canary-dlsm-freed-tables"]),
+    unseen(
+        "steps_twice",
+        &["dlsm-near-faults", "random-dlsm-lossy"],
+        "a reply that is lost has the descriptions of outputs: without them the extents of the next ones are taken for theirs, whose footers show it, and the compute side merges again; the last step is refused twice",
+    ),
     seen("begins_unfenced", &["dex-late-former-life"]),
     seen("declares_nobody_dead", &["random-dex-crash", "dex-crash-shared"]),
     seen("leaves_logged_changes", &["random-dex-crash", "dex-crash-shared"]),

@@ -10,8 +10,8 @@
 use crate::run::{RunOutcome, run_seed};
 use crate::scenario::{
     ClusterSpec, CrashSpec, DeathSpec, DesignSpec, DistributionSpec, ErrorKind, FaultSpec,
-    KeysSpec, LoadSpec, NetworkSpec, OutageSpec, PartitioningSpec, Scenario, TableIndexSpec,
-    Weights, WorkloadSpec,
+    KeysSpec, LoadSpec, MergesSpec, NetworkSpec, OutageSpec, PartitioningSpec, Scenario,
+    TableIndexSpec, Weights, WorkloadSpec,
 };
 use crate::workload;
 use farleaf_core::cache::{AdmissionName, CoolingName, OffloadName, VictimName};
@@ -147,6 +147,7 @@ fn design(dice: &mut Dice, design: &str, memory_servers: u16) -> DesignSpec {
             levels: dice.of(&[1, 2, 4]),
             writers: dice.of(&[1, 3, 1_024]),
             workers: dice.of(&[0, 0, 1, 3]),
+            merges: dice.of(&[MergesSpec::Compute, MergesSpec::Memory, MergesSpec::ByCost]),
         },
         _ => DesignSpec::Dex {
             chunk_nodes_log2,

@@ -308,11 +308,27 @@ pub enum DesignSpec {
         /// Tasks that flush and merge; without any, the writers do.
         #[serde(default)]
         workers: u16,
+        /// Where merges run.
+        #[serde(default)]
+        merges: MergesSpec,
     },
 }
 
 fn many_writers() -> usize {
     DlsmOptions::default().writers
+}
+
+/// Where merges of dLSM run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MergesSpec {
+    /// On compute servers.
+    #[default]
+    Compute,
+    /// On memory servers.
+    Memory,
+    /// Where they have taken less time.
+    ByCost,
 }
 
 /// The index of each table of dLSM.

@@ -3,13 +3,13 @@
 //!
 //! *Thread safety*: plain functions.
 
-use crate::scenario::{DesignSpec, PartitioningSpec, Scenario, TableIndexSpec};
+use crate::scenario::{DesignSpec, MergesSpec, PartitioningSpec, Scenario, TableIndexSpec};
 use crate::workload;
 use farleaf_core::cache::CacheOptions;
 use farleaf_core::index::blocks::BlockOptions;
 use farleaf_core::index::coarse::{CoarseOptions, Partitioning};
 use farleaf_core::index::dex::DexOptions;
-use farleaf_core::index::dlsm::{DlsmOptions, MemTableOptions};
+use farleaf_core::index::dlsm::{DlsmOptions, MemTableOptions, MergePlace};
 use farleaf_core::index::fine::FineOptions;
 use farleaf_core::index::hybrid::HybridOptions;
 use farleaf_core::index::{BalanceOptions, Design, IndexError};
@@ -120,6 +120,7 @@ pub(crate) fn dlsm_options(scenario: &Scenario) -> Result<DlsmOptions, String> {
         level_ratio,
         levels,
         writers,
+        merges,
         ..
     } = scenario.design
     else {
@@ -146,6 +147,11 @@ pub(crate) fn dlsm_options(scenario: &Scenario) -> Result<DlsmOptions, String> {
         level_ratio,
         levels,
         writers,
+        merges: match merges {
+            MergesSpec::Compute => MergePlace::Compute,
+            MergesSpec::Memory => MergePlace::Memory,
+            MergesSpec::ByCost => MergePlace::ByCost,
+        },
     })
 }
 

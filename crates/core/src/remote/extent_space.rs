@@ -41,6 +41,8 @@ pub struct ExtentUsage {
 #[derive(Debug)]
 pub struct ExtentSpace {
     extent_bytes: u64,
+    /// Tables are on the first server that has room.
+    is_together: bool,
     inner: Mutex<Inner>,
 }
 
@@ -63,7 +65,13 @@ impl ExtentSpace {
     /// A space without chunks, of extents of `extent_bytes` bytes, rounded up to whole nodes.
     pub fn new(extent_bytes: u64) -> Self {
         let extent_bytes = extent_bytes.max(1).next_multiple_of(NodeCarver::NODE_ALIGN);
-        Self { extent_bytes, inner: Mutex::default() }
+        Self { extent_bytes, is_together: false, inner: Mutex::default() }
+    }
+
+    /// The same, whose tables are on one server, as long as it has room: a memory server merges only
+    /// tables of its own.
+    pub fn together(self) -> Self {
+        Self { is_together: true, ..self }
     }
 
     /// The size of an extent, in bytes.
@@ -92,9 +100,12 @@ impl ExtentSpace {
         unused
     }
 
-    /// All of `servers` servers, from the next one in turn on.
+    /// All of `servers` servers, from the next one in turn on, or from the first one.
     pub(super) fn servers(&self, servers: u16) -> impl Iterator<Item = ServerId> + use<> {
         let mut inner = lock(&self.inner);
+        if self.is_together {
+            inner.next_server = 0;
+        }
         let first = inner.next_server % servers.max(1);
         inner.next_server = first + 1;
         (first..servers).chain(0..first).map(ServerId::new)
@@ -206,6 +217,36 @@ impl Lease {
     /// Where the first word lies; null without extents.
     pub fn place(&self) -> GlobalAddr {
         self.places.first().copied().unwrap_or(GlobalAddr::NULL)
+    }
+
+    /// Where each extent lies.
+    pub fn places(&self) -> &[GlobalAddr] {
+        &self.places
+    }
+
+    /// Its extents as runs of adjacent numbers.
+    pub fn runs(&self) -> Vec<(u32, u32)> {
+        let mut runs: Vec<(u32, u32)> = Vec::new();
+        for &extent in &self.extents {
+            match runs.last_mut() {
+                Some((first, count)) if *first + *count == extent => *count += 1,
+                _ => runs.push((extent, 1)),
+            }
+        }
+        runs
+    }
+
+    /// A lease of its first `extents` extents, which this one has no longer. `None` if there are
+    /// fewer.
+    pub fn split_off_first(&mut self, extents: usize) -> Option<Self> {
+        if extents > self.extents.len() {
+            return None;
+        }
+        let mut first = Self::new(&self.space);
+        first.is_settled = self.is_settled;
+        first.extents = self.extents.drain(..extents).collect();
+        first.places = self.places.drain(..extents).collect();
+        Some(first)
     }
 
     /// Bytes of all extents.

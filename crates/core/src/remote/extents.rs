@@ -13,6 +13,7 @@
 
 use super::chunks::ChunkClient;
 use super::extent_space::{ExtentSpace, Lease};
+use super::given_up::{Doubtful, GivenUp, Held, JobId};
 use super::pages::{BUSY_WAIT_NS, BUSY_WAITS, READ_RETRIES};
 use super::pieces::both;
 use super::{Backoff, GRACE_NS, RemoteError, RpcClient};
@@ -44,8 +45,8 @@ pub struct ExtentClient<F: Fabric, L: Layout> {
     chunk_bytes: u64,
     /// Buffers of [`TRANSFER_WORDS`] that no operation has.
     buffers: RefCell<Vec<Arc<Region>>>,
-    /// Tables that were given up with WRITEs that may still land.
-    given_up: RefCell<Vec<Lease>>,
+    /// Extents of tables that were given up, to which something may still be written.
+    given_up: GivenUp,
 }
 
 impl<F: Fabric, L: Layout> ExtentClient<F, L> {
@@ -56,7 +57,7 @@ impl<F: Fabric, L: Layout> ExtentClient<F, L> {
             space: Arc::clone(space),
             chunk_bytes,
             buffers: RefCell::default(),
-            given_up: RefCell::default(),
+            given_up: GivenUp::default(),
         }
     }
 
@@ -166,24 +167,32 @@ impl<F: Fabric, L: Layout> ExtentClient<F, L> {
     }
 
     /// Gives back the extents of tables that were given up, after resets of the connections over
-    /// which WRITEs may still land (K3). The handle does so before it takes extents; those of a
-    /// handle that is dropped before are lost.
+    /// which WRITEs may still land (K3), and after the close of jobs (J3). The handle does so
+    /// before it takes extents; those of a handle that is dropped before are lost.
     ///
     /// # Errors
     /// [`RemoteError`]; the extents of such tables wait for the next call.
     pub async fn settle(&self) -> Result<(), RemoteError> {
-        loop {
-            let Some(lease) = self.given_up.borrow_mut().pop() else { return Ok(()) };
-            let servers = lease.servers();
-            // Dropping it on the way keeps the lease here.
-            let mut held = GivenUp { client: self, lease: Some(lease) };
-            for server in servers {
-                self.fabric().reset(server).await?; // F9
-            }
-            if let Some(mut lease) = held.lease.take() {
-                lease.set_settled(true);
-            }
+        self.given_up.settle(self.rpc()).await
+    }
+
+    /// So many extents of `server`, adjacent if possible.
+    ///
+    /// # Errors
+    /// [`RemoteError`].
+    pub async fn lease(&self, server: ServerId, extents: usize) -> Result<Lease, RemoteError> {
+        let mut lease = Lease::new(&self.space);
+        for _ in 0..extents {
+            let before = lease.extents().last().copied();
+            lease.add(self.take(&[server], before).await?);
         }
+        Ok(lease)
+    }
+
+    /// A lease that `job` writes to. It is given up unless it is settled.
+    pub(super) fn hold(&self, mut lease: Lease, job: JobId) -> Held<'_> {
+        lease.set_settled(false);
+        Held::new(&self.given_up, Doubtful { lease, job: Some(job) })
     }
 
     /// A buffer of exactly this many words, at most [`TRANSFER_WORDS`].
@@ -257,18 +266,6 @@ impl<F: Fabric, L: Layout> ExtentClient<F, L> {
                 Err(error) => return Err(error),
             }
         }
-    }
-}
-
-/// A lease that its client keeps unless it is taken out.
-struct GivenUp<'c, F: Fabric, L: Layout> {
-    client: &'c ExtentClient<F, L>,
-    lease: Option<Lease>,
-}
-
-impl<F: Fabric, L: Layout> Drop for GivenUp<'_, F, L> {
-    fn drop(&mut self) {
-        self.client.given_up.borrow_mut().extend(self.lease.take());
     }
 }
 
@@ -430,7 +427,7 @@ impl<F: Fabric, L: Layout> Drop for ExtentWriter<'_, F, L> {
     fn drop(&mut self) {
         if !self.lease.is_settled() {
             let lease = self.take_lease();
-            self.client.given_up.borrow_mut().push(lease);
+            self.client.given_up.add(Doubtful { lease, job: None });
         }
     }
 }

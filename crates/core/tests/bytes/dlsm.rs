@@ -109,18 +109,18 @@ const RECORDS: u64 = 20_000;
 const RECORD_BYTES: u64 = 440;
 
 /// The paper's key of 20 bytes, in an order that is not that of `number`.
-fn key(number: u64) -> Vec<u8> {
+pub(super) fn key(number: u64) -> Vec<u8> {
     format!("{:020}", number * 7_919 % 1_000_003).into_bytes()
 }
 
-fn value(number: u64) -> Vec<u8> {
+pub(super) fn value(number: u64) -> Vec<u8> {
     let mut value = vec![number as u8; 400];
     value[..8].copy_from_slice(&number.to_le_bytes());
     value
 }
 
 /// The paper's tree at 1:100, each table in one extent, so that no record crosses two.
-fn paper() -> DlsmOptions {
+pub(super) fn paper() -> DlsmOptions {
     let scaled = DlsmOptions::with_table_bytes(640 << 10);
     DlsmOptions { extent_bytes: 768 << 10, chunk_bytes: 1 << 20, ..scaled }
 }

@@ -43,7 +43,7 @@ async fn pool_bytes<F: Fabric>(fabric: &F) -> u64 {
 }
 
 /// Every extent is in a table of the tree, free or resting.
-fn check_extents(tree: &Shard) {
+pub(super) fn check_extents(tree: &Shard) {
     let used: u64 = tree.tables().iter().map(|table| table.extents.len() as u64).sum();
     let (usage, unused) = (tree.extents(), tree.unused_extents().len() as u64);
     assert_eq!((usage.leased, usage.lost), (used, 0), "{usage:?}");
@@ -111,7 +111,7 @@ fn a_dropped_flush_loses_nothing() {
                 for number in 0..20_u64 {
                     index.upsert(&key(number), &round.to_be_bytes()).await.unwrap();
                 }
-                let (flush, timer) = (pin!(index.flush()), pin!(fabric.sleep(round * 200)));
+                let (flush, timer) = (pin!(index.flush()), pin!(fabric.sleep(round * 1_000)));
                 match select(flush, timer).await {
                     Either::Left((flushed, _)) => flushed.unwrap(),
                     Either::Right(_) => _ = dropped.fetch_add(1, Ordering::Relaxed),
@@ -132,7 +132,7 @@ fn a_dropped_flush_loses_nothing() {
             }
         });
         let dropped = dropped.load(Ordering::Relaxed);
-        assert!((5..60).contains(&dropped), "{dropped} flushes were dropped");
+        assert!(dropped >= 5, "{dropped} flushes were dropped");
     }
 }
 
@@ -181,7 +181,7 @@ fn background_tasks_flush_and_merge_for_writers() {
         beside_workers(&setup, tree, workers, &[1, 1], async |fabric, client| {
             let index = open(fabric, tree).await;
             let cost = spent(fabric, async {
-                for number in 0..2_000 {
+                for number in 0..5_000_u64 {
                     let key = key(2 * (number * 7 % 700) + client as u64);
                     index.upsert(&key, &number.to_be_bytes()).await.unwrap();
                 }

@@ -8,6 +8,7 @@ mod blocks;
 mod crashes;
 mod designs;
 mod dlsm;
+mod dlsm_near;
 mod dlsm_work;
 mod limits;
 mod loads;

@@ -18,19 +18,20 @@ use farleaf_fabric::Fabric;
 const STEPS: u32 = 16;
 /// The longest sleep of a background task, in nanoseconds, before it looks whether it has ended.
 const LOOK_NS: u64 = 1_000_000;
-/// The pause of a background task after a failure, in nanoseconds.
+/// The pause of all background tasks after a failure, in nanoseconds.
 const FAILED_NS: u64 = 1_000_000;
 
 impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     /// Flushes what waits, unless another handle does. Returns how many MemTables it flushed.
-    pub(super) async fn flush_waiting(&self) -> Result<u32, IndexError> {
+    async fn flush_waiting(&self, worker: Option<&AtWork>) -> Result<u32, IndexError> {
         // A right that is taken for nothing would wake all that wait for it.
         if self.shard.pin().immutables.is_empty() {
             return Ok(0);
         }
         let Some(flushing) = Shard::begin_flush(&self.shard) else { return Ok(0) };
         for step in 0..STEPS {
-            if !self.flush_oldest(&flushing).await? {
+            let flushed = self.flush_oldest(&flushing).await;
+            if !self.noted(flushed, worker)? {
                 return Ok(step);
             }
         }
@@ -38,24 +39,38 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     }
 
     /// Merges what is due, unless another handle does. Returns the number of merges.
-    pub(super) async fn merge_due(&self) -> Result<u32, IndexError> {
+    async fn merge_due(&self, worker: Option<&AtWork>) -> Result<u32, IndexError> {
         if due_level(&self.shard.pin(), &self.shard.options).is_none() {
             return Ok(0);
         }
         let Some(merging) = Shard::begin_merge(&self.shard) else { return Ok(0) };
         for step in 0..STEPS {
-            if !self.merge_what_is_due(&merging).await? {
+            let merged = self.merge_what_is_due(&merging).await;
+            if !self.noted(merged, worker)? {
                 return Ok(step);
             }
         }
         Ok(STEPS)
     }
 
+    /// Counts the failure of a background task while it still has its right: other tasks would take
+    /// that at once, and writers, which have to learn of the failure, would never get it.
+    fn noted(
+        &self,
+        outcome: Result<bool, IndexError>,
+        worker: Option<&AtWork>,
+    ) -> Result<bool, IndexError> {
+        if let (Err(_), Some(worker)) = (&outcome, worker) {
+            worker.failed(self.fabric().now_ns() + FAILED_NS);
+        }
+        outcome
+    }
+
     /// Flushes what waits and merges what is due, unless other handles do. Returns how much it did.
     pub(super) async fn work(&self) -> Result<u32, IndexError> {
-        let flushed = self.flush_waiting().await;
+        let flushed = self.flush_waiting(None).await;
         // A merge may succeed, and make room, although a flush has failed.
-        let merged = self.merge_due().await;
+        let merged = self.merge_due(None).await;
         Ok(flushed? + merged?)
     }
 
@@ -69,21 +84,27 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         let flushes = async {
             while !ended() {
                 let seen = self.shard.changed.count();
-                let flushed = self.flush_waiting().await;
+                let flushed = match at_work.rests_ns(self.fabric().now_ns()) {
+                    0 => self.flush_waiting(Some(at_work)).await,
+                    _ => Ok(0),
+                };
                 self.rest(flushed, at_work, seen, report).await;
             }
         };
         let merges = async {
             while !ended() {
                 let seen = self.shard.changed.count();
-                let merged = self.merge_due().await;
+                let merged = match at_work.rests_ns(self.fabric().now_ns()) {
+                    0 => self.merge_due(Some(at_work)).await,
+                    _ => Ok(0),
+                };
                 self.rest(merged, at_work, seen, report).await;
             }
         };
         join(flushes, merges).await;
     }
 
-    /// Sleeps after a round that did nothing, or has failed.
+    /// Sleeps after a round that did nothing, or after a failure of any task.
     async fn rest(
         &self,
         did: Result<u32, IndexError>,
@@ -91,14 +112,14 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         seen: u64,
         report: &dyn Fn(Result<Reshaped, IndexError>),
     ) {
-        match did {
-            Ok(0) => self.shard.changed.sleep(self.fabric(), seen, LOOK_NS).await,
-            Ok(_) => {}
-            Err(error) => {
-                report(Err(error));
-                at_work.failed();
-                self.fabric().sleep(FAILED_NS).await;
-            }
+        let did = did.unwrap_or_else(|error| {
+            report(Err(error));
+            0
+        });
+        match at_work.rests_ns(self.fabric().now_ns()) {
+            0 if did > 0 => {}
+            0 => self.shard.changed.sleep(self.fabric(), seen, LOOK_NS).await,
+            rests_ns => self.fabric().sleep(rests_ns).await,
         }
     }
 }

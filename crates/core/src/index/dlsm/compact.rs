@@ -95,7 +95,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
             merging.moved(table, into);
             return Ok(true);
         }
-        self.merge(merging, &version, sources, into).await?;
+        self.merge_somewhere(merging, &version, sources, into).await?;
         Ok(true)
     }
 
@@ -115,11 +115,11 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         let level0 = level0.iter().map(|table| vec![Arc::clone(table)]);
         let sources = level0.chain(others.iter().cloned());
         let sources = sources.filter(|tables| !tables.is_empty()).collect();
-        self.merge(merging, &version, sources, deepest).await
+        self.merge_somewhere(merging, &version, sources, deepest).await
     }
 
-    /// Merges tables of `version` into `level`.
-    async fn merge(
+    /// Merges tables of `version` into `level`, on this side.
+    pub(super) async fn merge(
         &self,
         merging: &Merging,
         version: &TreeVersion,

@@ -44,13 +44,21 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         }
     }
 
-    /// The keys that `tables`, which lie below an output, may have.
-    pub(super) fn below<'t>(&self, tables: impl Iterator<Item = &'t Arc<Table>>) -> Below {
+    /// The smallest and largest keys of `tables`, which lie below an output.
+    pub(super) fn ranges_below<'t>(
+        &self,
+        tables: impl Iterator<Item = &'t Arc<Table>>,
+    ) -> Vec<(KeyBuf, KeyBuf)> {
         if self.fabric().breaks(TOMBSTONES_KEPT) {
-            return Below::nothing();
+            return Vec::new();
         }
         let range = |table: &Arc<Table>| (table.meta.smallest.clone(), table.meta.largest.clone());
-        Below::tables(tables.map(range).collect())
+        tables.map(range).collect()
+    }
+
+    /// The keys that `tables`, which lie below an output, may have.
+    pub(super) fn below<'t>(&self, tables: impl Iterator<Item = &'t Arc<Table>>) -> Below {
+        Below::tables(self.ranges_below(tables))
     }
 
     async fn write_memtable(

@@ -25,8 +25,10 @@ mod flush;
 mod handle;
 mod load;
 mod memtable;
+mod near;
 mod operations;
 mod options;
+mod place;
 mod read;
 mod scan;
 mod sequence;
@@ -44,5 +46,6 @@ pub use memtable::{
     SearchKey, Seen, Step, Version, Writer,
 };
 pub use options::DlsmOptions;
+pub use place::MergePlace;
 pub use sequence::{Announcement, Seat, Sequences, Snapshot};
 pub use shard::{Shard, TableView, TreeCounts};

@@ -3,6 +3,7 @@
 //! *Thread safety*: plain values.
 
 use super::MemTableOptions;
+use super::place::MergePlace;
 use crate::index::IndexError;
 use crate::table::IndexKind;
 
@@ -38,6 +39,8 @@ pub struct DlsmOptions {
     pub levels: usize,
     /// Operations of one compute server that write at a time; others wait.
     pub writers: usize,
+    /// Where merges run.
+    pub merges: MergePlace,
 }
 
 impl Default for DlsmOptions {
@@ -56,6 +59,7 @@ impl Default for DlsmOptions {
             level_ratio: 10,
             levels: 6,
             writers: 1024,
+            merges: MergePlace::Compute,
         }
     }
 }

@@ -9,6 +9,7 @@
 //! *Thread safety*: any number of threads. One mutex holds everything that changes, and is never
 //! held across a wait.
 
+use super::place::{MergeCosts, MergePlace};
 use super::signal::Signal;
 use super::version::{Table, TreeVersion};
 use super::{DlsmOptions, MemTable, MemTableError, Sequences, Writer};
@@ -29,6 +30,7 @@ pub struct Shard {
     pub(super) changed: Signal,
     /// Raised by everything that flushes and merges do, so that waiting for them has a bound.
     steps: AtomicU64,
+    pub(super) merge_costs: Mutex<MergeCosts>,
     state: Mutex<State>,
 }
 
@@ -39,12 +41,15 @@ struct State {
     retired: Vec<Arc<MemTable>>,
     /// Tables and outputs so far.
     tables: u64,
+    /// Merge jobs on memory servers so far.
+    jobs: u64,
     is_flushing: bool,
     is_merging: bool,
     /// Tasks that flush and merge in the background.
     workers: usize,
-    /// How often one of them failed.
+    /// How often one of them failed, and until when all rest because of that.
     failures: u64,
+    rest_until_ns: u64,
     /// A number that names this process to the memory servers; 0 if none was drawn yet.
     owner: u64,
     counts: TreeCounts,
@@ -74,6 +79,10 @@ pub struct TreeCounts {
     pub merges: u64,
     /// Bytes of the tables, with their indexes, that merges wrote.
     pub merged_bytes: u64,
+    /// Those that ran on a memory server.
+    pub near_merges: u64,
+    /// Bytes of the indexes of tables that merges wrote.
+    pub merged_index_bytes: u64,
     /// Tables that went to the next level as they were.
     pub moved_tables: u64,
 }
@@ -93,23 +102,31 @@ impl Shard {
     /// A tree without records.
     pub(super) fn new(options: &DlsmOptions) -> Result<Self, MemTableError> {
         let sequences = Arc::new(Sequences::new(options.writers));
+        let space = ExtentSpace::new(options.extent_bytes);
+        let space = match options.merges {
+            MergePlace::Compute => space,
+            MergePlace::Memory | MergePlace::ByCost => space.together(),
+        };
         let active = MemTable::new(&sequences, options.memtable.memory()?, options.memtable);
         let version = TreeVersion::new(Arc::new(active), options.levels);
         let state = State {
             version: Arc::new(version),
             retired: Vec::new(),
             tables: 0,
+            jobs: 0,
             is_flushing: false,
             is_merging: false,
             workers: 0,
             failures: 0,
+            rest_until_ns: 0,
             owner: 0,
             counts: TreeCounts::default(),
         };
         Ok(Self {
             options: options.clone(),
             sequences,
-            space: Arc::new(ExtentSpace::new(options.extent_bytes)),
+            space: Arc::new(space),
+            merge_costs: Mutex::default(),
             writers: Mutex::default(),
             changed: Signal::default(),
             steps: AtomicU64::new(0),
@@ -212,9 +229,26 @@ impl Shard {
 
     /// The id of a new table. Tables of a tree have different ids.
     pub(super) fn table_id(&self) -> u64 {
+        self.table_ids(1)
+    }
+
+    /// The first of `count` such ids, which follow one another.
+    pub(super) fn table_ids(&self, count: u64) -> u64 {
         let mut state = lock(&self.state);
-        state.tables += 1;
-        state.tables
+        state.tables += count;
+        state.tables - count + 1
+    }
+
+    /// The process and the number of its next job on a memory server. Numbers ascend.
+    pub(super) fn next_job(&self) -> (u64, u64) {
+        let mut state = lock(&self.state);
+        state.jobs += 1;
+        (state.owner, state.jobs)
+    }
+
+    /// Counts a merge on a memory server.
+    pub(super) fn count_near_merge(&self) {
+        lock(&self.state).counts.near_merges += 1;
     }
 
     /// The right to flush. `None` if another handle has it (V2).
@@ -321,6 +355,8 @@ impl Merging {
         let mut state = lock(&self.shard.state);
         state.counts.merges += 1;
         state.counts.merged_bytes += added.iter().map(written_bytes).sum::<u64>();
+        let index_bytes = added.iter().map(|table| table.index.bytes() as u64).sum::<u64>();
+        state.counts.merged_index_bytes += index_bytes;
         let added = added.into_iter().map(Arc::new).collect();
         state.version = Arc::new(state.version.with_merged(removed, level, added));
         drop(state);
@@ -352,10 +388,18 @@ pub(super) struct AtWork {
 }
 
 impl AtWork {
-    /// Counts a failure, after which writers that wait try for themselves.
-    pub(super) fn failed(&self) {
-        lock(&self.shard.state).failures += 1;
+    /// Counts a failure, after which writers that wait try for themselves, and the tasks do not until
+    /// `rest_until_ns`.
+    pub(super) fn failed(&self, rest_until_ns: u64) {
+        let mut state = lock(&self.shard.state);
+        (state.failures, state.rest_until_ns) = (state.failures + 1, rest_until_ns);
+        drop(state);
         self.shard.changed.raise();
+    }
+
+    /// How long the tasks rest from now on, in nanoseconds.
+    pub(super) fn rests_ns(&self, now_ns: u64) -> u64 {
+        lock(&self.shard.state).rest_until_ns.saturating_sub(now_ns)
     }
 }
 
