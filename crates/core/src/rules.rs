@@ -135,6 +135,18 @@ rules! {
     SLOTS_PINNED: "frees_pinned_slots", "D9", "The log entry of a half-written node is kept until the node is whole.";
     FLUSH_WRITES: "flushes_nothing", "flush", "Changes acknowledged before a flush survive a crash.";
     TICKETS_CLOSED: "asks_again_blindly", "offload.O1", "An offloaded change of unknown outcome is retried only after its ticket was closed.";
+    // dLSM.
+    FLUSHES_SETTLED: "flushes_unsettled", "memtable.Q7", "A MemTable is flushed only once all its numbers are settled.";
+    BELOW_SETTLED: "decides_unsettled", "memtable.Q5", "An operation looks below a MemTable only once all older ones are settled.";
+    SCANS_SETTLED: "scans_unsettled", "memtable.Q7", "A scan reads only once its bound is settled.";
+    SNAPSHOT_HELD: "pins_without_snapshot", "memtable.Q7", "A scan holds a snapshot from its bound until it has pinned a version.";
+    SNAPSHOTS_KEPT: "forgets_snapshots", "lsm.J5", "Flushes and merges keep the versions that snapshots see.";
+    TOMBSTONES_KEPT: "drops_tombstones", "lsm.J6", "A tombstone is dropped only if no deeper level covers its key.";
+    OLDEST_FLUSHED_FIRST: "flushes_newest_first", "lsm.V2", "MemTables become tables of level 0 in the order of their numbers.";
+    OLDEST_MERGED_FIRST: "merges_newest_alone", "lsm.V4", "A merge of level 0 takes its oldest tables.";
+    TABLES_LAND_FIRST: "publishes_unwritten_tables", "lsm.F1", "All WRITEs of a table have completed before a version has it.";
+    EXTENTS_PINNED: "frees_pinned_tables", "lsm.K2", "The extents of a table are used again only when no version in use has it.";
+    STEPS_ONCE: "steps_twice", "lsm.J2", "A repeated step of a merge gets the reply of the first one, and merges nothing.";
     // Moving keys, and lives.
     BOUNDARY_LOOKED_AT: "trusts_the_plan", "H1", "Before it gives keys up, a compute server checks again that a leaf begins at the boundary.";
     GIVEN_UP_CLEAN: "gives_up_dirty_nodes", "H2", "A node is clean before another compute server owns its keys.";

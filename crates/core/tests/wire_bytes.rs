@@ -3,8 +3,8 @@
 
 use farleaf_core::page::{Action, Answer, Fixed8, LeafEdit};
 use farleaf_core::wire::{
-    ClientRequest, ClientResponse, ErrorCode, OffloadRequest, OwnerRequest, PoolRequest, Refusal,
-    Reply, Request, Share, Ticket, TreeRequest, Usage,
+    ClientRequest, ClientResponse, ErrorCode, MergeRequest, OffloadRequest, OwnerRequest,
+    PoolRequest, Refusal, Reply, Request, Share, Ticket, TreeRequest, Usage,
 };
 use farleaf_fabric::{GlobalAddr, Message, ServerId};
 use std::ops::Bound::{Excluded, Included, Unbounded};
@@ -134,6 +134,15 @@ fn requests() -> Vec<(Request<Fixed8>, &'static str)> {
         (OffloadRequest::CloseTicket { ticket: TICKET }.into(), "1801020501020304"),
         (OwnerRequest::DeadOwners { compute_server: 0x0201 }.into(), "190102"),
         (OwnerRequest::Retire { owner: 0x0201 }.into(), "1a0102"),
+        (
+            MergeRequest::Begin { owner: key, job: 7, words: vec![value] }.into(),
+            "1d887766554433221107000000000000000807060504030201",
+        ),
+        (
+            MergeRequest::Step { owner: key, job: 7, step: 0x0201 }.into(),
+            "1e8877665544332211070000000000000001020000",
+        ),
+        (MergeRequest::Close { owner: key, job: 7 }.into(), "1f88776655443322110700000000000000"),
     ]
 }
 
@@ -182,6 +191,7 @@ fn replies() -> Vec<(Reply<Fixed8>, &'static str)> {
             Reply::Chunks { more: true, chunks: vec![(at(), VALUE)] },
             "0d0100040605040302010807060504030201",
         ),
+        (Reply::Merged { done: true, outputs: vec![VALUE] }, "0e010807060504030201"),
     ];
     let refusals = [
         (Refusal::Malformed, "0800"),
@@ -201,6 +211,9 @@ fn replies() -> Vec<(Reply<Fixed8>, &'static str)> {
         (Refusal::TicketClosed, "080e"),
         (Refusal::TooManyClients, "080f"),
         (Refusal::DeclaredDead, "0810"),
+        (Refusal::NoSuchJob, "0811"),
+        (Refusal::NoSuchTable, "0812"),
+        (Refusal::TooManyMerges, "0813"),
     ];
     replies.extend(refusals.map(|(refusal, bytes)| (Reply::Refused(refusal), bytes)));
     replies

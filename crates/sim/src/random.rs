@@ -10,7 +10,8 @@
 use crate::run::{RunOutcome, run_seed};
 use crate::scenario::{
     ClusterSpec, CrashSpec, DeathSpec, DesignSpec, DistributionSpec, ErrorKind, FaultSpec,
-    KeysSpec, LoadSpec, NetworkSpec, OutageSpec, PartitioningSpec, Scenario, Weights, WorkloadSpec,
+    KeysSpec, LoadSpec, MergesSpec, NetworkSpec, OutageSpec, PartitioningSpec, Scenario,
+    TableIndexSpec, Weights, WorkloadSpec,
 };
 use crate::workload;
 use farleaf_core::cache::{AdmissionName, CoolingName, OffloadName, VictimName};
@@ -27,8 +28,8 @@ pub struct Kind {
 }
 
 impl Kind {
-    /// The designs that a random scenario chooses from.
-    pub const DESIGNS: [&str; 4] = ["coarse", "fine", "hybrid", "dex"];
+    /// The designs. `dlsm` is drawn only by name.
+    pub const DESIGNS: [&str; 5] = ["coarse", "fine", "hybrid", "dex", "dlsm"];
     /// The faults. All kinds have torn verbs and slow messages. In addition, messages are lost or
     /// late, memory servers are unreachable, compute servers pause, compute servers die, live
     /// compute servers are declared dead, a memory server dies or restarts empty, or compute
@@ -91,7 +92,7 @@ pub fn random_scenario(kind: Kind, seed: u64) -> Scenario {
         },
         max_work_factor: dice.of(&[1, 8, 32]),
         faults: slow(&mut dice),
-        workload: self::workload(&mut dice, &cluster, is_dex),
+        workload: self::workload(&mut dice, &cluster, is_dex || design == "dlsm"),
         crash: None,
         processes: None,
         cluster,
@@ -129,6 +130,25 @@ fn design(dice: &mut Dice, design: &str, memory_servers: u16) -> DesignSpec {
             DesignSpec::Fine { chunk_nodes_log2, leaves_per_head: dice.of(&[0, 1, 2, 3, 4, 8]) }
         }
         "hybrid" => DesignSpec::Hybrid { chunk_nodes_log2 },
+        "dlsm" => DesignSpec::Dlsm {
+            memtable_bytes: dice.of(&[4_096, 4_096, 8_192]),
+            memtable_numbers: dice.of(&[0, 1, 3, 10, 30]),
+            most_immutables: dice.of(&[1, 2, 4]),
+            index: dice.of(&[
+                TableIndexSpec::Compact,
+                TableIndexSpec::Compact,
+                TableIndexSpec::Full,
+                TableIndexSpec::Blocks,
+            ]),
+            table_bytes: dice.of(&[1_024, 2_048]),
+            level0_tables: dice.of(&[1, 2, 4]),
+            level1_bytes: dice.of(&[1, 1_024, 4_096]),
+            level_ratio: dice.of(&[2, 3]),
+            levels: dice.of(&[1, 2, 4]),
+            writers: dice.of(&[1, 3, 1_024]),
+            workers: dice.of(&[0, 0, 1, 3]),
+            merges: dice.of(&[MergesSpec::Compute, MergesSpec::Memory, MergesSpec::ByCost]),
+        },
         _ => DesignSpec::Dex {
             chunk_nodes_log2,
             placement_level: dice.of(&[0, 1, 1, 2]),
@@ -159,7 +179,7 @@ fn design(dice: &mut Dice, design: &str, memory_servers: u16) -> DesignSpec {
     }
 }
 
-fn workload(dice: &mut Dice, cluster: &ClusterSpec, is_dex: bool) -> WorkloadSpec {
+fn workload(dice: &mut Dice, cluster: &ClusterSpec, flushes: bool) -> WorkloadSpec {
     let key_space = dice.of(&[32, 96, 160, 320, 1_000]);
     let streams =
         cluster.compute_servers * cluster.clients_per_compute_server * cluster.in_flight_per_client;
@@ -216,7 +236,7 @@ fn workload(dice: &mut Dice, cluster: &ClusterSpec, is_dex: bool) -> WorkloadSpe
         initial_keys: dice.up_to(key_space),
         load: LoadSpec::Insert,
         operations_per_client: dice.0.random_range(longest / 2..=longest),
-        weights: Weights { flush: if is_dex { 1 } else { 0 }, ..weights },
+        weights: Weights { flush: u32::from(flushes), ..weights },
         distribution: match dice.up_to(2) {
             0 => DistributionSpec::Uniform,
             1 => DistributionSpec::Hot { keys: dice.of(&[3, 8]), probability: 0.5 },
@@ -313,6 +333,10 @@ fn go_wrong(dice: &mut Dice, what: &str, scenario: &mut Scenario) {
                 allowed_errors.push(ErrorKind::Restarted);
             } else {
                 faults.kill_memory_server = death;
+            }
+            if let DesignSpec::Dlsm { .. } = design {
+                // Flushes and merges that meet the lost server fail, and writers wait for room.
+                allowed_errors.push(ErrorKind::Contended);
             }
             if let DesignSpec::Dex { .. } = design {
                 // Moving keys wait for nodes that cannot be written back, and everything else waits

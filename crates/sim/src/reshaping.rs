@@ -1,5 +1,6 @@
-//! Tasks that change the cluster during a run: they move keys, add memory servers and balance load.
-//! They look at no values, so they open handles of the design itself, also below value blocks.
+//! Tasks beside the clients of a run: they move keys, add memory servers and balance load, or flush
+//! and merge. They look at no values, so they open handles of the design itself, also below value
+//! blocks.
 //!
 //! *Thread safety*: a run is one thread.
 
@@ -7,8 +8,9 @@ use crate::client::{Board, settle};
 use crate::scenario::{DesignSpec, Scenario};
 use crate::workload;
 use farleaf_core::index::dex::Dex;
+use farleaf_core::index::dlsm::{Dlsm, Encoded, Shard};
 use farleaf_core::index::{Background, Design, IndexAdmin, IndexError, RangeIndex, Reshaped};
-use farleaf_core::page::Named;
+use farleaf_core::page::{Layout, Named};
 use farleaf_core::partition::ComputePool;
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::Arc;
@@ -99,6 +101,25 @@ pub(crate) async fn balancer<L, F>(
     };
     let balanced = index.background(Background::Balance, &|| board.is_over(), &report).await;
     balanced.unwrap_or_else(|error| board.report(format!("the balancer failed: {error}")));
+    settle(&fabric, &index).await;
+}
+
+/// Flushes and merges until the run is over.
+pub(crate) async fn lsm_worker<L, F>(fabric: F, shard: &Arc<Shard>, board: &Board)
+where
+    L: Layout<Key: Encoded, Value: Encoded>,
+    F: Fabric,
+{
+    let Some(index) = board.open::<L, Dlsm, F>(&fabric, shard).await else { return };
+    let report = |failed: Result<Reshaped, IndexError>| {
+        if let Err(error) = failed
+            && !board.allows(&error)
+        {
+            board.report(format!("cannot flush or merge: {error}"));
+        }
+    };
+    let worked = index.background(Background::WriteBack, &|| board.is_over(), &report).await;
+    worked.unwrap_or_else(|error| board.report(format!("background work failed: {error}")));
     settle(&fabric, &index).await;
 }
 

@@ -11,19 +11,20 @@ use crate::client::{Board, Counts, Death, client, observer};
 use crate::crash;
 use crate::death::DeathAt;
 use crate::history::{History, Outcome};
-use crate::inspect::{Expect, Pool, at_the_end};
+use crate::inspect::{Expect, Pool, Tree, at_the_end, watch};
 use crate::processes;
-use crate::reshaping::{balancer, grower, mover};
+use crate::reshaping::{balancer, grower, lsm_worker, mover};
 use crate::scenario::{DesignSpec, ErrorKind, KeysSpec, Scenario};
 use crate::setup::{
-    Servers, block_options, coarse_options, dex_options, fine_options, hybrid_options, sim_config,
-    start,
+    Servers, block_options, coarse_options, dex_options, dlsm_options, fine_options,
+    hybrid_options, sim_config, start,
 };
 use crate::workload;
 use farleaf_core::cache::CacheCounters;
 use farleaf_core::index::blocks::{BlockCompute, BlockOptions, Blocks, InBlocks};
 use farleaf_core::index::coarse::Coarse;
 use farleaf_core::index::dex::Dex;
+use farleaf_core::index::dlsm::{Dlsm, Encoded};
 use farleaf_core::index::fine::Fine;
 use farleaf_core::index::hybrid::Hybrid;
 use farleaf_core::index::{ByName, Design, InLeaves, IndexError, RangeIndex, Scan};
@@ -215,6 +216,7 @@ fn play_blocks(
             let options = block_options(inline_bytes, design);
             play_with_blocks::<Hybrid>(scenario, seed, board, &options)
         }
+        DesignSpec::Dlsm { .. } => Err("dLSM has no value blocks".to_owned()),
         DesignSpec::Dex { moves, movers, .. } => {
             if let Some(spec) = &scenario.processes {
                 return processes::play::<L, InBlocks>(scenario, spec, seed, board);
@@ -280,7 +282,10 @@ fn count_blocks<De: Design<WithBlocks>>(
     }
 }
 
-fn play_design<L: Named>(scenario: &Scenario, seed: u64, board: &Board) -> Result<(), String> {
+fn play_design<L>(scenario: &Scenario, seed: u64, board: &Board) -> Result<(), String>
+where
+    L: Named + Layout<Key: Encoded, Value: Encoded>,
+{
     match &scenario.design {
         DesignSpec::Coarse { partitioning } => {
             let options = coarse_options::<L>(scenario, *partitioning);
@@ -295,6 +300,30 @@ fn play_design<L: Named>(scenario: &Scenario, seed: u64, board: &Board) -> Resul
             play_on::<L, Hybrid>(scenario, seed, board, &options)
         }
         DesignSpec::Dex { .. } => play_dex::<L>(scenario, seed, board),
+        DesignSpec::Dlsm { .. } => play_dlsm::<L>(scenario, seed, board),
+    }
+}
+
+/// Runs a scenario of dLSM and inspects its tree during the run and at the end.
+fn play_dlsm<L>(scenario: &Scenario, seed: u64, board: &Board) -> Result<(), String>
+where
+    L: Named + Layout<Key: Encoded, Value: Encoded>,
+{
+    let options = dlsm_options(scenario)?;
+    let (servers, shard) = set_up::<L, Dlsm>(scenario, &options)?;
+    let tree = Tree::new(Pool::new(&servers, scenario), &shard, scenario);
+    let DesignSpec::Dlsm { workers, .. } = scenario.design else {
+        return Err("the scenario's design is not dlsm".to_owned());
+    };
+    let beside = async |fabric, number: usize| match number {
+        0 => watch(fabric, board, seed, || tree.look()).await,
+        _ => lsm_worker::<L, _>(fabric, &shard, board).await,
+    };
+    let beside = (1 + usize::from(workers), beside);
+    let cluster = simulate::<L, Dlsm, _>(scenario, seed, board, &servers, &shard, beside);
+    match board.fault() {
+        Some(_) => Ok(()),
+        None => tree.look_at_the_end(&cluster, scenario.cluster.compute_servers),
     }
 }
 

@@ -5,6 +5,7 @@
 
 use crate::registry::SCENARIOS;
 use farleaf_core::cache::{AdmissionName, CacheOptions, CoolingName, OffloadName, VictimName};
+use farleaf_core::index::dlsm::DlsmOptions;
 use farleaf_core::rules::{KnownRule, RULES};
 use farleaf_fabric::CostModel;
 use farleaf_fabric::sim::{Faults, NetworkModel, Outage, Slow, Verb};
@@ -283,6 +284,68 @@ pub enum DesignSpec {
         #[serde(default)]
         balance_window_ns: u64,
     },
+    /// dLSM: one tree, which all compute servers share.
+    Dlsm {
+        /// Bytes of a MemTable.
+        memtable_bytes: usize,
+        /// Numbers after which a MemTable is closed; with 0, only if it is full.
+        #[serde(default)]
+        memtable_numbers: u64,
+        /// Closed MemTables that wait for their flush.
+        most_immutables: usize,
+        /// The index of each table.
+        #[serde(default)]
+        index: TableIndexSpec,
+        /// Bytes of the tables that merges write.
+        table_bytes: u64,
+        /// Tables of level 0 that are merged into level 1.
+        level0_tables: usize,
+        /// Bytes of level 1.
+        level1_bytes: u64,
+        /// How much larger each level is than the one above.
+        level_ratio: u64,
+        /// Levels below level 0.
+        levels: usize,
+        /// Operations that write at a time.
+        #[serde(default = "many_writers")]
+        writers: usize,
+        /// Tasks that flush and merge; without any, the writers do.
+        #[serde(default)]
+        workers: u16,
+        /// Where merges run.
+        #[serde(default)]
+        merges: MergesSpec,
+    },
+}
+
+fn many_writers() -> usize {
+    DlsmOptions::default().writers
+}
+
+/// Where merges of dLSM run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MergesSpec {
+    /// On compute servers.
+    #[default]
+    Compute,
+    /// On memory servers.
+    Memory,
+    /// Where they have taken less time.
+    ByCost,
+}
+
+/// The index of each table of dLSM.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TableIndexSpec {
+    /// Fences and a static function.
+    #[default]
+    Compact,
+    /// An entry for each record.
+    Full,
+    /// A fence for each block of a few records.
+    Blocks,
 }
 
 fn usual_cooling_percent() -> u32 {
@@ -502,7 +565,7 @@ pub struct WorkloadSpec {
     /// Keys that exist at first, evenly spread.
     pub initial_keys: u64,
     /// Whether all keys fit one leaf, so that a scan is a snapshot and is checked as one. The index
-    /// then has one partition.
+    /// then has one partition. Scans of dLSM are snapshots of any number of keys.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub one_leaf: bool,
     /// How the initial keys are loaded.
@@ -644,8 +707,10 @@ impl Scenario {
         };
         if cluster.inline_bytes.is_some() {
             let balances = matches!(self.design, DesignSpec::Dex { balance_window_ns: 1.., .. });
-            if cluster.keys != KeysSpec::Bytes || self.crash.is_some() || balances {
-                let what = "inline_bytes needs byte strings, without crashes and balancing";
+            let has_tables = matches!(self.design, DesignSpec::Dlsm { .. });
+            if cluster.keys != KeysSpec::Bytes || self.crash.is_some() || balances || has_tables {
+                let what = "inline_bytes needs byte strings and a design with leaves, without \
+                    crashes and balancing";
                 return Err(what.to_owned());
             }
         }
@@ -670,7 +735,8 @@ impl Scenario {
         }
         // A bulk load fills leaves only partly, and a leaf may split before it is full.
         let most = (cluster.page_words as u64 - 8) / 4;
-        if workload.one_leaf && workload.key_space > most {
+        let is_lsm = matches!(self.design, DesignSpec::Dlsm { .. });
+        if workload.one_leaf && workload.key_space > most && !is_lsm {
             return Err(format!("with one_leaf, key_space must be at most {most}"));
         }
         if workload.key_space < 2 || workload.key_space <= u64::from(cluster.memory_servers) {

@@ -3,18 +3,20 @@
 //!
 //! *Thread safety*: plain functions.
 
-use crate::scenario::{DesignSpec, PartitioningSpec, Scenario};
+use crate::scenario::{DesignSpec, MergesSpec, PartitioningSpec, Scenario, TableIndexSpec};
 use crate::workload;
 use farleaf_core::cache::CacheOptions;
 use farleaf_core::index::blocks::BlockOptions;
 use farleaf_core::index::coarse::{CoarseOptions, Partitioning};
 use farleaf_core::index::dex::DexOptions;
+use farleaf_core::index::dlsm::{DlsmOptions, MemTableOptions, MergePlace};
 use farleaf_core::index::fine::FineOptions;
 use farleaf_core::index::hybrid::HybridOptions;
 use farleaf_core::index::{BalanceOptions, Design, IndexError};
 use farleaf_core::page::{Layout, Named, OwnedKey};
 use farleaf_core::partition::LONGEST_MOVE_NS;
 use farleaf_core::server::{MemoryServer, MemoryServerConfig};
+use farleaf_core::table::IndexKind;
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::SimConfig;
 use farleaf_fabric::sync::Arc;
@@ -100,6 +102,56 @@ pub(crate) fn dex_options<L: Named>(
         spare_memory_servers,
         balance,
         ..options
+    })
+}
+
+/// The size of an extent. A chunk has four.
+const EXTENT_BYTES: u64 = 1_024;
+
+pub(crate) fn dlsm_options(scenario: &Scenario) -> Result<DlsmOptions, String> {
+    let DesignSpec::Dlsm {
+        memtable_bytes,
+        memtable_numbers,
+        most_immutables,
+        index,
+        table_bytes,
+        level0_tables,
+        level1_bytes,
+        level_ratio,
+        levels,
+        writers,
+        merges,
+        ..
+    } = scenario.design
+    else {
+        return Err("the scenario's design is not dlsm".to_owned());
+    };
+    Ok(DlsmOptions {
+        memtable: MemTableOptions {
+            bytes: memtable_bytes,
+            most_numbers: if memtable_numbers == 0 { u64::MAX } else { memtable_numbers },
+            filter_bytes: 64,
+        },
+        most_immutables,
+        index: match index {
+            TableIndexSpec::Compact => IndexKind::Compact,
+            TableIndexSpec::Full => IndexKind::Full { bloom_bits: 10 },
+            TableIndexSpec::Blocks => IndexKind::Blocks { block_bytes: 256, bloom_bits: 10 },
+        },
+        table_bytes,
+        extent_bytes: EXTENT_BYTES,
+        chunk_bytes: 4 * EXTENT_BYTES,
+        level0_tables,
+        level0_stop: 2 * level0_tables,
+        level1_bytes,
+        level_ratio,
+        levels,
+        writers,
+        merges: match merges {
+            MergesSpec::Compute => MergePlace::Compute,
+            MergesSpec::Memory => MergePlace::Memory,
+            MergesSpec::ByCost => MergePlace::ByCost,
+        },
     })
 }
 

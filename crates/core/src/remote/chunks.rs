@@ -50,20 +50,19 @@ impl<F: Fabric, L: Layout> ChunkClient<F, L> {
         least: Option<u64>,
     ) -> Result<(GlobalAddr, u64), RemoteError> {
         let token = self.token(server);
+        // A request that is dropped on the way may have allocated a chunk, too.
+        let mut doubt = Doubt { tokens: &self.in_doubt[server.index()], token: Some(token) };
         let request = match least {
             None => PoolRequest::AllocateChunk { bytes, token },
             Some(least) => PoolRequest::AllocateWhole { bytes, least, token },
         };
         // Retries are safe: all requests with the same token get the same chunk.
-        let (at, bytes) = match self.client.ask_harmless(server, &request).await {
-            Ok(Reply::Chunk { at, bytes }) => (at, bytes),
-            Ok(_) => return Err(RemoteError::BadReply { server }),
-            Err(error) => {
-                if let RemoteError::Indeterminate(_) = error {
-                    self.in_doubt[server.index()].borrow_mut().push(token);
-                }
-                return Err(error);
-            }
+        let answer = self.client.ask_harmless(server, &request).await;
+        if !matches!(answer, Err(RemoteError::Indeterminate(_))) {
+            doubt.token = None;
+        }
+        let Reply::Chunk { at, bytes } = answer? else {
+            return Err(RemoteError::BadReply { server });
         };
         let sensible = at.server() == server
             && at.offset().is_multiple_of(NodeCarver::NODE_ALIGN)
@@ -78,5 +77,17 @@ impl<F: Fabric, L: Layout> ChunkClient<F, L> {
             self.next_token.set(token.wrapping_add(1));
             token
         })
+    }
+}
+
+/// The token of a request. Unless it is taken out, the next request to the server uses it again.
+struct Doubt<'c> {
+    tokens: &'c RefCell<Vec<u64>>,
+    token: Option<u64>,
+}
+
+impl Drop for Doubt<'_> {
+    fn drop(&mut self) {
+        self.tokens.borrow_mut().extend(self.token);
     }
 }

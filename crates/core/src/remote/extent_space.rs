@@ -4,21 +4,23 @@
 //! ```text
 //! free ──▶ leased ──▶ resting ──▶ free
 //!             │       for a grace period
-//!             └──▶ lost: a WRITE may still land
+//!             └──▶ lost: a WRITE may still land, and its handle is gone
 //! ```
 //!
 //! *Invariants* (`docs/internals/lsm-tree.md`)
 //! - lsm.K1. An extent is free, in one lease, resting or lost.
 //! - lsm.K2. An extent rests for a grace period after its lease has ended, which is when no version
 //!   in use has its table.
-//! - lsm.K3. Extents that a WRITE may still reach when their lease ends are lost.
+//!
+//! Extents that a WRITE may still reach when their lease ends are lost; `ExtentClient::settle`
+//! avoids that (lsm.K3).
 //!
 //! The metadata is in this process only. What a process has taken stays taken when it ends.
 //!
 //! *Thread safety*: any number of threads; a mutex that is never held across a wait.
 
 use crate::page::NodeCarver;
-use farleaf_fabric::sync::{Arc, Mutex, lock};
+use farleaf_fabric::sync::{Arc, AtomicBool, Mutex, Ordering, lock};
 use farleaf_fabric::{GlobalAddr, ServerId};
 use std::collections::{BTreeSet, VecDeque};
 
@@ -39,6 +41,8 @@ pub struct ExtentUsage {
 #[derive(Debug)]
 pub struct ExtentSpace {
     extent_bytes: u64,
+    /// Tables are on the first server that has room.
+    is_together: bool,
     inner: Mutex<Inner>,
 }
 
@@ -61,7 +65,13 @@ impl ExtentSpace {
     /// A space without chunks, of extents of `extent_bytes` bytes, rounded up to whole nodes.
     pub fn new(extent_bytes: u64) -> Self {
         let extent_bytes = extent_bytes.max(1).next_multiple_of(NodeCarver::NODE_ALIGN);
-        Self { extent_bytes, inner: Mutex::default() }
+        Self { extent_bytes, is_together: false, inner: Mutex::default() }
+    }
+
+    /// The same, whose tables are on one server, as long as it has room: a memory server merges
+    /// only tables of its own.
+    pub fn together(self) -> Self {
+        Self { is_together: true, ..self }
     }
 
     /// The size of an extent, in bytes.
@@ -80,9 +90,22 @@ impl ExtentSpace {
         }
     }
 
-    /// All of `servers` servers, from the next one in turn on.
+    /// The extents that are free or resting, ascending.
+    pub fn unused(&self) -> Vec<u32> {
+        let inner = lock(&self.inner);
+        let free = inner.free.iter().flatten().copied();
+        let resting = inner.resting.iter().map(|(_, extent)| *extent);
+        let mut unused: Vec<u32> = free.chain(resting).chain(inner.ended.iter().copied()).collect();
+        unused.sort_unstable();
+        unused
+    }
+
+    /// All of `servers` servers, from the next one in turn on, or from the first one.
     pub(super) fn servers(&self, servers: u16) -> impl Iterator<Item = ServerId> + use<> {
         let mut inner = lock(&self.inner);
+        if self.is_together {
+            inner.next_server = 0;
+        }
         let first = inner.next_server % servers.max(1);
         inner.next_server = first + 1;
         (first..servers).chain(0..first).map(ServerId::new)
@@ -107,8 +130,7 @@ impl ExtentSpace {
         (now_ns, grace_ns): (u64, u64),
     ) -> Option<u32> {
         let mut inner = lock(&self.inner);
-        let ended = std::mem::take(&mut inner.ended);
-        inner.resting.extend(ended.into_iter().map(|extent| (now_ns + grace_ns, extent)));
+        inner.rest_until(now_ns + grace_ns);
         while let Some(&(due_ns, extent)) = inner.resting.front()
             && due_ns <= now_ns
         {
@@ -124,9 +146,12 @@ impl ExtentSpace {
         Some(extent)
     }
 
-    /// When the first extent that is resting can be used; `None` if none is.
-    pub(super) fn first_rested_ns(&self) -> Option<u64> {
-        lock(&self.inner).resting.front().map(|(due_ns, _)| *due_ns)
+    /// When the first extent that is resting can be used; `None` if none is. What was given back
+    /// before this call rests for `grace_ns` from now on.
+    pub(super) fn first_rested_ns(&self, (now_ns, grace_ns): (u64, u64)) -> Option<u64> {
+        let mut inner = lock(&self.inner);
+        inner.rest_until(now_ns + grace_ns);
+        inner.resting.front().map(|(due_ns, _)| *due_ns)
     }
 
     /// Where `extent` lies.
@@ -145,6 +170,12 @@ impl ExtentSpace {
 }
 
 impl Inner {
+    /// Lets what was given back rest until `due_ns`.
+    fn rest_until(&mut self, due_ns: u64) {
+        let ended = std::mem::take(&mut self.ended);
+        self.resting.extend(ended.into_iter().map(|extent| (due_ns, extent)));
+    }
+
     fn free_on(&mut self, server: ServerId) -> &mut BTreeSet<u32> {
         if self.free.len() <= server.index() {
             self.free.resize_with(server.index() + 1, BTreeSet::new);
@@ -162,12 +193,20 @@ pub struct Lease {
     places: Vec<GlobalAddr>,
     /// No WRITE to them may still land.
     is_settled: bool,
+    /// They were given back.
+    has_ended: AtomicBool,
 }
 
 impl Lease {
     /// No extents.
     pub(super) fn new(space: &Arc<ExtentSpace>) -> Self {
-        Self { space: Arc::clone(space), extents: Vec::new(), places: Vec::new(), is_settled: true }
+        Self {
+            space: Arc::clone(space),
+            extents: Vec::new(),
+            places: Vec::new(),
+            is_settled: true,
+            has_ended: AtomicBool::new(false),
+        }
     }
 
     /// The numbers of the extents.
@@ -178,6 +217,36 @@ impl Lease {
     /// Where the first word lies; null without extents.
     pub fn place(&self) -> GlobalAddr {
         self.places.first().copied().unwrap_or(GlobalAddr::NULL)
+    }
+
+    /// Where each extent lies.
+    pub fn places(&self) -> &[GlobalAddr] {
+        &self.places
+    }
+
+    /// Its extents as runs of adjacent numbers.
+    pub fn runs(&self) -> Vec<(u32, u32)> {
+        let mut runs: Vec<(u32, u32)> = Vec::new();
+        for &extent in &self.extents {
+            match runs.last_mut() {
+                Some((first, count)) if *first + *count == extent => *count += 1,
+                _ => runs.push((extent, 1)),
+            }
+        }
+        runs
+    }
+
+    /// A lease of its first `extents` extents, which this one has no longer. `None` if there are
+    /// fewer.
+    pub fn split_off_first(&mut self, extents: usize) -> Option<Self> {
+        if extents > self.extents.len() {
+            return None;
+        }
+        let mut first = Self::new(&self.space);
+        first.is_settled = self.is_settled;
+        first.extents = self.extents.drain(..extents).collect();
+        first.places = self.places.drain(..extents).collect();
+        Some(first)
     }
 
     /// Bytes of all extents.
@@ -191,14 +260,31 @@ impl Lease {
         self.extents.push(extent);
     }
 
+    /// Whether no WRITE may still land.
+    pub(super) fn is_settled(&self) -> bool {
+        self.is_settled
+    }
+
+    /// The servers that its extents are on.
+    pub(super) fn servers(&self) -> BTreeSet<ServerId> {
+        self.places.iter().map(|place| place.server()).collect()
+    }
+
     /// Whether WRITEs may be under way.
     pub(super) fn set_settled(&mut self, is_settled: bool) {
         self.is_settled = is_settled;
     }
 
+    /// Gives the extents back, once. Before it is dropped, this breaks lsm.K2.
+    pub(crate) fn end(&self) {
+        if !self.has_ended.swap(true, Ordering::AcqRel) {
+            self.space.end(&self.extents, self.is_settled);
+        }
+    }
+
     /// Where `words` words from word `first` on lie, in pieces of adjacent memory, each of at most
     /// `most` words. Ends early if there are fewer extents.
-    pub(super) fn pieces(&self, first: u64, words: u64, most: u64) -> Vec<(GlobalAddr, u64)> {
+    pub fn pieces(&self, first: u64, words: u64, most: u64) -> Vec<(GlobalAddr, u64)> {
         let extent_words = self.space.extent_bytes / 8;
         let (mut next, end) = (first, first + words);
         let mut pieces: Vec<(GlobalAddr, u64)> = Vec::new();
@@ -225,7 +311,7 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        self.space.end(&self.extents, self.is_settled);
+        self.end();
     }
 }
 
@@ -259,10 +345,23 @@ mod tests {
         drop(one);
         assert_eq!(space.usage(), ExtentUsage { all: 5, leased: 3, resting: 2, lost: 0 });
         assert!(space.take(SERVER, None, (1_000, 100)).is_none(), "the grace period begins");
-        assert_eq!(space.first_rested_ns(), Some(1_100));
+        assert_eq!(space.first_rested_ns((1_000, 100)), Some(1_100));
         assert!(space.take(SERVER, None, (1_099, 100)).is_none());
         let again = lease(&space, 2, 1_100).unwrap();
         assert_eq!(again.extents(), [0, 1]);
+    }
+
+    /// An allocation that found no memory once did not wait for extents that were given back while
+    /// it looked.
+    #[test]
+    fn what_was_just_given_back_is_waited_for() {
+        let space = space(1);
+        let one = lease(&space, 1, 0).unwrap();
+        assert!(space.take(SERVER, None, (50, 100)).is_none());
+        assert_eq!(space.first_rested_ns((50, 100)), None);
+        drop(one);
+        assert_eq!(space.first_rested_ns((60, 100)), Some(160));
+        assert!(space.take(SERVER, None, (160, 100)).is_some());
     }
 
     #[test]

@@ -4,6 +4,8 @@
 //! *Invariants* (`docs/internals/lsm-tree.md`)
 //! - lsm.F1. [`ExtentWriter::finish`] returns the lease once all WRITEs have completed.
 //! - lsm.F2. A buffer is used again only after its own operation has completed.
+//! - lsm.K3. The extents of a table that was given up with WRITEs in flight, by an error or because
+//!   its future was dropped, are used again only after a reset of their connections.
 //! - lsm.F3. After a WRITE of unknown outcome and a reset the same words are written again. Until
 //!   then the extents are not given to another table.
 //!
@@ -11,10 +13,12 @@
 
 use super::chunks::ChunkClient;
 use super::extent_space::{ExtentSpace, Lease};
+use super::given_up::{Doubtful, GivenUp, Held, JobId};
 use super::pages::{BUSY_WAIT_NS, BUSY_WAITS, READ_RETRIES};
 use super::pieces::both;
 use super::{Backoff, GRACE_NS, RemoteError, RpcClient};
 use crate::page::Layout;
+use crate::rules::{EXTENTS_PINNED, TABLES_LAND_FIRST};
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{BUFFER_BYTES, Buffer, Fabric, FabricError, GlobalAddr, Region, ServerId};
 use std::cell::RefCell;
@@ -41,6 +45,8 @@ pub struct ExtentClient<F: Fabric, L: Layout> {
     chunk_bytes: u64,
     /// Buffers of [`TRANSFER_WORDS`] that no operation has.
     buffers: RefCell<Vec<Arc<Region>>>,
+    /// Extents of tables that were given up, to which something may still be written.
+    given_up: GivenUp,
 }
 
 impl<F: Fabric, L: Layout> ExtentClient<F, L> {
@@ -51,6 +57,7 @@ impl<F: Fabric, L: Layout> ExtentClient<F, L> {
             space: Arc::clone(space),
             chunk_bytes,
             buffers: RefCell::default(),
+            given_up: GivenUp::default(),
         }
     }
 
@@ -159,6 +166,35 @@ impl<F: Fabric, L: Layout> ExtentClient<F, L> {
         Ok(read)
     }
 
+    /// Gives back the extents of tables that were given up, after resets of the connections over
+    /// which WRITEs may still land (K3), and after the close of jobs (J3). The handle does so
+    /// before it takes extents; those of a handle that is dropped before are lost.
+    ///
+    /// # Errors
+    /// [`RemoteError`]; the extents of such tables wait for the next call.
+    pub async fn settle(&self) -> Result<(), RemoteError> {
+        self.given_up.settle(self.rpc()).await
+    }
+
+    /// So many extents of `server`, adjacent if possible.
+    ///
+    /// # Errors
+    /// [`RemoteError`].
+    pub async fn lease(&self, server: ServerId, extents: usize) -> Result<Lease, RemoteError> {
+        let mut lease = Lease::new(&self.space);
+        for _ in 0..extents {
+            let before = lease.extents().last().copied();
+            lease.add(self.take(&[server], before).await?);
+        }
+        Ok(lease)
+    }
+
+    /// A lease that `job` writes to. It is given up unless it is settled.
+    pub(super) fn hold(&self, mut lease: Lease, job: JobId) -> Held<'_> {
+        lease.set_settled(false);
+        Held::new(&self.given_up, Doubtful { lease, job: Some(job) })
+    }
+
     /// A buffer of exactly this many words, at most [`TRANSFER_WORDS`].
     fn buffer(&self, words: usize) -> Result<Buffer, FabricError> {
         if words * 8 <= BUFFER_BYTES {
@@ -188,6 +224,8 @@ impl<F: Fabric, L: Layout> ExtentClient<F, L> {
 
     /// An extent on one of these servers, the first one if possible.
     async fn take(&self, servers: &[ServerId], before: Option<u32>) -> Result<u32, RemoteError> {
+        // If it fails, there may be other extents.
+        let _ = self.settle().await;
         let mut outcome = Err(RemoteError::OutOfMemory { server: ServerId::new(0) });
         for round in 0..=RESTING_ROUNDS {
             for server in servers {
@@ -196,9 +234,9 @@ impl<F: Fabric, L: Layout> ExtentClient<F, L> {
                     return outcome;
                 }
             }
-            match self.space.first_rested_ns() {
+            let now_ns = self.fabric().now_ns();
+            match self.space.first_rested_ns((now_ns, self.grace_ns())) {
                 Some(due_ns) if round < RESTING_ROUNDS => {
-                    let now_ns = self.fabric().now_ns();
                     self.fabric().sleep(due_ns.saturating_sub(now_ns)).await;
                 }
                 _ => break,
@@ -207,11 +245,15 @@ impl<F: Fabric, L: Layout> ExtentClient<F, L> {
         outcome
     }
 
+    fn grace_ns(&self) -> u64 {
+        if self.fabric().breaks(EXTENTS_PINNED) { 0 } else { GRACE_NS }
+    }
+
     async fn take_on(&self, server: ServerId, before: Option<u32>) -> Result<u32, RemoteError> {
         let extent_bytes = self.space.extent_bytes();
         let mut wanted = self.chunk_bytes.max(extent_bytes);
         loop {
-            let time = (self.fabric().now_ns(), GRACE_NS);
+            let time = (self.fabric().now_ns(), self.grace_ns());
             if let Some(extent) = self.space.take(server, before, time) {
                 return Ok(extent);
             }
@@ -307,10 +349,18 @@ impl<F: Fabric, L: Layout> ExtentWriter<'_, F, L> {
     /// Waits until all WRITEs have landed (F1).
     ///
     /// # Errors
-    /// [`RemoteError`]; what the table has taken is given back, or lost if a WRITE may still land.
+    /// [`RemoteError`]; what the table has taken is given back, if a WRITE may still land after
+    /// [`ExtentClient::settle`].
     pub async fn finish(mut self) -> Result<Lease, RemoteError> {
+        if self.client.fabric().breaks(TABLES_LAND_FIRST) {
+            self.in_flight.clear();
+        }
         self.drain().await?;
-        Ok(self.lease)
+        Ok(self.take_lease())
+    }
+
+    fn take_lease(&mut self) -> Lease {
+        std::mem::replace(&mut self.lease, Lease::new(&self.client.space))
     }
 
     async fn drain(&mut self) -> Result<(), RemoteError> {
@@ -370,5 +420,14 @@ impl<F: Fabric, L: Layout> ExtentWriter<'_, F, L> {
         let buffer = outcome?;
         words.iter().enumerate().for_each(|(index, word)| buffer.set(index, *word));
         Ok(self.client.fabric().write(at, buffer))
+    }
+}
+
+impl<F: Fabric, L: Layout> Drop for ExtentWriter<'_, F, L> {
+    fn drop(&mut self) {
+        if !self.lease.is_settled() {
+            let lease = self.take_lease();
+            self.client.given_up.add(Doubtful { lease, job: None });
+        }
     }
 }

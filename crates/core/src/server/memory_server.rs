@@ -9,6 +9,7 @@
 //! *Thread safety*: any number of threads, through `&self`.
 
 use super::chunks::ChunkAllocator;
+use super::merges::{Memory, Merges, Stepped};
 use super::offloads::{Offloads, Stretch};
 use super::owners::{Owner, Owners};
 use super::tree::{Loader, Tree};
@@ -16,8 +17,8 @@ use super::whole::WholeChunks;
 use crate::page::{DesignId, Layout, NodeCarver, OwnedKey, OwnedValue, Page, Superblock};
 use crate::rules;
 use crate::wire::{
-    DEAD_OWNERS, GIVE_BACK_NODES, LISTED_CHUNKS, OffloadRequest, OwnerRequest, PoolRequest,
-    Refusal, Reply, Request, Share, TreeRequest, Usage,
+    DEAD_OWNERS, GIVE_BACK_NODES, LISTED_CHUNKS, MergeRequest, OffloadRequest, OwnerRequest,
+    PoolRequest, Refusal, Reply, Request, Share, TreeRequest, Usage,
 };
 use farleaf_fabric::sync::{Arc, Mutex, lock};
 use farleaf_fabric::{
@@ -75,6 +76,7 @@ pub struct MemoryServer<L: Layout> {
     loads: Mutex<Loads<L>>,
     owners: Owners,
     offloads: Offloads<L>,
+    merges: Merges,
     /// Nodes that clients have returned. As a set, it cannot outgrow the region.
     given_back: Mutex<BTreeSet<GlobalAddr>>,
     /// The latest chunks allocated. Without them, a client that gets no replies and repeats its
@@ -183,6 +185,7 @@ impl<L: Layout> MemoryServer<L> {
             owners: Owners::default(),
             offloads: Offloads::default(),
             given_back: Mutex::new(BTreeSet::new()),
+            merges: Merges::default(),
             latest_chunks: Mutex::default(),
             whole: Mutex::default(),
             claim: Mutex::new(()),
@@ -423,6 +426,7 @@ impl<L: Layout> MemoryServer<L> {
             Request::Pool(request) => self.answer_of_pool(cpu, client, request),
             Request::Owners(request) => self.answer_of_owners(client, request),
             Request::Offload(request) => self.answer_of_offload(cpu, request).await,
+            Request::Merge(request) => self.answer_of_merge(cpu, request).await,
         }
     }
 
@@ -521,6 +525,32 @@ impl<L: Layout> MemoryServer<L> {
                 }
                 let mut whole = lock(&self.whole);
                 pieces.into_iter().for_each(|(at, bytes)| whole.give_back(client, at, bytes));
+                Ok(Reply::Done)
+            }
+        }
+    }
+
+    async fn answer_of_merge<C: Cpu>(
+        &self,
+        cpu: &C,
+        request: MergeRequest,
+    ) -> Result<Reply<L>, Refusal> {
+        let superblock = &self.region.words()[..Superblock::WORDS];
+        let found = Superblock::read::<L>(superblock).map_err(|_| Refusal::Damaged)?;
+        found.options_of(DesignId::Lsm).map_err(|_| Refusal::NoTree)?;
+        let memory = Memory { region: &self.region, chunks: &self.chunks };
+        match request {
+            MergeRequest::Begin { owner, job, words } => {
+                self.merges.begin(memory, (owner, job), &words)?;
+                Ok(Reply::Done)
+            }
+            MergeRequest::Step { owner, job, step } => {
+                let stepped = self.merges.step(cpu, memory, (owner, job), step).await?;
+                let Stepped { done, outputs } = stepped;
+                Ok(Reply::Merged { done, outputs })
+            }
+            MergeRequest::Close { owner, job } => {
+                self.merges.close((owner, job))?;
                 Ok(Reply::Done)
             }
         }

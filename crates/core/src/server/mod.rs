@@ -6,6 +6,7 @@
 mod chunks;
 mod epoch;
 mod memory_server;
+mod merges;
 mod nodes;
 mod offloads;
 mod owners;

@@ -78,13 +78,13 @@ pub struct Meta {
     pub extents: Vec<ExtentRun>,
 }
 
-fn push_key(key: &KeyBuf, out: &mut Vec<u64>) {
+pub(super) fn push_key(key: &KeyBuf, out: &mut Vec<u64>) {
     let key = key.key();
     out.push(key.bytes() as u64);
     out.extend((0..key.words()).map(|index| key.word(index)));
 }
 
-fn take_key(words: &mut &[u64]) -> Option<KeyBuf> {
+pub(super) fn take_key(words: &mut &[u64]) -> Option<KeyBuf> {
     let bytes = usize::try_from(take(words, 1)?[0]).ok()?;
     if bytes > MAX_KEY_BYTES {
         return None;

@@ -13,6 +13,7 @@
 
 mod fields;
 mod front;
+mod merge;
 mod offload;
 mod owners;
 mod pool;
@@ -22,6 +23,7 @@ mod table;
 mod tree;
 
 pub use front::{ClientRequest, ClientResponse, ErrorCode, MOST_VALUE_BYTES, check_sent};
+pub use merge::MergeRequest;
 pub use offload::{AskOffload, OffloadRequest, TICKETS, Ticket};
 pub use owners::{DEAD_OWNERS, LOG_SLOTS, OwnerRequest, log_slot_bytes};
 pub use pool::{GIVE_BACK_NODES, LISTED_CHUNKS, PoolRequest, Usage};
@@ -50,6 +52,8 @@ pub enum Request<L: Layout> {
     Owners(OwnerRequest),
     /// An operation offloaded to nodes below a given one.
     Offload(OffloadRequest<L>),
+    /// A merge of tables of an LSM index.
+    Merge(MergeRequest),
 }
 
 /// The tags of [`Request::Edit`]: one for each action, in order.
@@ -65,6 +69,7 @@ const _: () = assert!(
         PoolRequest::TAGS,
         OwnerRequest::TAGS,
         OffloadRequest::<Fixed8>::TAGS,
+        MergeRequest::TAGS,
     ]),
     "two request tables share a tag"
 );
@@ -78,6 +83,7 @@ impl<L: Layout> Put for Request<L> {
             Self::Pool(request) => request.put(to),
             Self::Owners(request) => request.put(to),
             Self::Offload(request) => request.put(to),
+            Self::Merge(request) => request.put(to),
         }
     }
 }
@@ -94,6 +100,7 @@ impl<L: Layout> Wire for Request<L> {
             tag if TreeRequest::<L>::TAGS.contains(&tag) => Wire::take(from).map(Self::Tree),
             tag if PoolRequest::TAGS.contains(&tag) => Wire::take(from).map(Self::Pool),
             tag if OwnerRequest::TAGS.contains(&tag) => Wire::take(from).map(Self::Owners),
+            tag if MergeRequest::TAGS.contains(&tag) => Wire::take(from).map(Self::Merge),
             _ => Wire::take(from).map(Self::Offload),
         }
     }
@@ -138,6 +145,7 @@ impl<L: Layout> Ask<L> for Request<L> {}
 impl<L: Layout> Ask<L> for TreeRequest<L> {}
 impl<L: Layout> Ask<L> for PoolRequest {}
 impl<L: Layout> Ask<L> for OwnerRequest {}
+impl<L: Layout> Ask<L> for MergeRequest {}
 impl<L: Layout> Ask<L> for OffloadRequest<L> {}
 
 /// [`Request::Edit`] with a borrowed edit, so that encoding it copies neither key nor values.
@@ -174,6 +182,12 @@ impl<L: Layout> From<OwnerRequest> for Request<L> {
 impl<L: Layout> From<OffloadRequest<L>> for Request<L> {
     fn from(request: OffloadRequest<L>) -> Self {
         Self::Offload(request)
+    }
+}
+
+impl<L: Layout> From<MergeRequest> for Request<L> {
+    fn from(request: MergeRequest) -> Self {
+        Self::Merge(request)
     }
 }
 

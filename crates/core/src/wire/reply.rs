@@ -67,6 +67,14 @@ messages! {
             /// Addresses and sizes, the oldest first.
             chunks: Vec<(GlobalAddr, u64)> as rest,
         },
+        /// A step of a merge was made.
+        14 => Merged {
+            /// All is merged.
+            done: bool,
+            /// The outputs that it has ended: [`Meta::encode`](crate::table::Meta::encode) of each,
+            /// with places in the job's list of extents.
+            outputs: Vec<u64> as rest,
+        },
     }
 }
 
@@ -127,6 +135,15 @@ messages! {
         /// The compute server was declared dead, and has not begun another life.
         #[error("this compute server was declared dead")]
         16 => DeclaredDead,
+        /// There is no such merge job or step, or the job is closed.
+        #[error("there is no such merge, or it is closed")]
+        17 => NoSuchJob,
+        /// A table is not where the merge job says.
+        #[error("there is no such table")]
+        18 => NoSuchTable,
+        /// As many merges run as the server allows.
+        #[error("too many merges are running")]
+        19 => TooManyMerges,
     }
 }
 

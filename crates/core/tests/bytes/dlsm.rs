@@ -16,7 +16,7 @@ use farleaf_fabric::{Cluster, CounterSnapshot, Fabric};
 
 type Small = Bytes<128>;
 
-const KINDS: [IndexKind; 3] = [
+pub(super) const KINDS: [IndexKind; 3] = [
     IndexKind::Compact,
     IndexKind::Full { bloom_bits: 10 },
     IndexKind::Blocks { block_bytes: 512, bloom_bits: 10 },
@@ -38,7 +38,10 @@ pub(super) fn tiny(index: IndexKind) -> DlsmOptions {
     }
 }
 
-fn setup(provider: &AnyProvider, options: DlsmOptions) -> Setup<'_, AnyProvider, DlsmOptions> {
+pub(super) fn setup(
+    provider: &AnyProvider,
+    options: DlsmOptions,
+) -> Setup<'_, AnyProvider, DlsmOptions> {
     let server = MemoryServerConfig { pool_bytes: 32 << 20, ..Default::default() };
     Setup { provider, options, memory_servers: 3, server }
 }
@@ -89,11 +92,14 @@ fn long_values_in_dlsm() {
     }
 }
 
-fn compute(options: &DlsmOptions) -> Arc<Shard> {
+pub(super) fn compute(options: &DlsmOptions) -> Arc<Shard> {
     <Dlsm as Design<Small>>::compute(options).unwrap()
 }
 
-async fn spent<F: Fabric>(fabric: &F, operation: impl Future<Output = ()>) -> CounterSnapshot {
+pub(super) async fn spent<F: Fabric>(
+    fabric: &F,
+    operation: impl Future<Output = ()>,
+) -> CounterSnapshot {
     let start = fabric.counters().snapshot();
     operation.await;
     fabric.counters().snapshot() - start
@@ -103,18 +109,18 @@ const RECORDS: u64 = 20_000;
 const RECORD_BYTES: u64 = 440;
 
 /// The paper's key of 20 bytes, in an order that is not that of `number`.
-fn key(number: u64) -> Vec<u8> {
+pub(super) fn key(number: u64) -> Vec<u8> {
     format!("{:020}", number * 7_919 % 1_000_003).into_bytes()
 }
 
-fn value(number: u64) -> Vec<u8> {
+pub(super) fn value(number: u64) -> Vec<u8> {
     let mut value = vec![number as u8; 400];
     value[..8].copy_from_slice(&number.to_le_bytes());
     value
 }
 
 /// The paper's tree at 1:100, each table in one extent, so that no record crosses two.
-fn paper() -> DlsmOptions {
+pub(super) fn paper() -> DlsmOptions {
     let scaled = DlsmOptions::with_table_bytes(640 << 10);
     DlsmOptions { extent_bytes: 768 << 10, chunk_bytes: 1 << 20, ..scaled }
 }
@@ -196,7 +202,7 @@ fn a_lookup_reads_one_record_after_a_load() {
 #[test]
 fn an_upsert_costs_its_record_in_large_writes() {
     let provider = &local(LocalConfig::default());
-    let setup = setup(provider, DlsmOptions { level0_tables: 100, ..paper() });
+    let setup = setup(provider, DlsmOptions { level0_tables: 100, level0_stop: 100, ..paper() });
     let cluster = setup.with_index::<Small, Dlsm>();
     let tree = &compute(&setup.options);
     cluster.run_one(|fabric| async move {
@@ -330,6 +336,8 @@ fn senseless_sizes_are_refused() {
     refused(|options| options.level_ratio = 1);
     refused(|options| options.level0_tables = 0);
     refused(|options| options.level1_bytes = 0);
+    refused(|options| options.level0_stop = options.level0_tables - 1);
+    refused(|options| options.level0_stop = 1_001);
     refused(|options| options.most_immutables = 0);
     refused(|options| options.writers = 0);
 }

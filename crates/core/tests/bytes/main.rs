@@ -9,6 +9,8 @@ mod blocks;
 mod crashes;
 mod designs;
 mod dlsm;
+mod dlsm_near;
+mod dlsm_work;
 mod limits;
 mod loads;
 mod marks;

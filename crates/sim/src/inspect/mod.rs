@@ -3,7 +3,8 @@
 //!
 //! *Invariants at every moment*, for each design: no page points to a node that is unused, that is
 //! marked dead, or whose header has a different address. No node is reachable twice. The modules of
-//! the designs add their own invariants ([`dex`], [`coarse`], [`one_sided`]). Three designs
+//! the designs add their own invariants ([`dex`], [`coarse`], [`one_sided`]); dLSM has tables
+//! instead of pages ([`lsm`]). Three designs
 //! guarantee these only while no page on the path is held or half written (`server::tree` T1,
 //! `index::fine` G2): an inspection that meets such a page ends there without an error.
 //!
@@ -17,6 +18,7 @@
 
 mod coarse;
 mod dex;
+mod lsm;
 mod one_sided;
 #[cfg(test)]
 mod tests;
@@ -34,6 +36,8 @@ use farleaf_fabric::{Cluster, Fabric, GlobalAddr, RpcService};
 use rand::RngExt;
 use std::collections::BTreeSet;
 use walk::{Stop, Walk};
+
+pub(crate) use lsm::Tree;
 
 /// Longest time between two inspections, in nanoseconds; it grows with the length of the run.
 const MAX_PAUSE_NS: u64 = 20_000;
@@ -59,6 +63,26 @@ pub(crate) enum Expect {
 /// Adds to a fault that it was found at the end of the run.
 pub(crate) fn at_the_end(fault: String) -> String {
     format!("at the end, in the pool: {fault}")
+}
+
+/// Calls `look` repeatedly until the run is over.
+pub(crate) async fn watch(
+    fabric: impl Fabric,
+    board: &Board,
+    seed: u64,
+    look: impl Fn() -> Result<(), String>,
+) {
+    let mut rng = workload::rng(seed, u64::MAX / 2);
+    let began_ns = fabric.now_ns();
+    while !board.is_over() {
+        // Inspect long runs less often, or the inspections would dominate their run time.
+        let pause_ns = MAX_PAUSE_NS + fabric.now_ns().saturating_sub(began_ns) / 64;
+        fabric.sleep(rng.random_range(1..=pause_ns)).await;
+        if let Err(fault) = look() {
+            board.report(format!("at {} ns, in the pool: {fault}", fabric.now_ns()));
+            return;
+        }
+    }
 }
 
 /// The memory servers' regions, as one index.
@@ -146,6 +170,7 @@ impl<L: Named> Pool<L> {
             DesignSpec::Fine { .. } => walk.fine(),
             DesignSpec::Hybrid { .. } => walk.hybrid(),
             DesignSpec::Dex { .. } => walk.dex(),
+            DesignSpec::Dlsm { .. } => Err(Stop::Wrong("tables are not pages".to_owned())),
         };
         match seen {
             Ok(records) => Ok(records),
@@ -156,17 +181,7 @@ impl<L: Named> Pool<L> {
 
     /// Inspects the index repeatedly until the run is over.
     pub(crate) async fn watch(&self, fabric: impl Fabric, board: &Board, seed: u64) {
-        let mut rng = workload::rng(seed, u64::MAX / 2);
-        let began_ns = fabric.now_ns();
-        while !board.is_over() {
-            // Inspect long runs less often, or the inspections would dominate their run time.
-            let pause_ns = MAX_PAUSE_NS + fabric.now_ns().saturating_sub(began_ns) / 64;
-            fabric.sleep(rng.random_range(1..=pause_ns)).await;
-            if let Err(fault) = self.look(Expect::WellFormed) {
-                board.report(format!("at {} ns, in the pool: {fault}", fabric.now_ns()));
-                return;
-            }
-        }
+        watch(fabric, board, seed, || self.look(Expect::WellFormed).map(drop)).await;
     }
 
     /// Inspects a design without caches for the last time: it must hold the records that a scan

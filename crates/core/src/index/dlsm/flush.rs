@@ -1,59 +1,77 @@
-//! Flushes: a closed MemTable becomes a table of level 0.
+//! Flushes: a closed MemTable becomes a table of level 0, or several tables with ascending keys.
 //!
 //! *Invariants* (`docs/internals/lsm-tree.md`)
 //! - lsm.F4. A flush that fails leaves its MemTable where it is.
 //!
-//! *Thread safety*: that of the handle. One handle at a time works.
+//! *Thread safety*: that of the handle. One handle at a time flushes.
 
 use super::handle::DlsmIndex;
 use super::memtable::{Kind, MemTable, Version};
-use super::shard::Working;
+use super::shard::Flushing;
 use super::table_writer::{TableWriter, refused};
 use super::version::{Table, TreeVersion};
 use crate::index::IndexError;
 use crate::page::Layout;
-use crate::table::{self, Below, KeyBuf, Survival};
+use crate::rules::{FLUSHES_SETTLED, OLDEST_FLUSHED_FIRST, SNAPSHOTS_KEPT, TOMBSTONES_KEPT};
+use crate::table::{self, Below, KeyBuf, MAX_TABLE_WORDS, Refused, Survival};
 use farleaf_fabric::Fabric;
-
-/// Flushes and merges of one call of [`DlsmIndex::work`]. The next one goes on.
-const STEPS: u32 = 16;
+use farleaf_fabric::sync::Arc;
 
 impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
-    /// Flushes what waits, and merges what is due.
-    pub(super) async fn work(&self, working: &Working) -> Result<(), IndexError> {
-        for _ in 0..STEPS {
-            if !self.flush_oldest(working).await? && !self.merge_what_is_due(working).await? {
-                break;
-            }
+    /// Flushes the oldest closed MemTable. Returns whether there was one.
+    pub(super) async fn flush_oldest(&self, flushing: &Flushing) -> Result<bool, IndexError> {
+        let version = self.shard.pin();
+        let closed = match self.fabric().breaks(OLDEST_FLUSHED_FIRST) {
+            true => version.immutables.first(),
+            false => version.immutables.last(),
+        };
+        let Some(oldest) = closed else { return Ok(false) };
+        let last = oldest.last().unwrap_or(u64::MAX);
+        if !self.fabric().breaks(FLUSHES_SETTLED) {
+            // No more versions appear in it (Q7).
+            self.until_settled(last).await?;
         }
-        Ok(())
+        let tables = self.write_memtable(&version, oldest).await?;
+        flushing.flushed(oldest, tables);
+        Ok(true)
     }
 
-    /// Flushes the oldest closed MemTable. Returns whether there was one.
-    pub(super) async fn flush_oldest(&self, working: &Working) -> Result<bool, IndexError> {
-        let version = self.shard.pin();
-        let Some(oldest) = version.immutables.last() else { return Ok(false) };
-        let last = oldest.last().unwrap_or(u64::MAX);
-        // No more versions appear in it (Q7).
-        self.until_settled(last).await?;
-        let table = self.write_memtable(&version, oldest).await?;
-        working.flushed(table);
-        Ok(true)
+    /// The bounds of the snapshots in use.
+    pub(super) fn snapshot_bounds(&self) -> Vec<u64> {
+        match self.fabric().breaks(SNAPSHOTS_KEPT) {
+            true => Vec::new(),
+            false => self.shard.sequences.snapshot_bounds(),
+        }
+    }
+
+    /// The smallest and largest keys of `tables`, which lie below an output.
+    pub(super) fn ranges_below<'t>(
+        &self,
+        tables: impl Iterator<Item = &'t Arc<Table>>,
+    ) -> Vec<(KeyBuf, KeyBuf)> {
+        if self.fabric().breaks(TOMBSTONES_KEPT) {
+            return Vec::new();
+        }
+        let range = |table: &Arc<Table>| (table.meta.smallest.clone(), table.meta.largest.clone());
+        tables.map(range).collect()
+    }
+
+    /// The keys that `tables`, which lie below an output, may have.
+    pub(super) fn below<'t>(&self, tables: impl Iterator<Item = &'t Arc<Table>>) -> Below {
+        Below::tables(self.ranges_below(tables))
     }
 
     async fn write_memtable(
         &self,
         version: &TreeVersion,
         memtable: &MemTable,
-    ) -> Result<Option<Table>, IndexError> {
+    ) -> Result<Vec<Table>, IndexError> {
         // Later snapshots are newer than all versions of the closed MemTable (J5).
-        let snapshots = self.shard.sequences.snapshot_bounds();
-        let ranges = version.tables().map(|table| {
-            let meta = &table.meta;
-            (meta.smallest.clone(), meta.largest.clone())
-        });
-        let mut survival = Survival::new(snapshots, Below::tables(ranges.collect()));
-        let mut writer = TableWriter::new(self);
+        let below = self.below(version.tables());
+        let mut survival = Survival::new(self.snapshot_bounds(), below);
+        let (mut tables, mut writer) = (Vec::new(), TableWriter::new(self));
+        // Twice the usual size, so that mostly one table comes from a MemTable of that size.
+        let most_words = (self.shard.options.table_bytes / 4).min(u64::from(MAX_TABLE_WORDS / 2));
         let (mut bytes, mut value) = (Vec::new(), Vec::new());
         let mut cursor = memtable.cursor(u64::MAX);
         cursor.seek_first();
@@ -62,17 +80,26 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
                 bytes.clear();
                 words.append_to(&mut bytes);
                 let key = KeyBuf::from_bytes(&bytes);
+                if u64::from(writer.builder.data_words()) >= most_words {
+                    tables.extend(writer.replace().finish(0).await?);
+                }
                 let mut is_first = true;
                 for version in std::iter::successors(cursor.version(), Version::older) {
                     let kind = match version.kind() {
                         Kind::Value => table::Kind::Value,
                         Kind::Tombstone => table::Kind::Tombstone,
                     };
-                    if survival.keeps(key.key(), version.number(), kind, is_first) {
+                    let number = version.number();
+                    if survival.keeps(key.key(), number, kind, is_first) {
                         value.clear();
                         version.append_value_to(&mut value);
-                        let TableWriter { builder, out, .. } = &mut writer;
-                        let added = builder.add(key.key(), version.number(), kind, &value, out);
+                        let mut added = writer.add(key.key(), number, kind, &value);
+                        if added == Err(Refused::Full) && is_first && writer.builder.records() > 0 {
+                            // With its index, the table is larger than its records. All versions of
+                            // a key are in one table (J7).
+                            tables.extend(writer.replace().finish(0).await?);
+                            added = writer.add(key.key(), number, kind, &value);
+                        }
                         added.map_err(refused)?;
                     }
                     is_first = false;
@@ -83,7 +110,10 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
             Ok(())
         };
         match written.await {
-            Ok(()) => writer.finish(0).await,
+            Ok(()) => {
+                tables.extend(writer.finish(0).await?);
+                Ok(tables)
+            }
             Err(error) => {
                 writer.abandon().await;
                 Err(error)

@@ -17,6 +17,8 @@ const PATIENCE_NS: u64 = 10_000_000_000;
 /// The first wait, in nanoseconds. It doubles up to [`LONGEST_WAIT_NS`].
 const FIRST_WAIT_NS: u64 = 500;
 const LONGEST_WAIT_NS: u64 = 100_000;
+/// The longest sleep of a wait that flushes and merges end, in nanoseconds.
+const LONGEST_SLEEP_NS: u64 = 100_000_000;
 
 /// A handle of an LSM tree.
 #[derive(Debug)]
@@ -42,7 +44,8 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     /// A wait for other operations, which begins now.
     pub(super) fn wait(&self) -> Wait<'_, F> {
         let fabric = self.fabric();
-        Wait { fabric, began_ns: fabric.now_ns(), next_ns: FIRST_WAIT_NS, waits: 0 }
+        let (began_ns, steps) = (fabric.now_ns(), self.shard.steps());
+        Wait { fabric, began_ns, next_ns: FIRST_WAIT_NS, waits: 0, steps }
     }
 
     /// Waits until versions up to `bound` no longer appear (memtable.Q7).
@@ -108,9 +111,29 @@ pub(super) struct Wait<'f, F> {
     began_ns: u64,
     next_ns: u64,
     waits: u32,
+    /// Steps of flushes and merges at the last look.
+    steps: u64,
 }
 
 impl<F: Fabric> Wait<'_, F> {
+    /// Sleeps until the version or a right to change it has changed more than `seen` times. As long
+    /// as flushes and merges go on, it never takes too long.
+    ///
+    /// # Errors
+    /// [`IndexError::Contended`] once nothing has gone on for too long.
+    pub(super) async fn for_change(&mut self, shard: &Shard, seen: u64) -> Result<(), IndexError> {
+        let (now_ns, steps) = (self.fabric.now_ns(), shard.steps());
+        if steps != self.steps {
+            (self.steps, self.began_ns) = (steps, now_ns);
+        }
+        if now_ns.saturating_sub(self.began_ns) > PATIENCE_NS {
+            return Err(IndexError::Contended { retries: self.waits });
+        }
+        self.waits += 1;
+        shard.changed.sleep(self.fabric, seen, LONGEST_SLEEP_NS).await;
+        Ok(())
+    }
+
     /// Waits once more.
     ///
     /// # Errors

@@ -4,7 +4,7 @@
 
 use super::MemTable;
 use super::handle::DlsmIndex;
-use super::shard::{Shard, Working};
+use super::shard::Shard;
 use super::table_writer::{TableWriter, refused};
 use crate::index::{IndexError, Scan, check_fill};
 use crate::page::Layout;
@@ -21,14 +21,15 @@ fn is_empty(table: &MemTable) -> bool {
 }
 
 impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
-    /// Waits for the right to flush and merge.
-    async fn until_working(&self) -> Result<Working, IndexError> {
+    /// Waits for the right that `begin` returns.
+    async fn until_begun<R>(&self, begin: fn(&Arc<Shard>) -> Option<R>) -> Result<R, IndexError> {
         let mut wait = self.wait();
         loop {
-            if let Some(working) = Shard::begin_work(&self.shard) {
-                return Ok(working);
+            let seen = self.shard.changed.count();
+            if let Some(right) = begin(&self.shard) {
+                return Ok(right);
             }
-            wait.again().await?;
+            wait.for_change(&self.shard, seen).await?;
         }
     }
 
@@ -43,20 +44,24 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         };
         let Some(newest) = newest else { return Ok(()) };
         let mut wait = self.wait();
-        while self.shard.pin().immutables.iter().any(|table| Arc::ptr_eq(table, newest)) {
-            match Shard::begin_work(&self.shard) {
-                Some(working) => _ = self.flush_oldest(&working).await?,
-                None => wait.again().await?,
+        loop {
+            let seen = self.shard.changed.count();
+            let version = self.shard.pin();
+            if !version.immutables.iter().any(|table| Arc::ptr_eq(table, newest)) {
+                return Ok(());
+            }
+            match Shard::begin_flush(&self.shard) {
+                Some(flushing) => _ = self.flush_oldest(&flushing).await?,
+                None => wait.for_change(&self.shard, seen).await?,
             }
         }
-        Ok(())
     }
 
     /// Flushes everything and merges it into the deepest level.
     pub(super) async fn settle_tree(&self) -> Result<(), IndexError> {
         self.flush_everything().await?;
-        let working = self.until_working().await?;
-        self.merge_everything(&working).await
+        let merging = self.until_begun(Shard::begin_merge).await?;
+        self.merge_everything(&merging).await
     }
 
     /// Writes ascending records into the deepest level of an empty tree.
@@ -72,7 +77,8 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         }
         // Tombstones above would hide what is loaded.
         self.settle_tree().await?;
-        let working = self.until_working().await?;
+        let _flushing = self.until_begun(Shard::begin_flush).await?;
+        let merging = self.until_begun(Shard::begin_merge).await?;
         let version = self.shard.pin();
         if version.tables().next().is_some() || !version.memtables().all(|table| is_empty(table)) {
             return Err(not_empty);
@@ -91,12 +97,10 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
                     return Err(IndexError::NotSorted { position: count });
                 }
                 if u64::from(writer.builder.data_words()) >= table_words {
-                    let done = std::mem::replace(&mut writer, TableWriter::new(self));
-                    tables.extend(done.finish(options.levels as u8).await?);
+                    tables.extend(writer.replace().finish(options.levels as u8).await?);
                 }
-                let TableWriter { builder, out, .. } = &mut writer;
                 let words = KeyBuf::from_bytes(&key);
-                builder.add(words.key(), sequence, Kind::Value, &value, out).map_err(refused)?;
+                writer.add(words.key(), sequence, Kind::Value, &value).map_err(refused)?;
                 writer.send().await?;
                 (last, count) = (Some(key), count + 1);
             }
@@ -107,7 +111,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
             return Err(error);
         }
         tables.extend(writer.finish(options.levels as u8).await?);
-        working.merged(&[], options.levels, tables);
+        merging.merged(&[], options.levels, tables);
         Ok(count)
     }
 }

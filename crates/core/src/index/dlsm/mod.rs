@@ -4,7 +4,7 @@
 //! Writes go to a MemTable on the compute server (section IV of the paper), full MemTables are
 //! flushed to the pool as sorted tables, and tables are merged level by level (section V). A lookup
 //! READs exactly one record of each table that may have the key (section VI). So far one process
-//! has the whole tree and merges on its own side.
+//! has the whole tree.
 //!
 //! ```text
 //! operations ─▶ read, scan, write, load ─▶ flush, compact ─▶ table_writer    an operation
@@ -17,6 +17,7 @@
 //! `docs/internals/memtable.md` has the bytes and the invariants of MemTables,
 //! `docs/internals/lsm-tree.md` those of versions, flushes and merges.
 
+mod background;
 mod compact;
 mod design;
 mod encoded;
@@ -24,12 +25,15 @@ mod flush;
 mod handle;
 mod load;
 mod memtable;
+mod near;
 mod operations;
 mod options;
+mod place;
 mod read;
 mod scan;
 mod sequence;
 mod shard;
+mod signal;
 mod table_writer;
 mod version;
 mod write;
@@ -42,5 +46,6 @@ pub use memtable::{
     SearchKey, Seen, Step, Version, Writer,
 };
 pub use options::DlsmOptions;
+pub use place::MergePlace;
 pub use sequence::{Announcement, Seat, Sequences, Snapshot};
-pub use shard::{Shard, TreeCounts};
+pub use shard::{Shard, TableView, TreeCounts};

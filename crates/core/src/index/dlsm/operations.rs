@@ -5,7 +5,8 @@
 use super::encoded::Encoded;
 use super::handle::DlsmIndex;
 use crate::index::{
-    Action, Answer, IndexAdmin, IndexError, LeafEdit, Owned, RangeIndex, RecordsOf, Scan,
+    Action, Answer, Background, IndexAdmin, IndexError, LeafEdit, Owned, RangeIndex, RecordsOf,
+    Reshaped, Scan,
 };
 use crate::page::Layout;
 use farleaf_fabric::{Fabric, GlobalAddr};
@@ -78,6 +79,11 @@ where
     async fn flush(&self) -> Result<(), IndexError> {
         self.flush_everything().await
     }
+
+    /// Gives back the extents of tables that were given up with WRITEs in flight.
+    async fn settle(&self) -> Result<(), IndexError> {
+        Ok(self.extents.settle().await?)
+    }
 }
 
 impl<F, L> IndexAdmin for DlsmIndex<F, L>
@@ -89,5 +95,23 @@ where
     /// snapshot needs.
     async fn collect(&self) -> Result<(), IndexError> {
         self.settle_tree().await
+    }
+
+    /// Flushes and merges. Any number of tasks may run this; one flushes and one merges at a time.
+    async fn background(
+        &self,
+        work: Background,
+        ended: &dyn Fn() -> bool,
+        report: &dyn Fn(Result<Reshaped, IndexError>),
+    ) -> Result<(), IndexError> {
+        match work {
+            Background::WriteBack => {
+                self.work_until(ended, report).await;
+                Ok(())
+            }
+            Background::Balance => {
+                Err(IndexError::InvalidArgument("dLSM has one tree, which cannot be balanced"))
+            }
+        }
     }
 }

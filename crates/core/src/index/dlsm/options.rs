@@ -3,6 +3,7 @@
 //! *Thread safety*: plain values.
 
 use super::MemTableOptions;
+use super::place::MergePlace;
 use crate::index::IndexError;
 use crate::table::IndexKind;
 
@@ -28,6 +29,8 @@ pub struct DlsmOptions {
     pub chunk_bytes: u64,
     /// So many tables in level 0 are merged into level 1.
     pub level0_tables: usize,
+    /// With so many tables in level 0, writers wait for a merge. At least `level0_tables`.
+    pub level0_stop: usize,
     /// Bytes of level 1, beyond which its tables are merged into level 2.
     pub level1_bytes: u64,
     /// How much larger each level is than the one above.
@@ -36,6 +39,8 @@ pub struct DlsmOptions {
     pub levels: usize,
     /// Operations of one compute server that write at a time; others wait.
     pub writers: usize,
+    /// Where merges run.
+    pub merges: MergePlace,
 }
 
 impl Default for DlsmOptions {
@@ -49,10 +54,12 @@ impl Default for DlsmOptions {
             extent_bytes: 1 << 20,
             chunk_bytes: 16 << 20,
             level0_tables: 4,
+            level0_stop: 36,
             level1_bytes: 256 << 20,
             level_ratio: 10,
             levels: 6,
             writers: 1024,
+            merges: MergePlace::Compute,
         }
     }
 }
@@ -108,6 +115,9 @@ impl DlsmOptions {
         }
         if !(1..=100).contains(&self.level0_tables) || self.level1_bytes == 0 {
             return refused("level 0 has 1 to 100 tables, and level 1 has room");
+        }
+        if !(self.level0_tables..=1000).contains(&self.level0_stop) {
+            return refused("writers wait at level0_tables to 1,000 tables in level 0");
         }
         if !(1..=64).contains(&self.most_immutables) {
             return refused("1 to 64 closed MemTables wait for their flush");

@@ -11,6 +11,7 @@ use super::version::Table;
 use super::{SearchKey, Snapshot};
 use crate::index::{IndexError, Records, Scan};
 use crate::page::Layout;
+use crate::rules::{SCANS_SETTLED, SNAPSHOT_HELD};
 use crate::table::{Damaged, KeyBuf, Kind, Run};
 use crate::together::all;
 use farleaf_fabric::sync::Arc;
@@ -274,9 +275,14 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
             return Ok(Vec::new());
         }
         self.fabric().charge(Work::Client).await;
-        let snapshot = Snapshot::take(&self.shard.sequences);
-        let bound = snapshot.bound();
-        self.until_settled(bound).await?;
+        let mut snapshot = Some(Snapshot::take(&self.shard.sequences));
+        let bound = snapshot.as_ref().map_or(0, Snapshot::bound);
+        if self.fabric().breaks(SNAPSHOT_HELD) {
+            snapshot = None;
+        }
+        if !self.fabric().breaks(SCANS_SETTLED) {
+            self.until_settled(bound).await?;
+        }
         let version = self.shard.pin();
         drop(snapshot); // the version has everything
         let memtables = version.memtables().map(|table| {

@@ -1,19 +1,22 @@
 //! The state that all handles of one tree share: the current version, and the right to change it.
 //!
 //! *Invariants* (`docs/internals/lsm-tree.md`)
-//! - lsm.V2. One handle at a time flushes and merges, and flushes the oldest MemTable first. So
-//!   level 0 is in the order of the numbers.
+//! - lsm.V2. One handle at a time flushes, the oldest MemTable first, so level 0 is in the order of
+//!   the numbers. One handle at a time merges. A flush and a merge may run together.
 //! - lsm.V3. One change adds a table and takes away what it was made from.
 //! - memtable.Q6. A new MemTable is in the current version before a write to it returns.
 //!
 //! *Thread safety*: any number of threads. One mutex holds everything that changes, and is never
 //! held across a wait.
 
+use super::place::{MergeCosts, MergePlace};
+use super::signal::Signal;
 use super::version::{Table, TreeVersion};
 use super::{DlsmOptions, MemTable, MemTableError, Sequences, Writer};
 use crate::remote::{ExtentSpace, ExtentUsage};
-use farleaf_fabric::Region;
-use farleaf_fabric::sync::{Arc, Mutex, lock};
+use crate::table::Meta;
+use farleaf_fabric::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
+use farleaf_fabric::{GlobalAddr, Region};
 
 /// One LSM tree.
 #[derive(Debug)]
@@ -23,6 +26,11 @@ pub struct Shard {
     pub(super) space: Arc<ExtentSpace>,
     /// Writers that no operation has. An idle handle keeps no seat from the others.
     pub(super) writers: Mutex<Vec<Writer>>,
+    /// Raised when the version has changed, and when a right or a worker has gone.
+    pub(super) changed: Signal,
+    /// Raised by everything that flushes and merges do, so that waiting for them has a bound.
+    steps: AtomicU64,
+    pub(super) merge_costs: Mutex<MergeCosts>,
     state: Mutex<State>,
 }
 
@@ -33,11 +41,31 @@ struct State {
     retired: Vec<Arc<MemTable>>,
     /// Tables and outputs so far.
     tables: u64,
-    /// Whether a handle flushes or merges.
-    is_working: bool,
+    /// Merge jobs on memory servers so far.
+    jobs: u64,
+    is_flushing: bool,
+    is_merging: bool,
+    /// Tasks that flush and merge in the background.
+    workers: usize,
+    /// How often one of them failed, and until when all rest because of that.
+    failures: u64,
+    rest_until_ns: u64,
     /// A number that names this process to the memory servers; 0 if none was drawn yet.
     owner: u64,
     counts: TreeCounts,
+}
+
+/// A table of a tree, for tests and inspectors.
+#[derive(Clone, Debug)]
+pub struct TableView {
+    /// Its level. In level 0 the newest table comes first, in the others keys ascend.
+    pub level: usize,
+    /// What the tree knows of it.
+    pub meta: Meta,
+    /// Where its words lie: pieces of adjacent memory, each with its number of words.
+    pub pieces: Vec<(GlobalAddr, u64)>,
+    /// The numbers of its extents.
+    pub extents: Vec<u32>,
 }
 
 /// What a tree has done so far.
@@ -51,6 +79,10 @@ pub struct TreeCounts {
     pub merges: u64,
     /// Bytes of the tables, with their indexes, that merges wrote.
     pub merged_bytes: u64,
+    /// Those that ran on a memory server.
+    pub near_merges: u64,
+    /// Bytes of the indexes of tables that merges wrote.
+    pub merged_index_bytes: u64,
     /// Tables that went to the next level as they were.
     pub moved_tables: u64,
 }
@@ -62,7 +94,7 @@ pub(super) enum Switched {
     Here,
     /// Another call did.
     Before,
-    /// Too many closed ones wait for their flush.
+    /// Too many closed ones wait for their flush, or too many tables of level 0 for a merge.
     NoRoom,
 }
 
@@ -70,21 +102,34 @@ impl Shard {
     /// A tree without records.
     pub(super) fn new(options: &DlsmOptions) -> Result<Self, MemTableError> {
         let sequences = Arc::new(Sequences::new(options.writers));
+        let space = ExtentSpace::new(options.extent_bytes);
+        let space = match options.merges {
+            MergePlace::Compute => space,
+            MergePlace::Memory | MergePlace::ByCost => space.together(),
+        };
         let active = MemTable::new(&sequences, options.memtable.memory()?, options.memtable);
         let version = TreeVersion::new(Arc::new(active), options.levels);
         let state = State {
             version: Arc::new(version),
             retired: Vec::new(),
             tables: 0,
-            is_working: false,
+            jobs: 0,
+            is_flushing: false,
+            is_merging: false,
+            workers: 0,
+            failures: 0,
+            rest_until_ns: 0,
             owner: 0,
             counts: TreeCounts::default(),
         };
         Ok(Self {
             options: options.clone(),
             sequences,
-            space: Arc::new(ExtentSpace::new(options.extent_bytes)),
+            space: Arc::new(space),
+            merge_costs: Mutex::default(),
             writers: Mutex::default(),
+            changed: Signal::default(),
+            steps: AtomicU64::new(0),
             state: Mutex::new(state),
         })
     }
@@ -120,6 +165,34 @@ impl Shard {
         self.pin().levels.iter().map(|tables| (tables.len(), bytes(tables))).collect()
     }
 
+    /// The tables of the current version, level by level.
+    pub fn tables(&self) -> Vec<TableView> {
+        let version = self.pin();
+        let levels = version.levels.iter().enumerate();
+        let tables = levels.flat_map(|(level, tables)| tables.iter().map(move |one| (level, one)));
+        let view = |(level, table): (usize, &Arc<Table>)| {
+            let words = u64::from(table.meta.footer.table_words());
+            TableView {
+                level,
+                meta: table.meta.clone(),
+                pieces: table.lease.pieces(0, words, u64::MAX),
+                extents: table.lease.extents().to_vec(),
+            }
+        };
+        tables.map(view).collect()
+    }
+
+    /// The numbers that each MemTable may hold, from the newest on. The active one has no end.
+    pub fn ranges(&self) -> Vec<(u64, Option<u64>)> {
+        let version = self.pin();
+        version.memtables().map(|table| (table.first(), table.last())).collect()
+    }
+
+    /// The extents that no table has, by number, ascending.
+    pub fn unused_extents(&self) -> Vec<u32> {
+        self.space.unused()
+    }
+
     /// Bytes of compute memory: of MemTables, and of the tables' indexes.
     pub fn local_bytes(&self) -> (u64, u64) {
         let version = self.pin();
@@ -135,7 +208,9 @@ impl Shard {
         if !Arc::ptr_eq(&state.version.active, full) {
             return Ok(Switched::Before);
         }
-        if state.version.immutables.len() >= self.options.most_immutables {
+        if state.version.immutables.len() >= self.options.most_immutables
+            || state.version.levels[0].len() >= self.options.level0_stop
+        {
             return Ok(Switched::NoRoom);
         }
         let options = self.options.memtable;
@@ -147,24 +222,73 @@ impl Shard {
         next.active = Arc::new(full.next(&self.sequences, memory, options));
         next.immutables.insert(0, Arc::clone(full));
         state.version = Arc::new(next);
+        drop(state);
+        self.changed.raise();
         Ok(Switched::Here)
     }
 
     /// The id of a new table. Tables of a tree have different ids.
     pub(super) fn table_id(&self) -> u64 {
-        let mut state = lock(&self.state);
-        state.tables += 1;
-        state.tables
+        self.table_ids(1)
     }
 
-    /// The right to flush and merge. `None` if another handle has it (V2).
-    pub(super) fn begin_work(shard: &Arc<Self>) -> Option<Working> {
+    /// The first of `count` such ids, which follow one another.
+    pub(super) fn table_ids(&self, count: u64) -> u64 {
+        let mut state = lock(&self.state);
+        state.tables += count;
+        state.tables - count + 1
+    }
+
+    /// The process and the number of its next job on a memory server. Numbers ascend.
+    pub(super) fn next_job(&self) -> (u64, u64) {
+        let mut state = lock(&self.state);
+        state.jobs += 1;
+        (state.owner, state.jobs)
+    }
+
+    /// Counts a merge on a memory server.
+    pub(super) fn count_near_merge(&self) {
+        lock(&self.state).counts.near_merges += 1;
+    }
+
+    /// The right to flush. `None` if another handle has it (V2).
+    pub(super) fn begin_flush(shard: &Arc<Self>) -> Option<Flushing> {
         let mut state = lock(&shard.state);
-        if state.is_working {
+        if std::mem::replace(&mut state.is_flushing, true) {
             return None;
         }
-        state.is_working = true;
-        Some(Working { shard: Arc::clone(shard) })
+        Some(Flushing { shard: Arc::clone(shard) })
+    }
+
+    /// The right to merge. `None` if another handle has it (V2).
+    pub(super) fn begin_merge(shard: &Arc<Self>) -> Option<Merging> {
+        let mut state = lock(&shard.state);
+        if std::mem::replace(&mut state.is_merging, true) {
+            return None;
+        }
+        Some(Merging { shard: Arc::clone(shard) })
+    }
+
+    /// Counts a task that flushes and merges in the background, as long as it lives.
+    pub(super) fn begin_worker(shard: &Arc<Self>) -> AtWork {
+        lock(&shard.state).workers += 1;
+        AtWork { shard: Arc::clone(shard) }
+    }
+
+    /// The number of background tasks, and how often one of them failed.
+    pub(super) fn workers(&self) -> (usize, u64) {
+        let state = lock(&self.state);
+        (state.workers, state.failures)
+    }
+
+    /// Counts a step of a flush or a merge.
+    pub(super) fn step(&self) {
+        self.steps.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// The steps of flushes and merges so far.
+    pub(super) fn steps(&self) -> u64 {
+        self.steps.load(Ordering::Relaxed)
     }
 }
 
@@ -186,53 +310,107 @@ impl State {
     }
 }
 
-/// The right to flush and merge, and to change the version accordingly. Dropping it gives it back.
+/// The right to flush. Dropping it gives it back.
 #[derive(Debug)]
-pub(super) struct Working {
+pub(super) struct Flushing {
     shard: Arc<Shard>,
 }
 
-impl Working {
-    /// `table` takes the place of the oldest closed MemTable, which had nothing if there is none
-    /// (V3).
-    pub(super) fn flushed(&self, table: Option<Table>) {
+impl Flushing {
+    /// `tables`, whose keys do not overlap, take the place of a closed MemTable (V3).
+    pub(super) fn flushed(&self, memtable: &Arc<MemTable>, tables: Vec<Table>) {
         let mut state = lock(&self.shard.state);
         let mut next = TreeVersion::clone(&state.version);
-        let flushed = next.immutables.pop();
-        if let Some(table) = table {
-            state.counts.flushes += 1;
-            state.counts.flushed_bytes += u64::from(table.meta.footer.table_words()) * 8;
-            next.levels[0].insert(0, Arc::new(table));
-        }
+        next.immutables.retain(|closed| !Arc::ptr_eq(closed, memtable));
+        state.counts.flushes += u64::from(!tables.is_empty());
+        state.counts.flushed_bytes += tables.iter().map(written_bytes).sum::<u64>();
+        next.levels[0].splice(0..0, tables.into_iter().map(Arc::new));
         state.version = Arc::new(next);
-        state.retired.extend(flushed);
+        state.retired.push(Arc::clone(memtable));
         // Their memory is used again if nothing pins them. No more are kept than are needed.
         let most = self.shard.options.most_immutables;
         let surplus = state.retired.len().saturating_sub(most);
         state.retired.drain(..surplus);
+        drop(state);
+        self.shard.changed.raise();
     }
+}
 
+impl Drop for Flushing {
+    fn drop(&mut self) {
+        lock(&self.shard.state).is_flushing = false;
+        self.shard.changed.raise();
+    }
+}
+
+/// The right to merge. Dropping it gives it back.
+#[derive(Debug)]
+pub(super) struct Merging {
+    shard: Arc<Shard>,
+}
+
+impl Merging {
     /// `added` takes the place of `removed`, in `level` (V3).
     pub(super) fn merged(&self, removed: &[Arc<Table>], level: usize, added: Vec<Table>) {
         let mut state = lock(&self.shard.state);
         state.counts.merges += 1;
-        let bytes = |table: &Table| u64::from(table.meta.footer.table_words()) * 8;
-        state.counts.merged_bytes += added.iter().map(bytes).sum::<u64>();
+        state.counts.merged_bytes += added.iter().map(written_bytes).sum::<u64>();
+        let index_bytes = added.iter().map(|table| table.index.bytes() as u64).sum::<u64>();
+        state.counts.merged_index_bytes += index_bytes;
         let added = added.into_iter().map(Arc::new).collect();
         state.version = Arc::new(state.version.with_merged(removed, level, added));
+        drop(state);
+        self.shard.changed.raise();
     }
 
     /// `table` goes to `level` as it is.
     pub(super) fn moved(&self, table: &Arc<Table>, level: usize) {
         let mut state = lock(&self.shard.state);
         state.counts.moved_tables += 1;
-        let moved = [Arc::clone(table)];
-        state.version = Arc::new(state.version.with_merged(&moved, level, moved.to_vec()));
+        let (removed, added) = ([Arc::clone(table)], vec![Arc::new(table.in_level(level))]);
+        state.version = Arc::new(state.version.with_merged(&removed, level, added));
+        drop(state);
+        self.shard.changed.raise();
     }
 }
 
-impl Drop for Working {
+impl Drop for Merging {
     fn drop(&mut self) {
-        lock(&self.shard.state).is_working = false;
+        lock(&self.shard.state).is_merging = false;
+        self.shard.changed.raise();
     }
+}
+
+/// A task that flushes and merges in the background.
+#[derive(Debug)]
+pub(super) struct AtWork {
+    shard: Arc<Shard>,
+}
+
+impl AtWork {
+    /// Counts a failure, after which writers that wait try for themselves, and the tasks rest until
+    /// `rest_until_ns`.
+    pub(super) fn failed(&self, rest_until_ns: u64) {
+        let mut state = lock(&self.shard.state);
+        (state.failures, state.rest_until_ns) = (state.failures + 1, rest_until_ns);
+        drop(state);
+        self.shard.changed.raise();
+    }
+
+    /// How long the tasks rest from now on, in nanoseconds.
+    pub(super) fn rests_ns(&self, now_ns: u64) -> u64 {
+        lock(&self.shard.state).rest_until_ns.saturating_sub(now_ns)
+    }
+}
+
+impl Drop for AtWork {
+    fn drop(&mut self) {
+        lock(&self.shard.state).workers -= 1;
+        // Writers that wait for it do the work themselves.
+        self.shard.changed.raise();
+    }
+}
+
+fn written_bytes(table: &Table) -> u64 {
+    u64::from(table.meta.footer.table_words()) * 8
 }

@@ -7,7 +7,8 @@ use super::version::Table;
 use crate::index::IndexError;
 use crate::page::Layout;
 use crate::remote::{ExtentWriter, TRANSFER_WORDS};
-use crate::table::{Builder, ExtentRun, Index, MergeError, Refused};
+use crate::table::{Builder, ExtentRun, Index, Key, Kind, MergeError, Refused};
+use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, Work};
 
 /// Keys of a new index between two chances for other tasks: some 100 µs.
@@ -36,6 +37,23 @@ impl<'h, F: Fabric, L: Layout> TableWriter<'h, F, L> {
         }
     }
 
+    /// Begins another table. Returns this one.
+    pub(super) fn replace(&mut self) -> Self {
+        let next = Self::new(self.index);
+        std::mem::replace(self, next)
+    }
+
+    /// Appends a record.
+    pub(super) fn add(
+        &mut self,
+        key: Key<'_>,
+        sequence: u64,
+        kind: Kind,
+        value: &[u8],
+    ) -> Result<(), Refused> {
+        self.builder.add(key, sequence, kind, value, &mut self.out)
+    }
+
     /// Writes what makes whole WRITEs.
     pub(super) async fn send(&mut self) -> Result<(), IndexError> {
         let whole = self.out.len() / TRANSFER_WORDS * TRANSFER_WORDS;
@@ -43,6 +61,7 @@ impl<'h, F: Fabric, L: Layout> TableWriter<'h, F, L> {
             self.charge().await;
             self.extents.append(&self.out[..whole]).await?;
             self.out.drain(..whole);
+            self.index.shard.step();
         }
         Ok(())
     }
@@ -83,7 +102,7 @@ impl<'h, F: Fabric, L: Layout> TableWriter<'h, F, L> {
             }
         }
         match Index::open(sections, id) {
-            Ok(index) => Ok(Some(Table { meta, index, lease })),
+            Ok(index) => Ok(Some(Table { meta, index: Arc::new(index), lease: Arc::new(lease) })),
             Err(_) => Err(IndexError::InvalidArgument("the index of a new table does not open")),
         }
     }

@@ -17,14 +17,20 @@ use farleaf_fabric::sync::Arc;
 #[derive(Debug)]
 pub(super) struct Table {
     pub(super) meta: Meta,
-    pub(super) index: Index,
+    pub(super) index: Arc<Index>,
     /// Where it lies. Its extents are given back when no version has the table (K2).
-    pub(super) lease: Lease,
+    pub(super) lease: Arc<Lease>,
 }
 
 impl Table {
     pub(super) fn id(&self) -> u64 {
         self.meta.footer.table
+    }
+
+    /// The same table, as a part of another level.
+    pub(super) fn in_level(&self, level: usize) -> Self {
+        let meta = Meta { level: level as u8, ..self.meta.clone() };
+        Self { meta, index: Arc::clone(&self.index), lease: Arc::clone(&self.lease) }
     }
 
     /// Bytes of its records.

@@ -4,9 +4,10 @@
 
 use super::handle::DlsmIndex;
 use super::memtable::{Edit, MemTable, Step};
-use super::shard::{Shard, Switched};
+use super::shard::Switched;
 use crate::index::{Action, Answer, IndexError, LeafEdit};
 use crate::page::Layout;
+use crate::rules::BELOW_SETTLED;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, Work};
 
@@ -59,7 +60,9 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
             match next {
                 Next::Ended(answer) => return Ok(answer),
                 Next::Below => {
-                    self.until_settled(table.first() - 1).await?; // Q5
+                    if !self.fabric().breaks(BELOW_SETTLED) {
+                        self.until_settled(table.first() - 1).await?; // Q5
+                    }
                     let value = self.value_below(&version, key).await?;
                     edit.found_below(table, value);
                 }
@@ -74,31 +77,34 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         }
     }
 
-    /// Makes another MemTable the active one than `full`. The handle that does so flushes `full`,
-    /// unless another one is flushing.
+    /// Makes another MemTable the active one than `full`. Without background tasks, the handle that
+    /// does so flushes `full` and merges what has become due, unless others do.
     pub(super) async fn replace(&self, full: &Arc<MemTable>) -> Result<(), IndexError> {
         let mut wait = self.wait();
+        let (_, failures) = self.shard.workers();
         loop {
-            match self.shard.switch(full)? {
+            let seen = self.shard.changed.count();
+            let switched = self.shard.switch(full)?;
+            let (workers, failed) = self.shard.workers();
+            match switched {
                 Switched::Before => return Ok(()),
+                Switched::Here if workers > 0 => return Ok(()),
                 Switched::Here => {
-                    if let Some(working) = Shard::begin_work(&self.shard) {
-                        // If it fails, there is still room. The next one tries again.
-                        let _ = self.work(&working).await;
-                    }
+                    // If it fails, there is still room. The next one tries again.
+                    let _ = self.work().await;
                     return Ok(());
                 }
-                Switched::NoRoom => match Shard::begin_work(&self.shard) {
+                Switched::NoRoom if workers == 0 || failed != failures => {
                     // A merge may fail although the flush before it has made room.
-                    Some(working) => {
-                        let worked = self.work(&working).await;
-                        if self.shard.switch(full)? != Switched::NoRoom {
-                            return Ok(());
-                        }
-                        worked?;
+                    let worked = self.work().await;
+                    if self.shard.switch(full)? != Switched::NoRoom {
+                        return Ok(());
                     }
-                    None => wait.again().await?,
-                },
+                    if worked? == 0 {
+                        wait.for_change(&self.shard, seen).await?;
+                    }
+                }
+                Switched::NoRoom => wait.for_change(&self.shard, seen).await?,
             }
         }
     }

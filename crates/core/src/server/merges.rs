@@ -1,0 +1,385 @@
+//! Merges that this memory server runs next to the tables, in steps that compute servers ask for
+//! (Wang et al., *dLSM*, section V-A).
+//!
+//! The compute server names the tables, and lends the extents that the outputs go to. The merge
+//! itself is [`crate::table::Merge`], the code that compute servers run.
+//!
+//! *Invariants* (`docs/internals/lsm-tree.md`)
+//! - lsm.J1. A job merges only tables whose footers are where it says, and reads and writes only
+//!   memory that the server has allocated.
+//! - lsm.J2. A step reads at most [`STEP_WORDS`] of input. A repeated one gets the same reply.
+//! - lsm.J3. After its close a job writes nothing, and a request that is late begins nothing.
+//!
+//! Words that are no table's records end the job as damaged, and change nothing else (lsm.J8).
+//!
+//! *Thread safety*: any number of threads. A step has its job for itself.
+
+use super::chunks::ChunkAllocator;
+use crate::page::NodeCarver;
+use crate::rules;
+use crate::table::{
+    Below, Builder, Clip, ExtentRun, FOOTER_WORDS, Finishing, Footer, JobTable, Merge, MergeError,
+    MergeJob, MergeOptions, Meta, Progress,
+};
+use crate::wire::Refusal;
+use farleaf_fabric::sync::{Mutex, Ordering, lock};
+use farleaf_fabric::{Cpu, Region, Work};
+use std::collections::BTreeMap;
+
+/// Words of input of one step: 256 KiB.
+const STEP_WORDS: u64 = 1 << 15;
+/// Words that a source is fed together.
+const FEED_WORDS: u32 = 1 << 12;
+/// Keys of a new index that a step goes on with.
+const STEP_KEYS: usize = 1 << 14;
+/// Jobs at a time.
+const MOST_JOBS: usize = 16;
+/// Processes whose latest job is remembered. An index has one.
+const MOST_OWNERS: usize = 64;
+
+/// The merges of a memory server.
+#[derive(Debug, Default)]
+pub(super) struct Merges {
+    owners: Mutex<BTreeMap<u64, Owner>>,
+}
+
+/// What the server knows of a process that merges.
+#[derive(Debug, Default)]
+struct Owner {
+    /// Jobs up to this number are closed.
+    closed: u64,
+    open: Option<(u64, Slot)>,
+}
+
+#[derive(Debug)]
+enum Slot {
+    Idle(Box<Job>),
+    /// A thread makes a step.
+    Busy,
+}
+
+/// A table that is fed to a merge, and how far.
+#[derive(Debug)]
+struct Source {
+    /// The next one is the last of the list.
+    tables: Vec<JobTable>,
+    now: Option<(JobTable, u32)>,
+}
+
+#[derive(Debug)]
+struct Job {
+    description: MergeJob,
+    merge: Merge,
+    sources: Vec<Source>,
+    builder: Builder,
+    /// The index of the output is being written, after which the merge has ended or not.
+    finishing: Option<(Finishing, bool)>,
+    /// Words of the output that are not in its extents yet. All, while its index is written.
+    out: Vec<u64>,
+    /// Words of the output that are there.
+    written: u32,
+    /// Outputs so far, and the first extent of the next one.
+    outputs: u32,
+    extent: u32,
+    /// The latest step and its reply.
+    step: u32,
+    reply: Result<Stepped, Refusal>,
+    /// Records that were merged when their cost was last charged.
+    charged: u64,
+}
+
+/// What a step has come to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Stepped {
+    /// All is merged.
+    pub(super) done: bool,
+    /// The descriptions of the outputs that the step has ended, with extents as places in the
+    /// job's list.
+    pub(super) outputs: Vec<u64>,
+}
+
+/// The memory that jobs read and write.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Memory<'s> {
+    pub(super) region: &'s Region,
+    pub(super) chunks: &'s ChunkAllocator,
+}
+
+impl Memory<'_> {
+    /// Whether these words are all in memory that was allocated.
+    fn has(&self, at: u64, words: u64) -> bool {
+        let end = words.checked_mul(8).and_then(|bytes| at.checked_add(bytes));
+        at.is_multiple_of(8)
+            && at >= NodeCarver::NODE_ALIGN
+            && end.is_some_and(|end| end <= self.chunks.allocated_bytes())
+    }
+
+    fn load(&self, at: u64, words: u64, to: &mut Vec<u64>) -> Option<()> {
+        let words = self.region.slice(at, usize::try_from(words).ok()?)?;
+        to.extend(words.iter().map(|word| word.load(Ordering::Relaxed)));
+        Some(())
+    }
+
+    /// Words of a table.
+    fn words(&self, table: &JobTable, first: u32, end: u32) -> Option<Vec<u64>> {
+        let (mut words, mut before) = (Vec::new(), 0);
+        let (first, end) = (u64::from(first), u64::from(end));
+        for &(at, count) in &table.pieces {
+            let from = first.clamp(before, before + count);
+            let to = end.clamp(before, before + count);
+            if from < to {
+                self.load(at + (from - before) * 8, to - from, &mut words)?;
+            }
+            before += count;
+        }
+        (words.len() as u64 == end - first).then_some(words)
+    }
+
+    /// Whether the table is where the job says (J1).
+    fn has_table(&self, table: &JobTable) -> bool {
+        let all = table.pieces.iter().try_fold(0_u64, |all, &(at, words)| {
+            self.has(at, words).then(|| all.checked_add(words))?
+        });
+        let Some(all) = all.and_then(|all| u32::try_from(all).ok()) else { return false };
+        let Some(start) = all.checked_sub(FOOTER_WORDS as u32) else { return false };
+        let footer = self.words(table, start, all);
+        let footer = footer.and_then(|words| Footer::decode(&words, table.id).ok());
+        footer.is_some_and(|footer| {
+            footer.data_words == table.data_words && footer.table_words() == all
+        })
+    }
+}
+
+impl Merges {
+    /// Begins a job, unless it was begun before.
+    pub(super) fn begin(
+        &self,
+        memory: Memory<'_>,
+        (owner, job): (u64, u64),
+        words: &[u64],
+    ) -> Result<(), Refusal> {
+        let description = MergeJob::decode(words).ok_or(Refusal::Malformed)?;
+        let extent_words = u64::from(description.extent_words);
+        if !description.extents.iter().all(|&at| memory.has(at, extent_words)) {
+            return Err(Refusal::Malformed);
+        }
+        if !description.sources.iter().flatten().all(|table| memory.has_table(table)) {
+            return Err(Refusal::NoSuchTable);
+        }
+        let mut owners = lock(&self.owners);
+        let open = owners.values().filter(|owner| owner.open.is_some()).count();
+        if !owners.contains_key(&owner) && owners.len() == MOST_OWNERS {
+            return Err(Refusal::TooManyMerges);
+        }
+        let state = owners.entry(owner).or_default();
+        match &state.open {
+            Some((number, _)) if *number == job => return Ok(()),
+            Some(_) => return Err(Refusal::TooManyMerges),
+            None if job <= state.closed => return Err(Refusal::NoSuchJob),
+            None if open == MOST_JOBS => return Err(Refusal::TooManyMerges),
+            None => {}
+        }
+        state.open = Some((job, Slot::Idle(Box::new(Job::new(description)))));
+        Ok(())
+    }
+
+    /// Makes a step of a job.
+    pub(super) async fn step<C: Cpu>(
+        &self,
+        cpu: &C,
+        memory: Memory<'_>,
+        id: (u64, u64),
+        step: u32,
+    ) -> Result<Stepped, Refusal> {
+        let mut job = self.take(id)?;
+        let is_repeated = step == job.step && !cpu.breaks(rules::STEPS_ONCE);
+        let outcome = match is_repeated {
+            true if step > 0 => job.reply.clone(),
+            _ if step == 0 || step > job.step + 1 || step < job.step => Err(Refusal::NoSuchJob),
+            _ => {
+                job.reply = match &job.reply {
+                    Err(refusal) => Err(*refusal), // it has failed for good
+                    Ok(before) if before.done => Err(Refusal::NoSuchJob),
+                    Ok(_) => job.advance(memory),
+                };
+                job.step = step;
+                job.reply.clone()
+            }
+        };
+        let records = job.merge.counts().records_in - job.charged;
+        job.charged += records;
+        self.put_back(id, job);
+        cpu.charge(Work::CopyRecords(records as u32)).await;
+        outcome
+    }
+
+    /// Takes a job for a step.
+    fn take(&self, (owner, job): (u64, u64)) -> Result<Box<Job>, Refusal> {
+        let mut owners = lock(&self.owners);
+        let open = owners.get_mut(&owner).and_then(|owner| owner.open.as_mut());
+        let (_, slot) = open.filter(|(number, _)| *number == job).ok_or(Refusal::NoSuchJob)?;
+        match std::mem::replace(slot, Slot::Busy) {
+            Slot::Idle(job) => Ok(job),
+            Slot::Busy => Err(Refusal::Contended),
+        }
+    }
+
+    fn put_back(&self, (owner, number): (u64, u64), job: Box<Job>) {
+        let mut owners = lock(&self.owners);
+        let open = owners.get_mut(&owner).and_then(|owner| owner.open.as_mut());
+        if let Some((_, slot)) = open.filter(|(open, _)| *open == number) {
+            *slot = Slot::Idle(job);
+        }
+    }
+
+    /// Ends a job, and keeps it from beginning later (J3).
+    pub(super) fn close(&self, (owner, job): (u64, u64)) -> Result<(), Refusal> {
+        let mut owners = lock(&self.owners);
+        if !owners.contains_key(&owner) && owners.len() == MOST_OWNERS {
+            return Err(Refusal::TooManyMerges);
+        }
+        let state = owners.entry(owner).or_default();
+        match &state.open {
+            // Its step may write.
+            Some((number, Slot::Busy)) if *number <= job => return Err(Refusal::Contended),
+            Some((number, Slot::Idle(_))) if *number <= job => state.open = None,
+            _ => {}
+        }
+        state.closed = state.closed.max(job);
+        Ok(())
+    }
+}
+
+impl Job {
+    fn new(description: MergeJob) -> Self {
+        let options = MergeOptions {
+            range: Clip::default(),
+            snapshots: description.snapshots.clone(),
+            below: Below::tables(description.below.clone()),
+            cuts: Vec::new(),
+            table_words: description.table_words,
+        };
+        let source = |tables: &Vec<JobTable>| Source {
+            tables: tables.iter().rev().cloned().collect(),
+            now: None,
+        };
+        Self {
+            merge: Merge::new(description.sources.len(), options),
+            sources: description.sources.iter().map(source).collect(),
+            builder: Builder::new(description.first_output, 0, description.index),
+            finishing: None,
+            out: Vec::new(),
+            written: 0,
+            outputs: 0,
+            extent: 0,
+            step: 0,
+            reply: Ok(Stepped { done: false, outputs: Vec::new() }),
+            charged: 0,
+            description,
+        }
+    }
+
+    /// Merges until the step's input is used up.
+    fn advance(&mut self, memory: Memory<'_>) -> Result<Stepped, Refusal> {
+        let (mut fed, mut outputs) = (0, Vec::new());
+        loop {
+            if let Some((finishing, is_last)) = &mut self.finishing {
+                let is_last = *is_last;
+                let Some(meta) = finishing.step(STEP_KEYS, &mut self.out) else {
+                    return Ok(Stepped { done: false, outputs });
+                };
+                if let Some(meta) = meta {
+                    self.end_output(memory, meta, &mut outputs)?;
+                }
+                self.finishing = None;
+                if is_last {
+                    return Ok(Stepped { done: true, outputs });
+                }
+                continue;
+            }
+            let progress = self.merge.step(STEP_WORDS, &mut self.builder, &mut self.out);
+            match progress.map_err(refusal_of)? {
+                Progress::Spent => self.write(memory)?,
+                Progress::NeedsInput(_) if fed >= STEP_WORDS => {
+                    self.write(memory)?;
+                    return Ok(Stepped { done: false, outputs });
+                }
+                Progress::NeedsInput(source) => fed += self.feed(memory, source)?,
+                progress => {
+                    self.write(memory)?;
+                    let id = self.description.first_output + u64::from(self.outputs) + 1;
+                    let next = Builder::new(id, 0, self.description.index);
+                    let full = std::mem::replace(&mut self.builder, next);
+                    let finishing = full.finishing(self.description.level);
+                    self.finishing = Some((finishing, progress == Progress::Done));
+                }
+            }
+        }
+    }
+
+    /// Gives a source its next words. Returns how many.
+    fn feed(&mut self, memory: Memory<'_>, source: usize) -> Result<u64, Refusal> {
+        let input = &mut self.sources[source];
+        if input.now.is_none() {
+            let Some(table) = input.tables.pop() else {
+                return self.merge.end(source).map(|()| 0).map_err(refusal_of);
+            };
+            self.merge.begin(source, table.id, &Clip::default()).map_err(refusal_of)?;
+            input.now = Some((table, 0));
+        }
+        let Some((table, word)) = &mut input.now else { return Ok(0) };
+        let end = word.saturating_add(FEED_WORDS).min(table.data_words);
+        let words = memory.words(table, *word, end).ok_or(Refusal::NoSuchTable)?;
+        *word = end;
+        if end == table.data_words {
+            input.now = None;
+        }
+        self.merge.feed(source, &words).map_err(refusal_of)?;
+        Ok(words.len() as u64)
+    }
+
+    /// Writes the words of the output that are there into its extents.
+    fn write(&mut self, memory: Memory<'_>) -> Result<(), Refusal> {
+        let each = self.description.extent_words;
+        let mut rest = &self.out[..];
+        while !rest.is_empty() {
+            let extent = self.extent + self.written / each;
+            let place = self.description.extents.get(extent as usize);
+            let at = *place.ok_or(Refusal::OutOfMemory)? + u64::from(self.written % each) * 8;
+            let here = rest.len().min((each - self.written % each) as usize);
+            let words = memory.region.slice(at, here).ok_or(Refusal::Malformed)?;
+            let (now, later) = rest.split_at(here);
+            words.iter().zip(now).for_each(|(word, new)| word.store(*new, Ordering::Relaxed));
+            self.written += here as u32;
+            rest = later;
+        }
+        self.out.clear();
+        Ok(())
+    }
+
+    /// Writes the index of an output, and describes it.
+    fn end_output(
+        &mut self,
+        memory: Memory<'_>,
+        mut meta: Meta,
+        outputs: &mut Vec<u64>,
+    ) -> Result<(), Refusal> {
+        if self.outputs == self.description.outputs {
+            return Err(Refusal::OutOfMemory);
+        }
+        self.write(memory)?;
+        let extents = self.written.div_ceil(self.description.extent_words);
+        meta.extents = vec![ExtentRun { first: self.extent, count: extents }];
+        meta.encode(outputs);
+        self.extent += extents;
+        (self.outputs, self.written) = (self.outputs + 1, 0);
+        Ok(())
+    }
+}
+
+fn refusal_of(error: MergeError) -> Refusal {
+    match error {
+        MergeError::Damaged(_) => Refusal::Damaged,
+        _ => Refusal::OutOfMemory,
+    }
+}

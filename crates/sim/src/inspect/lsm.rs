@@ -1,0 +1,267 @@
+//! Inspects a dLSM tree: its compute side's version, and the tables' words in the pool.
+//!
+//! *Invariants at every moment* (`docs/internals/lsm-tree.md`):
+//! - Every table of the version lies in the pool as the version describes it (F1): its records are
+//!   in order, its index finds each key, and footer, description and contents agree.
+//! - Of two sources of a key, the one that is asked first has the newer versions (V4). Tables of a
+//!   level below level 0 ascend and do not overlap.
+//! - The ranges of MemTables follow one another without gaps (Q2).
+//! - No extent is in two tables, and none in a table is free or resting (K1, K2).
+//!
+//! *Invariants at the end of a run*: a scan returns exactly what the tables hold, and every extent
+//! is in a table, free or resting. Only runs that lose messages or servers may lose extents.
+//!
+//! *Thread safety*: plain functions over atomics, called between two steps of the simulator.
+
+use super::walk::named;
+use super::{Pool, Records, at_the_end};
+use crate::client::settle;
+use crate::scenario::Scenario;
+use farleaf_core::index::dlsm::{Dlsm, Encoded, Shard, TableView};
+use farleaf_core::index::{ByName, Design, IndexError, RangeIndex, Scan};
+use farleaf_core::page::{Layout, Named};
+use farleaf_core::server::MemoryServer;
+use farleaf_core::table::{
+    Damaged, Found, Index, KeyBuf, Kind, MAX_SEQUENCE, Record, Run, in_table_order,
+};
+use farleaf_fabric::sim::SimCluster;
+use farleaf_fabric::sync::Arc;
+use farleaf_fabric::{Cluster, GlobalAddr};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A tree, and the memory that its tables lie in.
+pub(crate) struct Tree<'a, L: Layout> {
+    pool: Pool<L>,
+    shard: &'a Arc<Shard>,
+    /// Whether a WRITE may still land when its table is given up and its handle is gone.
+    loses_extents: bool,
+    /// Whether the last flush may fail.
+    may_fail: bool,
+}
+
+/// What the sources seen so far have of one key.
+struct Newest {
+    /// The lowest number of a version.
+    lowest: u64,
+    /// The newest version's value; `None` for a tombstone.
+    value: Option<Vec<u8>>,
+}
+
+/// The contents of a tree's tables.
+struct Seen {
+    keys: BTreeMap<Vec<u8>, Newest>,
+    /// No table was left out because its server may be dead.
+    is_whole: bool,
+}
+
+impl<'a, L> Tree<'a, L>
+where
+    L: Named + Layout<Key: Encoded, Value: Encoded>,
+{
+    pub(crate) fn new(pool: Pool<L>, shard: &'a Arc<Shard>, scenario: &Scenario) -> Self {
+        let loses_extents = pool.is_uncertain || pool.clients_die;
+        let may_fail = !scenario.allowed_errors.is_empty();
+        Self { pool, shard, loses_extents, may_fail }
+    }
+
+    /// Inspects the tree at any moment.
+    pub(crate) fn look(&self) -> Result<(), String> {
+        self.seen().map(drop)
+    }
+
+    fn seen(&self) -> Result<Seen, String> {
+        let tables = self.shard.tables();
+        self.check_ranges()?;
+        self.check_extents(&tables)?;
+        let mut seen = Seen { keys: BTreeMap::new(), is_whole: true };
+        for (place, table) in tables.iter().enumerate() {
+            let doomed =
+                |(at, _): &(GlobalAddr, u64)| self.pool.doomed.contains(&at.server().number());
+            if table.pieces.iter().any(doomed) {
+                seen.is_whole = false;
+                continue;
+            }
+            let before = place.checked_sub(1).map(|before| &tables[before]);
+            let checked = check_place(table, before);
+            checked.and_then(|()| self.check_table(table, &mut seen)).map_err(|fault| {
+                let id = table.meta.footer.table;
+                format!("table {id} of level {}, in {:?}: {fault}", table.level, table.pieces)
+            })?;
+        }
+        Ok(seen)
+    }
+
+    fn check_ranges(&self) -> Result<(), String> {
+        let ranges = self.shard.ranges();
+        let follows = |pair: &[(u64, Option<u64>)]| pair[1].1 == Some(pair[0].0 - 1);
+        match ranges.windows(2).all(follows) {
+            true => Ok(()),
+            false => Err(format!("the ranges of MemTables do not follow one another: {ranges:?}")),
+        }
+    }
+
+    fn check_extents(&self, tables: &[TableView]) -> Result<(), String> {
+        let mut used = BTreeSet::new();
+        for extent in tables.iter().flat_map(|table| &table.extents) {
+            if !used.insert(*extent) {
+                return Err(format!("extent {extent} is in two tables"));
+            }
+        }
+        match self.shard.unused_extents().iter().find(|extent| used.contains(extent)) {
+            Some(extent) => Err(format!("extent {extent} is in a table, and was given back")),
+            None => Ok(()),
+        }
+    }
+
+    fn check_table(&self, view: &TableView, seen: &mut Seen) -> Result<(), String> {
+        let (meta, footer) = (&view.meta, &view.meta.footer);
+        let mut words = Vec::new();
+        for (at, count) in &view.pieces {
+            let piece = self.pool.words(*at, *count as usize);
+            words.extend(piece.ok_or("its extents are outside of the pool")?);
+        }
+        if words.len() != footer.table_words() as usize {
+            return Err(format!("its extents have {} of its words", words.len()));
+        }
+        let text = |damaged: Damaged| damaged.to_string();
+        let sections = words.split_off(footer.data_words as usize);
+        let index = Index::open(sections, footer.table).map_err(text)?;
+        if index.footer() != footer {
+            return Err(format!("its footer is {:?}, and not {footer:?}", index.footer()));
+        }
+        let run = Run::new(words, footer.table).map_err(text)?;
+        let mut last: Option<(KeyBuf, u64)> = None;
+        let (mut keys, mut tombstones, mut at) = (0, 0, 0);
+        let (mut lowest, mut highest) = (u64::MAX, 0);
+        for place in 0..run.len() {
+            let record = run.record(place).map_err(text)?;
+            let (key, sequence) = (record.key(), record.sequence());
+            let before = last.as_ref().map(|(key, sequence)| (key.key(), *sequence));
+            if before.is_some_and(|before| in_table_order(before, (key, sequence)).is_ge()) {
+                return Err(format!("record {place} of {:?} is out of order", key.to_vec()));
+            }
+            if before.is_none_or(|(before, _)| before != key) {
+                keys += 1;
+                if !finds(&index, record, at).map_err(text)? {
+                    return Err(format!("its index does not find {:?}", key.to_vec()));
+                }
+                if place == 0 && meta.smallest.key() != key {
+                    return Err(format!("it begins with {:?}", key.to_vec()));
+                }
+            }
+            seen.meet(record)?;
+            tombstones += u64::from(record.kind() == Kind::Tombstone);
+            at += record.words() as u32;
+            (lowest, highest) = (lowest.min(sequence), highest.max(sequence));
+            last = Some((key.into(), sequence));
+        }
+        let counted = (run.len() as u64, keys, tombstones, lowest, highest);
+        let said = (footer.records, footer.keys, footer.tombstones, footer.lowest, footer.highest);
+        if counted != said || last.is_none_or(|(last, _)| last != meta.largest) {
+            return Err(format!("it has {counted:?}, and says {said:?}, to {:?}", meta.largest));
+        }
+        Ok(())
+    }
+
+    /// Inspects the tree for the last time, after the clients and the observer, from compute server
+    /// `observer`.
+    pub(crate) fn look_at_the_end(
+        &self,
+        cluster: &SimCluster<MemoryServer<L>>,
+        observer: u16,
+    ) -> Result<(), String> {
+        let shard = self.shard;
+        let mut scanned = cluster.run(&[observer], async |fabric, _| -> Result<_, IndexError> {
+            let index = <Dlsm as Design<L>>::open(fabric.clone(), shard).await?;
+            let index = ByName::<L, _>::new(index);
+            settle(&fabric, &index).await;
+            index.flush().await?;
+            index.scan(&Scan::range(..)).await
+        });
+        let records = match scanned.pop().flatten() {
+            Some(Ok(records)) => records,
+            _ if self.may_fail => return self.look().map_err(at_the_end),
+            other => return Err(format!("the tree cannot be flushed and scanned: {other:?}")),
+        };
+        let seen = self.seen().map_err(at_the_end)?;
+        if seen.is_whole {
+            let held = seen.records::<L>().map_err(at_the_end)?;
+            if held != records {
+                let fault = format!("it holds {held:?}, but the index returns {records:?}");
+                return Err(at_the_end(fault));
+            }
+        }
+        let (usage, tables) = (shard.extents(), shard.tables());
+        let used: u64 = tables.iter().map(|table| table.extents.len() as u64).sum();
+        let unused = shard.unused_extents().len() as u64;
+        let adds_up = usage.all == used + unused + usage.lost && usage.leased == used;
+        if !adds_up || (usage.lost > 0 && !self.loses_extents) {
+            let fault = format!("{used} extents are in tables, {unused} unused, of {usage:?}");
+            return Err(at_the_end(fault));
+        }
+        Ok(())
+    }
+}
+
+/// Checks a table's level, and that it lies behind the one before.
+fn check_place(table: &TableView, before: Option<&TableView>) -> Result<(), String> {
+    if usize::from(table.meta.level) != table.level {
+        return Err(format!("it says that it is in level {}", table.meta.level));
+    }
+    let overlaps = |before: &TableView| {
+        before.level == table.level && table.level > 0 && before.meta.largest >= table.meta.smallest
+    };
+    match before.filter(|before| overlaps(before)) {
+        Some(before) => Err(format!("it overlaps table {}", before.meta.footer.table)),
+        None => Ok(()),
+    }
+}
+
+/// Whether the index leads to the newest version of a key, which begins at word `at`.
+fn finds(index: &Index, record: Record<'_>, at: u32) -> Result<bool, Damaged> {
+    let key = record.key();
+    Ok(match index.find(key, key.hash(), MAX_SEQUENCE)? {
+        Found::Absent => false,
+        Found::Record { words, .. } => words.start == at,
+        Found::Group(words) => words.contains(&at),
+    })
+}
+
+impl Seen {
+    /// Adds a record of a source that is asked after those before, or of the same one.
+    fn meet(&mut self, record: Record<'_>) -> Result<(), String> {
+        let (key, sequence) = (record.key().to_vec(), record.sequence());
+        match self.keys.get_mut(&key) {
+            Some(newest) if newest.lowest <= sequence => Err(format!(
+                "it has version {sequence} of {key:?}, and version {} is asked first",
+                newest.lowest
+            )),
+            Some(newest) => {
+                newest.lowest = sequence;
+                Ok(())
+            }
+            None => {
+                let mut value = Vec::new();
+                record.append_value(&mut value);
+                let value = (record.kind() == Kind::Value).then_some(value);
+                self.keys.insert(key, Newest { lowest: sequence, value });
+                Ok(())
+            }
+        }
+    }
+
+    /// The records by their names.
+    fn records<L>(self) -> Result<Records, String>
+    where
+        L: Named + Layout<Key: Encoded, Value: Encoded>,
+    {
+        let there = self.keys.into_iter().filter_map(|(key, newest)| Some((key, newest.value?)));
+        let decoded = |(key, value): (Vec<u8>, Vec<u8>)| {
+            let found = <L::Key as Encoded>::decoded(key.clone())
+                .zip(<L::Value as Encoded>::decoded(value.clone()));
+            found.ok_or_else(|| format!("{key:?} = {value:?} is no record"))
+        };
+        let records = there.map(decoded).collect::<Result<Vec<_>, _>>()?;
+        named::<L>(records).map_err(|stop| format!("{stop:?}"))
+    }
+}
