@@ -1,0 +1,185 @@
+//! Memory servers that are stopped or killed under use, and programs that access what is lost with
+//! them: each is a process of its own, this program in another role.
+
+use farleaf_fabric::conformance::TestService;
+use farleaf_fabric::handshake::Token;
+use farleaf_fabric::local::LocalConfig;
+use farleaf_fabric::sync::{Arc, Ordering};
+use farleaf_fabric::tcp::{TcpCluster, TcpConfig, TcpServer, TcpServerConfig};
+use farleaf_fabric::{Cluster, GlobalAddr, Provider, ServerId};
+use farleaf_far_memory::{
+    Advice, FarConfig, FarError, FarRegion, FaultProvider, Over, Reach, Reserved,
+};
+use rustix::process::{Pid, Signal, kill_process};
+use std::io::{BufRead, BufReader, Read};
+use std::net::{SocketAddr, TcpListener};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, Command, Stdio};
+
+const PAGE_BYTES: usize = 4096;
+const PAGE_WORDS: usize = PAGE_BYTES / 8;
+const PAGES: usize = 64;
+const SERVER_BYTES: usize = 1 << 20;
+
+fn config() -> FarConfig {
+    let patience_ns = 300_000_000;
+    FarConfig { patience_ns, ..FarConfig::new(PAGES * PAGE_BYTES, PAGE_BYTES, 16) }
+}
+
+fn token() -> Token {
+    Token::new(b"a token of these tests alone").unwrap()
+}
+
+fn region<R: Reach>(provider: FaultProvider, reach: R) -> Result<FarRegion, FarError> {
+    let space = Reserved::new(vec![(GlobalAddr::new(ServerId::new(0), 0), SERVER_BYTES as u64)]);
+    FarRegion::by(provider, config(), reach, space)
+}
+
+/// This program in another role.
+fn start(role: &str, provider: FaultProvider) -> Child {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command
+        .arg(role)
+        .arg(format!("{provider:?}"))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    command.spawn().unwrap()
+}
+
+/// A memory server, until its standard input ends.
+fn be_server() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let service = TestService::new(SERVER_BYTES);
+    let server = TcpServer::start(listener, service, &token(), TcpServerConfig::default()).unwrap();
+    println!("{}", server.local_address());
+    let _ = std::io::stdin().read(&mut [0]);
+}
+
+/// A program that gets an error for a page that it asks for, and then accesses it all the same.
+fn be_victim(provider: FaultProvider) {
+    let cluster = Arc::new(LocalConfig::default().start(vec![TestService::new(SERVER_BYTES)]));
+    let region = region(provider, Over::new(Arc::clone(&cluster), 0, 0)).unwrap();
+    region.words()[0].store(1, Ordering::Relaxed);
+    region.advise(0..PAGE_BYTES, Advice::DontNeed).unwrap();
+    cluster.kill_memory_server(ServerId::new(0));
+    println!("{}", region.ensure(0..1).unwrap_err());
+    println!("read {}", region.words()[0].load(Ordering::Relaxed));
+}
+
+fn a_stray_access_is_one_line_and_an_abort(provider: FaultProvider) {
+    let ended = start("victim", provider).wait_with_output().unwrap();
+    let (told, line) = (String::from_utf8(ended.stdout).unwrap(), String::from_utf8(ended.stderr));
+    let line = line.unwrap();
+    assert!(told.starts_with("page 0 of far memory is on memory server 0"), "{told}");
+    assert_eq!(told.lines().count(), 1, "nothing was read: {told}");
+    assert!(line.starts_with("farleaf: access to far memory at 0x"), "{line}");
+    assert_eq!(line.lines().count(), 1, "{line}");
+    assert_eq!(ended.status.signal(), Some(Signal::ABORT.as_raw()), "{:?}", ended.status);
+}
+
+fn signal(child: &Child, signal: Signal) {
+    let pid = Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap();
+    kill_process(pid, signal).unwrap();
+}
+
+/// Writes every page, so that most of them are on the memory server only.
+fn fill(region: &FarRegion, value: u64) {
+    for page in 0..PAGES {
+        region.words()[page * PAGE_WORDS].store(value + page as u64, Ordering::Relaxed);
+    }
+}
+
+/// The first page that cannot be had, and the number of pages that have the right content.
+fn look(region: &FarRegion, value: u64) -> (Option<FarError>, usize) {
+    let (mut first, mut right) = (None, 0);
+    for page in 0..PAGES {
+        let from = page * PAGE_BYTES;
+        match region.ensure(from..from + PAGE_BYTES) {
+            Ok(()) => {
+                let found = region.words()[page * PAGE_WORDS].load(Ordering::Relaxed);
+                assert_eq!(found, value + page as u64);
+                right += 1;
+            }
+            Err(error) => {
+                first = first.or(Some(error));
+            }
+        }
+        if first.is_some() {
+            break;
+        }
+    }
+    (first, right)
+}
+
+fn a_server_that_is_stopped_and_killed_is_an_error(provider: FaultProvider) {
+    let mut server = start("server", provider);
+    let mut address = String::new();
+    BufReader::new(server.stdout.take().unwrap()).read_line(&mut address).unwrap();
+    let address: SocketAddr = address.trim().parse().unwrap();
+    let config = TcpConfig {
+        timeout_ns: 200_000_000,
+        connect_timeout_ns: 200_000_000,
+        ..Default::default()
+    };
+    let cluster = Arc::new(TcpCluster::connect(vec![address], &token(), config));
+    let region = region(provider, Over::new(cluster, 0, 0)).unwrap();
+    fill(&region, 100);
+    assert_eq!(look(&region, 100), (None, PAGES));
+
+    // Stopped: an error. When it goes on: nothing was lost, and late WRITEs did no harm.
+    signal(&server, Signal::STOP);
+    let (error, right) = look(&region, 100);
+    assert!(matches!(error, Some(FarError::Unreachable { .. })), "{error:?} after {right} pages");
+    signal(&server, Signal::CONT);
+    let mut outcome = look(&region, 100);
+    for _ in 0..50 {
+        if outcome.0.is_none() {
+            break;
+        }
+        outcome = look(&region, 100);
+    }
+    assert_eq!(outcome, (None, PAGES));
+    fill(&region, 500);
+    assert_eq!(look(&region, 500), (None, PAGES));
+
+    // Killed: an error again, at once for the pages behind the first one.
+    signal(&server, Signal::KILL);
+    server.wait().unwrap();
+    let (error, right) = look(&region, 500);
+    assert!(matches!(error, Some(FarError::Unreachable { .. })), "{error:?} after {right} pages");
+    region.check().unwrap();
+    drop(region);
+}
+
+type Test = fn(FaultProvider);
+
+const TESTS: [(&str, Test); 2] = [
+    ("a_stray_access_is_one_line_and_an_abort", a_stray_access_is_one_line_and_an_abort),
+    (
+        "a_server_that_is_stopped_and_killed_is_an_error",
+        a_server_that_is_stopped_and_killed_is_an_error,
+    ),
+];
+
+fn main() {
+    let providers = [FaultProvider::Userfaultfd, FaultProvider::Signal];
+    let named = std::env::args().nth(2);
+    let named = providers.into_iter().find(|it| Some(format!("{it:?}")) == named);
+    match (std::env::args().nth(1).as_deref(), named) {
+        (Some("server"), _) => return be_server(),
+        (Some("victim"), Some(provider)) => return be_victim(provider),
+        _ => {}
+    }
+    for provider in providers {
+        let cluster = Arc::new(LocalConfig::default().start(vec![TestService::new(SERVER_BYTES)]));
+        if let Err(error) = region(provider, Over::new(cluster, 0, 0)) {
+            println!("skipped: this machine does not allow {provider:?}: {error}");
+            continue;
+        }
+        for (name, test) in TESTS {
+            test(provider);
+            println!("test {name} ({provider:?}) ... ok");
+        }
+    }
+}
