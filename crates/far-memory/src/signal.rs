@@ -14,6 +14,9 @@
 //! - far.H3. Every message ends in [`Memory::allow`] for its page, which wakes all seats that wait
 //!   for the page.
 //!
+//! A child process has copies of all this, but not the mapping: there, the handler passes the signal
+//! on, which ends the child.
+//!
 //! A system call on an inaccessible page fails with `EFAULT` instead of waiting.
 //!
 //! *Thread safety*: faults come from any thread; [`SignalMemory`] belongs to the pager's thread.
@@ -26,6 +29,7 @@ use farleaf_fabric::Region;
 use farleaf_fabric::sync::{Arc, Mutex, lock};
 use rustix::io::Errno;
 use rustix::mm::{MprotectFlags, ProtFlags, mprotect};
+use rustix::process::{Pid, getpid};
 use rustix::thread::futex;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -76,6 +80,8 @@ pub(crate) struct Signals {
     reader: OwnedFd,
     writer: OwnedFd,
     seats: Vec<AtomicU32>,
+    /// A child process has neither the mapping nor the pager.
+    process: Pid,
 }
 
 /// A page, a seat and whether the access is known to be a write.
@@ -106,7 +112,7 @@ impl Signals {
             .map_err(refused("make a pipe for faults"))?;
         rustix::io::ioctl_fionbio(&reader, true).map_err(refused("read a pipe without waiting"))?;
         let seats = (0..SEATS).map(|_| AtomicU32::new(VACANT)).collect();
-        let signals = Arc::new(Self { arena, reader, writer, seats });
+        let signals = Arc::new(Self { arena, reader, writer, seats, process: getpid() });
         let _changes = lock(CHANGES.get_or_init(Mutex::default));
         let entry = REGIONS.iter().find(|entry| entry.start.load(Ordering::Acquire) == 0);
         let entry = entry.ok_or_else(|| FarError::System {
@@ -209,7 +215,9 @@ extern "C" fn handle(number: c_int, info: *mut libc::siginfo_t, context: *mut c_
         let region = entry.region.load(Ordering::Acquire);
         // SAFETY: the region lives as long as its entry, and a program that accesses it holds it.
         let region = unsafe { &*region };
-        if let Some(page) = region.arena.page_at(address) {
+        if region.process == getpid()
+            && let Some(page) = region.arena.page_at(address)
+        {
             return region.wait(page, writes(context));
         }
     }

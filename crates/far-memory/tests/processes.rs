@@ -10,7 +10,7 @@ use farleaf_fabric::{Cluster, GlobalAddr, Provider, ServerId};
 use farleaf_far_memory::{
     Advice, FarConfig, FarError, FarRegion, FaultProvider, Over, Reach, Reserved,
 };
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use std::io::{BufRead, BufReader, Read};
 use std::net::{SocketAddr, TcpListener};
 use std::os::unix::process::ExitStatusExt;
@@ -76,6 +76,50 @@ fn a_stray_access_is_one_line_and_an_abort(provider: FaultProvider) {
     assert!(line.starts_with("farleaf: access to far memory at 0x"), "{line}");
     assert_eq!(line.lines().count(), 1, "{line}");
     assert_eq!(ended.status.signal(), Some(Signal::ABORT.as_raw()), "{:?}", ended.status);
+}
+
+/// A program with a region that accesses no memory at all.
+fn be_broken(provider: FaultProvider) {
+    let cluster = Arc::new(LocalConfig::default().start(vec![TestService::new(SERVER_BYTES)]));
+    let region = region(provider, Over::new(cluster, 0, 0)).unwrap();
+    let outside = region.base().as_ptr().wrapping_sub(64 << 40);
+    println!("with a region");
+    // SAFETY: the process ends here, which is what the test is about.
+    println!("{}", unsafe { outside.read_volatile() });
+}
+
+fn other_faults_end_the_process_as_ever(provider: FaultProvider) {
+    let ended = start("broken", provider).wait_with_output().unwrap();
+    assert_eq!(String::from_utf8(ended.stdout).unwrap(), "with a region\n");
+    assert_eq!(ended.status.signal(), Some(Signal::SEGV.as_raw()), "{:?}", ended.status);
+}
+
+/// A program whose child accesses the region, a page that is only on the memory server.
+fn be_parent(provider: FaultProvider) {
+    let cluster = Arc::new(LocalConfig::default().start(vec![TestService::new(SERVER_BYTES)]));
+    let region = region(provider, Over::new(cluster, 0, 0)).unwrap();
+    region.words()[0].store(77, Ordering::Relaxed);
+    region.advise(0..PAGE_BYTES, Advice::DontNeed).unwrap();
+    // SAFETY: the child calls nothing but `_exit`.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let found = region.words()[0].load(Ordering::Relaxed);
+        // SAFETY: it ends the child at once.
+        unsafe { libc::_exit(i32::try_from(found).unwrap_or(1)) };
+    }
+    let child = Pid::from_raw(child).unwrap();
+    let (_, status) = waitpid(Some(child), WaitOptions::empty()).unwrap().unwrap();
+    println!("{:?}", status.terminating_signal());
+    println!("{}", region.words()[0].load(Ordering::Relaxed));
+}
+
+/// The child neither reads zeros nor waits for a pager that it does not have, and the parent goes
+/// on.
+fn a_child_process_does_not_have_the_region(provider: FaultProvider) {
+    let ended = start("parent", provider).wait_with_output().unwrap();
+    let told = String::from_utf8(ended.stdout).unwrap();
+    assert_eq!(told, format!("{:?}\n77\n", Some(Signal::SEGV.as_raw())));
+    assert!(ended.status.success(), "{:?}", ended.status);
 }
 
 fn signal(child: &Child, signal: Signal) {
@@ -154,7 +198,9 @@ fn a_server_that_is_stopped_and_killed_is_an_error(provider: FaultProvider) {
 
 type Test = fn(FaultProvider);
 
-const TESTS: [(&str, Test); 2] = [
+const TESTS: [(&str, Test); 4] = [
+    ("other_faults_end_the_process_as_ever", other_faults_end_the_process_as_ever),
+    ("a_child_process_does_not_have_the_region", a_child_process_does_not_have_the_region),
     ("a_stray_access_is_one_line_and_an_abort", a_stray_access_is_one_line_and_an_abort),
     (
         "a_server_that_is_stopped_and_killed_is_an_error",
@@ -169,6 +215,8 @@ fn main() {
     match (std::env::args().nth(1).as_deref(), named) {
         (Some("server"), _) => return be_server(),
         (Some("victim"), Some(provider)) => return be_victim(provider),
+        (Some("broken"), Some(provider)) => return be_broken(provider),
+        (Some("parent"), Some(provider)) => return be_parent(provider),
         _ => {}
     }
     for provider in providers {
