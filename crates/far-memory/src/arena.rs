@@ -13,8 +13,8 @@
 //!
 //! *Invariants*
 //! - far.A1. Pages outside the buffer have no memory in the file: removing a page punches a hole.
-//! - far.A2. A child process does not get the program's mapping, where it would find zeros instead
-//!   of pages that are on a memory server.
+//! - far.A2. A child process gets neither mapping: it would find zeros instead of pages that are on
+//!   a memory server. Neither is in a core dump, which would fetch pages, or give the view memory.
 //!
 //! *Thread safety*: any thread; the mapping lives as long as the arena.
 
@@ -69,14 +69,14 @@ impl Arena {
         let base = NonNull::new(base).expect("the kernel maps nothing at address 0");
         let arena = Self { base, bytes, page_bytes: config.page_bytes, view: Arc::new(view) };
         let all = 0..config.pages();
-        arena.advise(all.clone(), Advice::LinuxDontFork)?; // A2
-        arena.advise(all.clone(), Advice::LinuxDontDump)?;
-        // A kernel without huge pages refuses this advice, and does not need it.
+        for advice in [Advice::LinuxDontFork, Advice::LinuxDontDump] {
+            arena.advise(all.clone(), advice)?; // A2
+            arena.advise_view(advice)?;
+        }
+        // A huge page in the file would be memory outside the buffer. A kernel without huge pages
+        // refuses this advice, and does not need it.
         let _ = arena.advise(all, Advice::LinuxNoHugepage);
-        let view_start = arena.view.words().as_ptr().cast_mut().cast();
-        // SAFETY: the range is the view's mapping, and the advice changes no content. A huge page
-        // in the file would be memory outside the buffer.
-        let _ = unsafe { madvise(view_start, bytes, Advice::LinuxNoHugepage) };
+        let _ = arena.advise_view(Advice::LinuxNoHugepage);
         Ok(arena)
     }
 
@@ -124,6 +124,14 @@ impl Arena {
         // content: the file keeps it.
         let advised = unsafe { madvise(start, bytes, advice) };
         advised.map_err(refused("give the kernel an advice about far memory"))
+    }
+
+    /// Gives an advice about the pager's view.
+    fn advise_view(&self, advice: Advice) -> Result<(), FarError> {
+        let start = self.view.words().as_ptr().cast_mut().cast();
+        // SAFETY: the range is the view's mapping, and the advice changes no content.
+        let advised = unsafe { madvise(start, self.bytes, advice) };
+        advised.map_err(refused("give the kernel an advice about the pager's view of far memory"))
     }
 
     /// Makes sure that a page has memory, and that it is all zeros.

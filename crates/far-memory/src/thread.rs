@@ -199,7 +199,8 @@ where
         }
         Request::Hold(pages, answer) => executor.spawn(TOUCHES, async move {
             let outcome = pager.hold(pages.clone()).await;
-            if outcome.is_ok() && answer.send(outcome).is_err() {
+            let is_held = outcome.is_ok();
+            if answer.send(outcome).is_err() && is_held {
                 pager.release(pages);
             }
         }),

@@ -263,22 +263,39 @@ fn system_calls_wait_for_pages_or_fail(provider: FaultProvider) {
     });
 }
 
-/// The flags of a mapping in `/proc/self/smaps`.
-fn flags_of(address: usize) -> String {
+/// The flags of the mappings of a region's file in `/proc/self/smaps`: the program's, and the
+/// pager's view.
+fn flags_of(region: &FarRegion) -> (String, Vec<String>) {
     let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
-    let start = format!("{address:x}-");
-    let mut lines = maps.lines().skip_while(|line| !line.starts_with(&start));
-    let flags = lines.find_map(|line| line.strip_prefix("VmFlags:"));
-    flags.expect("the mapping has flags").to_owned()
+    let start = format!("{:x}-", region.base().as_ptr().addr());
+    let own = maps.lines().find(|line| line.starts_with(&start)).expect("the region is mapped");
+    // Mappings of one file have its number of a device and of an inode.
+    let file = |line: &str| line.split_whitespace().skip(3).take(2).collect::<Vec<_>>().join(" ");
+    let (mut flags, mut views, mut now) = (String::new(), Vec::new(), "");
+    for line in maps.lines() {
+        if line.split_whitespace().next().is_some_and(|word| !word.ends_with(':')) {
+            now = line;
+        }
+        match line.strip_prefix("VmFlags:") {
+            Some(found) if now == own => flags = found.to_owned(),
+            Some(found) if file(now) == file(own) => views.push(found.to_owned()),
+            _ => {}
+        }
+    }
+    (flags, views)
 }
 
 /// A child process would find zeros, and a core dump would fetch all pages.
 fn the_region_is_neither_inherited_nor_dumped(provider: FaultProvider) {
     over_local(provider, &config(4096), |region| {
-        let flags = flags_of(region.base().as_ptr().addr());
-        let has = |flag| flags.split_whitespace().any(|it| it == flag);
-        assert!(has("dc") && has("dd"), "{flags}");
-        assert_eq!(has("um") && has("uw"), provider == FaultProvider::Userfaultfd, "{flags}");
+        let (flags, views) = flags_of(region);
+        let has = |flags: &str, flag| flags.split_whitespace().any(|it| it == flag);
+        assert_eq!(views.len(), 1, "the pager has one view");
+        for flags in views.iter().chain([&flags]) {
+            assert!(has(flags, "dc") && has(flags, "dd"), "{flags}");
+        }
+        let is_registered = has(&flags, "um") && has(&flags, "uw");
+        assert_eq!(is_registered, provider == FaultProvider::Userfaultfd, "{flags}");
     });
 }
 
@@ -308,6 +325,10 @@ fn errors_reach_the_program(provider: FaultProvider) {
         return;
     };
     let bytes = region.bytes();
+    let most = config.held_pages;
+    let (pages, held) = (u64::from(most) + 1, region.hold(0..(most as usize + 1) * 4096));
+    assert_eq!(held.err(), Some(FarError::TooManyHeld { pages, most }));
+    assert_eq!(region.stats().unwrap().held, 0);
     let outside = FarError::Outside { from: bytes, bytes: 8, region_bytes: bytes };
     assert_eq!(region.ensure(bytes..bytes + 8), Err(outside));
     // Chunks of 8 pages lie on both servers in turn.
@@ -316,6 +337,8 @@ fn errors_reach_the_program(provider: FaultProvider) {
     region.advise(0..16 * 4096, Advice::DontNeed).unwrap();
     cluster.kill_memory_server(ServerId::new(0));
     let error = region.ensure(0..4096).unwrap_err();
+    assert!(matches!(error, FarError::Unreachable { page: 0, .. }), "{error}");
+    let error = region.hold(0..4096).unwrap_err();
     assert!(matches!(error, FarError::Unreachable { page: 0, .. }), "{error}");
     region.ensure(8 * 4096..9 * 4096).unwrap();
     assert_eq!(region.words()[8 * 512].load(Ordering::Relaxed), 2);
