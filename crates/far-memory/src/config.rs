@@ -53,7 +53,9 @@ pub struct FarConfig {
     /// quarter of the buffer.
     pub ahead_pages: u32,
     /// How long an operation on a memory server is repeated before it counts as failed, in
-    /// nanoseconds. One attempt can take as long as the fabric's own timeout on top.
+    /// nanoseconds. The last attempt comes on top: a reset and an operation, each as long as the
+    /// fabric's own timeout. A server that has failed less than [`FarConfig::rest_ns`] ago gets
+    /// one attempt only.
     pub patience_ns: u64,
     /// How long a memory server that has failed is left alone before pages are written back there
     /// again, in nanoseconds.

@@ -25,8 +25,9 @@ pub enum FarError {
         /// Size of the region.
         region_bytes: usize,
     },
-    /// The memory server that has the content does not answer. The content is still there if the
-    /// server comes back.
+    /// The memory server that has the content does not answer, or refuses this process for now.
+    /// The content is still there if the server comes back. Over `shm`, a lost connection is not
+    /// opened again.
     #[error("page {page} of far memory is on memory server {server}, which fails: {cause}")]
     Unreachable {
         /// The page's number.
@@ -36,7 +37,7 @@ pub enum FarError {
         /// The last error.
         cause: FabricError,
     },
-    /// The content is gone: its memory server was restarted, or refuses this process.
+    /// The content is gone: its memory server was restarted.
     #[error("page {page} of far memory was on memory server {server} and is lost: {cause}")]
     Lost {
         /// The page's number.

@@ -14,7 +14,8 @@ use std::ops::Range;
 /// time: the access is then reported again.
 pub trait Memory {
     /// The pager's view of the whole region, by which it reads and writes pages that are
-    /// inaccessible to the program.
+    /// inaccessible to the program. The pager counts the references to it, so the number of those
+    /// that are kept elsewhere must not change while there is a pager.
     fn view(&self) -> &Arc<Region>;
 
     /// Makes sure that the page is all zeros and has memory. No access is allowed yet.

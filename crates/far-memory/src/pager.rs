@@ -20,15 +20,15 @@ use crate::space::Space;
 use crate::stats::FarStats;
 use crate::streams::Streams;
 use crate::table::{Access, Discard, Fill, State, Table, Touch, Victim};
-use crate::transfer::{Direction, Failed, Transfers};
+use crate::transfer::{Direction, FIRST_WAIT_NS, Failed, LONGEST_WAIT_NS, Transfers};
 use crate::{FarConfig, FarError};
 use farleaf_fabric::sync::Arc;
-use farleaf_fabric::{Buffer, Fabric, FabricError, GlobalAddr};
+use farleaf_fabric::{Buffer, Fabric, FabricError, GlobalAddr, ServerId};
 use futures_util::StreamExt;
 use futures_util::future::try_join_all;
 use futures_util::stream::FuturesUnordered;
 use std::cell::RefCell;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::future::poll_fn;
 use std::ops::Range;
@@ -77,6 +77,8 @@ struct Pending {
     leaving: VecDeque<Range<u32>>,
     reads: usize,
     writes: usize,
+    /// Filling pages whose READs were given up, but may still take effect.
+    astray: u32,
     /// By memory server: bytes of WRITEs in flight. Without a place yet: [`UNPLACED`].
     write_bytes: BTreeMap<u32, usize>,
     waiting: BTreeMap<u32, Vec<Waker>>,
@@ -119,6 +121,7 @@ impl<F: Fabric, M: Memory + 'static, S: Space<F>> Pager<F, M, S> {
             leaving: VecDeque::new(),
             reads: 0,
             writes: 0,
+            astray: 0,
             write_bytes: BTreeMap::new(),
             waiting: BTreeMap::new(),
             touching: BTreeMap::new(),
@@ -135,7 +138,12 @@ impl<F: Fabric, M: Memory + 'static, S: Space<F>> Pager<F, M, S> {
             stats: FarStats::default(),
         };
         Ok(Self(Rc::new(Inner {
-            transfers: Transfers::new(fabric, config.patience_ns, config.rest_ns),
+            transfers: Transfers::new(
+                fabric,
+                Arc::clone(memory.view()),
+                config.patience_ns,
+                config.rest_ns,
+            ),
             chunks: Chunks::new(space, &config),
             memory,
             config,
@@ -248,6 +256,8 @@ impl<F: Fabric, M: Memory + 'static, S: Space<F>> Pager<F, M, S> {
             && let Some(number) = ticket.number.take()
         {
             state.room.remove(&number);
+            // If it needed no slot, the next touch may take the one that it was woken for.
+            state.wake_room();
         }
         match touch {
             Touch::Allow(_) if access.is_none() && state.table.state(page) == State::Leaving => {
@@ -493,11 +503,18 @@ impl<F: Fabric, M: Memory + 'static, S: Space<F>> Pager<F, M, S> {
             .await;
         }
         let places: Vec<GlobalAddr> = self.0.chunks.places().collect();
+        let mut unsettled = BTreeSet::new();
         for at in places {
-            let settled = self.0.transfers.settle(at.server()).await;
-            if settled.is_ok() && !self.0.transfers.is_unsettled(at.server()) {
-                self.0.chunks.give_back(self.0.transfers.fabric(), at).await;
+            // A reset can take long to fail, so there is one for each server.
+            let (server, transfers) = (at.server(), &self.0.transfers);
+            if unsettled.contains(&server.number()) {
+                continue;
             }
+            if transfers.settle(server).await.is_err() || transfers.is_unsettled(server) {
+                unsettled.insert(server.number());
+                continue;
+            }
+            self.0.chunks.give_back(transfers.fabric(), at).await;
         }
     }
 
@@ -505,6 +522,12 @@ impl<F: Fabric, M: Memory + 'static, S: Space<F>> Pager<F, M, S> {
     fn next_job(&self) -> Option<Job> {
         let state = &mut *self.0.state.borrow_mut();
         self.make_room(state);
+        if state.table.free() == 0 && !state.is_moving() {
+            // Touches without a slot must hear that none will become free (G3).
+            state.room.values().for_each(Waker::wake_by_ref);
+        } else {
+            state.wake_room();
+        }
         let depth = self.0.config.depth.min(self.0.transfers.fabric().depth()).max(2);
         if state.is_stopping || state.reads + state.writes >= depth {
             return None;
@@ -569,8 +592,16 @@ impl<F: Fabric, M: Memory + 'static, S: Space<F>> Pager<F, M, S> {
     }
 
     fn may_write(&self, state: &Pending, run: &Range<u32>) -> bool {
-        let in_flight = state.write_bytes.get(&self.server_of(run.start)).copied().unwrap_or(0);
-        in_flight == 0 || in_flight + self.run_bytes(run) <= self.0.config.write_back_bytes
+        let server = self.server_of(run.start);
+        let in_flight = state.write_bytes.get(&server).copied().unwrap_or(0);
+        let has_room = in_flight + self.run_bytes(run) <= self.0.config.write_back_bytes;
+        in_flight == 0 || (has_room && !self.has_failed(server))
+    }
+
+    /// Whether the last operation on a memory server, by its number or [`UNPLACED`], has failed.
+    fn has_failed(&self, server: u32) -> bool {
+        let number = u16::try_from(server);
+        number.is_ok_and(|number| self.0.transfers.has_failed(ServerId::new(number)))
     }
 
     /// The memory of `run`.
@@ -587,8 +618,50 @@ impl<F: Fabric, M: Memory + 'static, S: Space<F>> Pager<F, M, S> {
         Box::pin(async move {
             let at = pager.0.chunks.find(run.start).expect("a remote page has a place");
             let read = pager.0.transfers.run(Direction::In, at, || pager.buffer(&run)).await;
+            if let Err(failed) = &read {
+                pager.await_stray(&run, at.server(), failed).await;
+            }
             pager.end_fill(run, at, read);
         })
+    }
+
+    /// Waits until a READ that was given up can no longer take effect: until then it owns the
+    /// memory of its pages (P4). Meanwhile their touches fail, those that begin later too (G3).
+    async fn await_stray(&self, run: &Range<u32>, server: ServerId, failed: &Failed) {
+        let transfers = &self.0.transfers;
+        let may_land = || transfers.is_any_astray() && transfers.is_unsettled(server);
+        if !may_land() {
+            return;
+        }
+        let pages = run.end - run.start;
+        {
+            let state = &mut *self.0.state.borrow_mut();
+            (state.reads, state.astray) = (state.reads - 1, state.astray + pages);
+        }
+        let mut wait_ns = FIRST_WAIT_NS;
+        loop {
+            {
+                let state = &mut *self.0.state.borrow_mut();
+                for page in run.clone() {
+                    state.fail(page, failed.of(page, server));
+                    state.wake(page);
+                }
+                state.notify();
+                if state.is_stopping {
+                    break;
+                }
+            }
+            if transfers.settle(server).await.is_ok() || !may_land() {
+                break;
+            }
+            transfers.fabric().sleep(wait_ns).await;
+            wait_ns = (wait_ns * 2).min(LONGEST_WAIT_NS);
+            if !may_land() {
+                break;
+            }
+        }
+        let state = &mut *self.0.state.borrow_mut();
+        (state.reads, state.astray) = (state.reads + 1, state.astray - pages);
     }
 
     fn end_fill(&self, run: Range<u32>, at: GlobalAddr, read: Result<(), Failed>) {
@@ -608,18 +681,11 @@ impl<F: Fabric, M: Memory + 'static, S: Space<F>> Pager<F, M, S> {
             if !state.table.filled(page, fill, is_awaited) {
                 self.0.memory.remove(page..page + 1);
             }
-            let error = match &read {
-                Ok(()) => None,
-                Err(Failed::Unreachable(cause)) => {
-                    Some(FarError::Unreachable { page, server, cause: cause.clone() })
-                }
-                Err(Failed::Gone(cause)) => {
-                    Some(FarError::Lost { page, server, cause: cause.clone() })
-                }
-            };
-            match error {
+            match &read {
                 // A page that was discarded meanwhile is zeros, whatever happened to the READ.
-                Some(error) if state.table.state(page) != State::Empty => state.fail(page, error),
+                Err(failed) if state.table.state(page) != State::Empty => {
+                    state.fail(page, failed.of(page, server));
+                }
                 _ => drop(state.failures.remove(&page)),
             }
             state.wake(page);
@@ -655,29 +721,25 @@ impl<F: Fabric, M: Memory + 'static, S: Space<F>> Pager<F, M, S> {
         let at = self.0.chunks.place(transfers.fabric(), page).await?;
         let written = transfers.run(Direction::Out, at, || self.buffer(run)).await;
         let server = at.server();
-        written.map_err(|failed| match failed {
-            Failed::Unreachable(cause) => FarError::Unreachable { page, server, cause },
-            Failed::Gone(cause) => FarError::Lost { page, server, cause },
-        })
+        written.map_err(|failed| failed.of(page, server))
     }
 
     fn end_leave(&self, run: Range<u32>, written: Result<(), FarError>) {
         let state = &mut *self.0.state.borrow_mut();
-        for page in run.clone() {
-            let is_awaited = state.touching.contains_key(&page);
-            if state.table.left(page, written.is_ok(), is_awaited) {
-                state.stats.kept += u64::from(written.is_ok());
-            } else {
-                self.0.memory.remove(page..page + 1);
-                state.stats.write_backs += 1;
-            }
-            state.wake(page);
-        }
+        self.end_leaving(state, &run, written.is_ok());
         match written {
             Ok(()) => state.stats.bytes_out += self.run_bytes(&run) as u64,
             Err(error) => {
                 state.stats.failed_write_backs += u64::from(run.end - run.start);
                 state.stuck = Some(error);
+                // Pages that have yet to begin would only fail in turn.
+                let server = self.server_of(run.start);
+                let queued = std::mem::take(&mut state.leaving);
+                let is_same = |run: &Range<u32>| self.server_of(run.start) == server;
+                let (same, others) = queued.into_iter().partition(is_same);
+                state.leaving = others;
+                let same: VecDeque<_> = same;
+                same.iter().for_each(|run| self.end_leaving(state, run, false));
                 // Touches without a slot must look whether anything can still leave.
                 state.room.values().for_each(Waker::wake_by_ref);
             }
@@ -687,7 +749,36 @@ impl<F: Fabric, M: Memory + 'static, S: Space<F>> Pager<F, M, S> {
         state.notify();
     }
 
-    /// Lets pages leave if too few slots are free (G2).
+    fn end_leaving(&self, state: &mut Pending, run: &Range<u32>, is_written: bool) {
+        for page in run.clone() {
+            let is_awaited = state.touching.contains_key(&page);
+            if state.table.left(page, is_written, is_awaited) {
+                state.stats.kept += u64::from(is_written);
+            } else {
+                self.0.memory.remove(page..page + 1);
+                state.stats.write_backs += u64::from(is_written);
+            }
+            state.wake(page);
+        }
+    }
+
+    /// The memory servers that have failed and are tried again, and the pages that leave for them.
+    fn probes(&self, state: &Pending) -> (BTreeSet<u32>, u32) {
+        let begun = state.write_bytes.iter().map(|(&server, &bytes)| (server, bytes));
+        let queued = state.leaving.iter();
+        let queued = queued.map(|run| (self.server_of(run.start), self.run_bytes(run)));
+        let (mut servers, mut pages) = (BTreeSet::new(), 0);
+        for (server, bytes) in begun.chain(queued) {
+            if bytes > 0 && self.has_failed(server) {
+                servers.insert(server);
+                pages += (bytes / self.0.config.page_bytes) as u32;
+            }
+        }
+        (servers, pages)
+    }
+
+    /// Lets pages leave if too few slots are free (G2). A memory server that has failed is tried
+    /// again with one page, which is not counted on to leave.
     fn make_room(&self, state: &mut Pending) {
         let config = &self.0.config;
         let (free, asked) = (state.table.free(), state.room.len() as u32);
@@ -698,12 +789,22 @@ impl<F: Fabric, M: Memory + 'static, S: Space<F>> Pager<F, M, S> {
         }
         let wanted = config.high_water_pages.saturating_add(asked + ahead);
         let wanted = wanted.min(config.buffer_pages / 2);
-        let missing = wanted.saturating_sub(free + state.table.leaving());
+        let has_failures = self.0.transfers.has_failures();
+        let (probed, doubtful) = if has_failures { self.probes(state) } else { Default::default() };
+        let probed = RefCell::new(probed);
+        let leaving = state.table.leaving().saturating_sub(doubtful);
+        let missing = wanted.saturating_sub(free + leaving);
         let mut victims = Vec::new();
         let now_ns = self.0.transfers.fabric().now_ns();
         let is_refused = self.0.chunks.is_refused(now_ns);
         let spare = |page| match self.0.chunks.find(page) {
-            Some(at) => self.0.transfers.rests(at.server()),
+            Some(at) if has_failures => {
+                let (transfers, server) = (&self.0.transfers, at.server());
+                let number = u32::from(server.number());
+                let is_probe = || probed.borrow_mut().insert(number);
+                transfers.rests(server) || (transfers.has_failed(server) && !is_probe())
+            }
+            Some(_) => false,
             None => is_refused,
         };
         state.table.evict(missing, spare, &mut victims);
@@ -786,7 +887,7 @@ impl Pending {
 
     /// Whether slots will become free without anything new.
     fn is_moving(&self) -> bool {
-        self.table.leaving() + self.table.filling() + self.table.awaited() > 0
+        self.table.leaving() + self.table.filling() + self.table.awaited() > self.astray
     }
 
     fn fail(&mut self, page: u32, error: FarError) {
@@ -832,6 +933,10 @@ impl Drop for Ticket<'_> {
         *touches -= 1;
         if *touches == 0 {
             state.touching.remove(&self.page);
+            if !matches!(state.table.state(self.page), State::Filling | State::Leaving) {
+                // Touches that found no room have left their wakers, and nothing wakes them.
+                state.waiting.remove(&self.page);
+            }
             state.table.end_wait(self.page);
             state.notify();
         }

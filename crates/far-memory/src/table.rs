@@ -23,8 +23,8 @@
 //!   Nothing reads the remote copy in any other state but Filling.
 //! - far.P4. A page that is Filling or Leaving changes its state only when its operation has ended,
 //!   because the operation owns the memory.
-//! - far.P5. A page that was discarded is Empty, or becomes Empty when its operation ends: it is
-//!   never written back.
+//! - far.P5. A page that was discarded is Empty, or becomes Empty when its operation ends. No WRITE
+//!   of it begins, except one that was queued before.
 //!
 //! *Thread safety*: one thread, the pager's. No other thread sees a state, so there is nothing for
 //! a model checker of threads to try.

@@ -5,19 +5,22 @@
 //!   before a reset has succeeded (F9 of the fabric). So a WRITE that is repeated, or given up and
 //!   begun again later, is not overtaken by its first attempt.
 //! - far.T2. An operation is repeated for a bounded time, and then fails. It may still take effect
-//!   until the next reset.
+//!   until the next reset, or until the fabric has given its buffer up: it is *astray*.
+//! - far.T3. Only a restart of its memory server loses content. A refusal may be for a moment.
 //!
 //! *Thread safety*: one thread.
 
-use farleaf_fabric::{Buffer, Fabric, FabricError, GlobalAddr, ServerId};
+use crate::FarError;
+use farleaf_fabric::sync::Arc;
+use farleaf_fabric::{Buffer, Fabric, FabricError, GlobalAddr, Region, ServerId};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 
 /// First and longest wait between two attempts, in nanoseconds.
-const FIRST_WAIT_NS: u64 = 20_000;
-const LONGEST_WAIT_NS: u64 = 50_000_000;
-/// How often a task looks whether another one has completed a reset, in nanoseconds.
-const RESET_POLL_NS: u64 = 20_000;
+pub(crate) const FIRST_WAIT_NS: u64 = 20_000;
+pub(crate) const LONGEST_WAIT_NS: u64 = 50_000_000;
+/// Longest time between two looks whether another task has completed a reset, in nanoseconds.
+const RESET_POLL_NS: u64 = 2_000_000;
 
 /// Why an operation failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,6 +29,16 @@ pub(crate) enum Failed {
     Unreachable(FabricError),
     /// The content cannot come back.
     Gone(FabricError),
+}
+
+impl Failed {
+    /// The error of one page.
+    pub(crate) fn of(&self, page: u32, server: ServerId) -> FarError {
+        match self.clone() {
+            Self::Unreachable(cause) => FarError::Unreachable { page, server, cause },
+            Self::Gone(cause) => FarError::Lost { page, server, cause },
+        }
+    }
 }
 
 /// The direction of a transfer.
@@ -45,6 +58,9 @@ struct Server {
     is_being_reset: bool,
     /// Number of resets that have succeeded.
     resets: u64,
+    /// Number of resets that have failed, and why the last one did.
+    failed_resets: u64,
+    refusal: Option<FabricError>,
     /// Whether the last operation failed for good.
     has_failed: bool,
     /// Until when changed pages are not written back there.
@@ -59,14 +75,28 @@ pub(crate) struct Transfers<F> {
     rest_ns: u64,
     servers: RefCell<BTreeMap<u16, Server>>,
     retries: Cell<u64>,
+    /// The memory of all buffers.
+    view: Arc<Region>,
+    /// References to it besides those of buffers.
+    handles: usize,
+    /// Operations that are awaited, each with one buffer.
+    posted: Cell<usize>,
 }
 
 impl<F: Fabric> Transfers<F> {
-    /// Operations over `fabric`, repeated for `patience_ns`. A server that has failed rests for
-    /// `rest_ns`.
-    pub(crate) fn new(fabric: F, patience_ns: u64, rest_ns: u64) -> Self {
-        let servers = RefCell::default();
-        Self { fabric, patience_ns, rest_ns, servers, retries: Cell::new(0) }
+    /// Operations over `fabric` on buffers of `view`, repeated for `patience_ns`. A server that has
+    /// failed rests for `rest_ns`.
+    pub(crate) fn new(fabric: F, view: Arc<Region>, patience_ns: u64, rest_ns: u64) -> Self {
+        Self {
+            fabric,
+            patience_ns,
+            rest_ns,
+            servers: RefCell::default(),
+            retries: Cell::new(0),
+            handles: Arc::strong_count(&view),
+            view,
+            posted: Cell::new(0),
+        }
     }
 
     pub(crate) fn fabric(&self) -> &F {
@@ -82,6 +112,21 @@ impl<F: Fabric> Transfers<F> {
     pub(crate) fn rests(&self, server: ServerId) -> bool {
         let now_ns = self.fabric.now_ns();
         self.servers.borrow().get(&server.number()).is_some_and(|it| now_ns < it.rests_until_ns)
+    }
+
+    /// Whether the last operation on `server` has failed for good.
+    pub(crate) fn has_failed(&self, server: ServerId) -> bool {
+        self.servers.borrow().get(&server.number()).is_some_and(|it| it.has_failed)
+    }
+
+    /// Whether that is so for any server.
+    pub(crate) fn has_failures(&self) -> bool {
+        self.servers.borrow().values().any(|it| it.has_failed)
+    }
+
+    /// Whether an operation that has ended still has its buffer, which it may access (T2).
+    pub(crate) fn is_any_astray(&self) -> bool {
+        Arc::strong_count(&self.view) > self.handles + self.posted.get()
     }
 
     /// Whether an operation on `server` may still take effect although it has ended (T2).
@@ -100,29 +145,32 @@ impl<F: Fabric> Transfers<F> {
         buffer: impl Fn() -> Buffer,
     ) -> Result<(), Failed> {
         let number = at.server().number();
-        // A server that has just failed gets one attempt: the next page would only wait again.
-        let patience_ns = if self.with(number, |it| it.has_failed) { 0 } else { self.patience_ns };
-        let give_up_ns = self.fabric.now_ns().saturating_add(patience_ns);
+        let began_ns = self.fabric.now_ns();
+        // A server that has just failed gets one attempt: the next page would only wait again. A
+        // WRITE loses nothing by that, so it gets no more before the server is back.
+        let is_hopeless = self.with(number, |it| {
+            it.has_failed && (direction == Direction::Out || began_ns < it.rests_until_ns)
+        });
+        let patience_ns = if is_hopeless { 0 } else { self.patience_ns };
+        let give_up_ns = began_ns.saturating_add(patience_ns);
         let mut wait_ns = FIRST_WAIT_NS;
         loop {
-            let cause = match self.attempt(direction, at, buffer()).await {
+            let cause = match self.attempt(direction, at, &buffer).await {
                 Ok(()) => {
                     self.with(number, |it| (it.has_failed, it.rests_until_ns) = (false, 0));
                     return Ok(());
                 }
                 Err(cause) => cause,
             };
-            let is_final = !may_pass(&cause);
             let now_ns = self.fabric.now_ns();
-            if is_final || now_ns >= give_up_ns {
+            if !may_pass(&cause) || now_ns >= give_up_ns {
                 let rests_until_ns = now_ns.saturating_add(self.rest_ns);
                 self.with(number, |it| {
                     (it.has_failed, it.rests_until_ns) = (true, rests_until_ns);
                 });
-                return Err(if is_final {
-                    Failed::Gone(cause)
-                } else {
-                    Failed::Unreachable(cause)
+                return Err(match cause {
+                    FabricError::Restarted { .. } => Failed::Gone(cause), // T3
+                    _ => Failed::Unreachable(cause),
                 });
             }
             self.retries.set(self.retries.get() + 1);
@@ -136,38 +184,55 @@ impl<F: Fabric> Transfers<F> {
         &self,
         direction: Direction,
         at: GlobalAddr,
-        buffer: Buffer,
+        buffer: &impl Fn() -> Buffer,
     ) -> Result<(), FabricError> {
         let server = at.server();
         self.settle(server).await?;
         let resets = self.with(server.number(), |it| it.resets);
+        self.posted.set(self.posted.get() + 1);
         let outcome = match direction {
-            Direction::In => self.fabric.read(at, buffer).await,
-            Direction::Out => self.fabric.write(at, buffer).await,
+            Direction::In => self.fabric.read(at, buffer()).await.map(drop),
+            Direction::Out => self.fabric.write(at, buffer()).await.map(drop),
         };
+        self.posted.set(self.posted.get() - 1);
         if let Err(FabricError::Indeterminate { .. }) = outcome {
             // A reset since the operation was posted has settled it.
             self.with(server.number(), |it| it.is_unsettled |= it.resets == resets);
         }
-        outcome.map(drop)
+        outcome
     }
 
-    /// Resets the connection to `server` if an operation may still take effect (T1).
+    /// Resets the connection to `server` if an operation may still take effect (T1). Tasks that
+    /// wait for another one's reset share its outcome.
     pub(crate) async fn settle(&self, server: ServerId) -> Result<(), FabricError> {
         let number = server.number();
+        let failed_resets = self.with(number, |it| it.failed_resets);
+        let mut wait_ns = FIRST_WAIT_NS;
         while self.with(number, |it| it.is_being_reset) {
-            self.fabric.sleep(RESET_POLL_NS).await;
+            self.fabric.sleep(wait_ns).await;
+            wait_ns = (wait_ns * 2).min(RESET_POLL_NS);
         }
-        if !self.with(number, |it| it.is_unsettled) {
-            return Ok(());
+        let shared = self.with(number, |it| match &it.refusal {
+            _ if !it.is_unsettled => Some(Ok(())),
+            Some(error) if it.failed_resets != failed_resets => Some(Err(error.clone())),
+            _ => None,
+        });
+        if let Some(outcome) = shared {
+            return outcome;
         }
         self.with(number, |it| it.is_being_reset = true);
         let outcome = self.fabric.reset(server).await;
         self.with(number, |it| {
             it.is_being_reset = false;
-            if outcome.is_ok() {
-                it.is_unsettled = false;
-                it.resets += 1;
+            match &outcome {
+                Ok(()) => {
+                    it.is_unsettled = false;
+                    it.resets += 1;
+                }
+                Err(error) => {
+                    it.failed_resets += 1;
+                    it.refusal = Some(error.clone());
+                }
             }
         });
         outcome
@@ -186,5 +251,6 @@ fn may_pass(error: &FabricError) -> bool {
             | FabricError::NotSent { .. }
             | FabricError::QueueFull { .. }
             | FabricError::NoBuffer { .. }
+            | FabricError::NotLetIn { .. }
     )
 }
