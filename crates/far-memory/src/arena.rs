@@ -54,6 +54,13 @@ pub(crate) fn refused(action: &'static str) -> impl Fn(Errno) -> FarError {
 impl Arena {
     /// Reserves the address space, all of it accessible by `rights`, and without memory.
     pub(crate) fn new(config: &FarConfig, rights: ProtFlags) -> Result<Self, FarError> {
+        let system_page_bytes = rustix::param::page_size();
+        if system_page_bytes != SYSTEM_PAGE_BYTES {
+            return Err(FarError::System {
+                action: "map far memory",
+                cause: format!("the system's pages have {system_page_bytes} bytes, not 4096"),
+            });
+        }
         let bytes = config.region_bytes;
         let view = Region::with_backing(bytes, Backing::Shared { huge_pages: false });
         let view = view.map_err(|error| FarError::System {

@@ -17,6 +17,7 @@ use crate::thread::{Answer, Request, Requests, SharedRequests, serve};
 use crate::userfault::{Userfault, UserfaultMemory};
 use crate::{FarConfig, FarError};
 use farleaf_fabric::sync::{Arc, AtomicU64};
+use rustix::process::{Pid, getpid};
 use std::fmt;
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -77,6 +78,8 @@ pub struct FarRegion {
     config: FarConfig,
     requests: SharedRequests,
     thread: Option<JoinHandle<()>>,
+    /// A child process has neither the pages nor the thread.
+    process: Pid,
     /// Why it is not the first choice.
     fallback: Option<FarError>,
     // Dropped last (R1).
@@ -176,7 +179,8 @@ impl FarRegion {
             action: "start the pager's thread",
             cause: error.to_string(),
         })?;
-        let region = Self { config, requests, thread: Some(thread), fallback, backing };
+        let (thread, process) = (Some(thread), getpid());
+        let region = Self { config, requests, thread, process, fallback, backing };
         started.recv().unwrap_or(Err(FarError::Stopped))?;
         Ok(region)
     }
@@ -297,6 +301,9 @@ impl FarRegion {
 
 impl Drop for FarRegion {
     fn drop(&mut self) {
+        if self.process != getpid() {
+            return;
+        }
         self.requests.post(Request::Stop);
         if let Some(thread) = self.thread.take() {
             // A panic of the thread has aborted the process (D3).

@@ -44,9 +44,37 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 const MOST_REGIONS: usize = 64;
 /// Threads that wait for pages of one region at the same time; further ones try again and again.
 const SEATS: usize = 256;
-/// Most pages of the buffer: every run of accessible pages is a mapping of its own for the kernel,
+/// Most pages of the buffers of a process: every run of accessible pages is a mapping of its own for the kernel,
 /// which allows 65,530.
 const MOST_BUFFER_PAGES: u32 = 30_000;
+/// Pages of the buffers of all regions of this process.
+static BUFFER_PAGES: AtomicU32 = AtomicU32::new(0);
+
+/// A region's part of [`BUFFER_PAGES`].
+#[derive(Debug)]
+struct Share(u32);
+
+impl Share {
+    fn take(pages: u32) -> Result<Self, FarError> {
+        let add = |all: u32| all.checked_add(pages).filter(|all| *all <= MOST_BUFFER_PAGES);
+        match BUFFER_PAGES.fetch_update(Ordering::AcqRel, Ordering::Acquire, add) {
+            Ok(_) => Ok(Self(pages)),
+            Err(others) => {
+                let fault = format!(
+                    "a buffer of {pages} pages with the provider `signal` beside {others} pages \
+                     of other regions: use at most {MOST_BUFFER_PAGES} in a process"
+                );
+                Err(FarError::Config { fault })
+            }
+        }
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        BUFFER_PAGES.fetch_sub(self.0, Ordering::AcqRel);
+    }
+}
 
 /// The states of a seat.
 const VACANT: u32 = 0;
@@ -82,6 +110,7 @@ pub(crate) struct Signals {
     seats: Vec<AtomicU32>,
     /// A child process has neither the mapping nor the pager.
     process: Pid,
+    _share: Share,
 }
 
 /// A page, a seat and whether the access is known to be a write.
@@ -99,20 +128,15 @@ fn decode(message: Message) -> (u32, usize, bool) {
 impl Signals {
     /// Reserves the range, inaccessible, and installs the handler if it is the first one.
     pub(crate) fn new(config: &FarConfig) -> Result<Arc<Self>, FarError> {
-        if config.buffer_pages > MOST_BUFFER_PAGES {
-            let fault = format!(
-                "a buffer of {} pages with the provider `signal`: use at most {MOST_BUFFER_PAGES}",
-                config.buffer_pages
-            );
-            return Err(FarError::Config { fault });
-        }
+        let share = Share::take(config.buffer_pages)?;
         install()?;
         let arena = Arena::new(config, ProtFlags::empty())?;
         let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)
             .map_err(refused("make a pipe for faults"))?;
         rustix::io::ioctl_fionbio(&reader, true).map_err(refused("read a pipe without waiting"))?;
         let seats = (0..SEATS).map(|_| AtomicU32::new(VACANT)).collect();
-        let signals = Arc::new(Self { arena, reader, writer, seats, process: getpid() });
+        let process = getpid();
+        let signals = Arc::new(Self { arena, reader, writer, seats, process, _share: share });
         let _changes = lock(CHANGES.get_or_init(Mutex::default));
         let entry = REGIONS.iter().find(|entry| entry.start.load(Ordering::Acquire) == 0);
         let entry = entry.ok_or_else(|| FarError::System {
@@ -143,9 +167,15 @@ impl Signals {
             }
         };
         let message = encode(page, claimed, writes);
-        // A write of so few bytes is never split. If it is refused, the access faults again.
-        while let Err(Errno::INTR) = rustix::io::write(&self.writer, &message) {}
         let seat = &self.seats[claimed];
+        // A write of so few bytes is never split. If it is refused, the access faults again.
+        loop {
+            match rustix::io::write(&self.writer, &message) {
+                Ok(_) => break,
+                Err(Errno::INTR) => {}
+                Err(_) => return seat.store(VACANT, Ordering::Release),
+            }
+        }
         while seat.load(Ordering::Acquire) == WAITING {
             // It ends early if the seat was called meanwhile, or by another signal.
             let _ = futex::wait(seat, futex::Flags::PRIVATE, WAITING, None);
@@ -209,11 +239,15 @@ extern "C" fn handle(number: c_int, info: *mut libc::siginfo_t, context: *mut c_
     let address = unsafe { info_ref.si_addr() }.addr();
     for entry in &REGIONS {
         let start = entry.start.load(Ordering::Acquire);
-        if start == 0 || address < start || address >= entry.end.load(Ordering::Acquire) {
+        let end = entry.end.load(Ordering::Acquire);
+        let region = entry.region.load(Ordering::Acquire);
+        let is_same = || entry.start.load(Ordering::Acquire) == start;
+        if start == 0 || address < start || address >= end || !is_same() {
             continue;
         }
-        let region = entry.region.load(Ordering::Acquire);
-        // SAFETY: the region lives as long as its entry, and a program that accesses it holds it.
+        // SAFETY: an entry changes its pointer only while its start is 0, so the pointer belongs to
+        // this range. A program that accesses the range holds its region, so that it lives. (An
+        // access to a region that ends meanwhile is undefined anyway.)
         let region = unsafe { &*region };
         if region.process == getpid()
             && let Some(page) = region.arena.page_at(address)
@@ -221,7 +255,9 @@ extern "C" fn handle(number: c_int, info: *mut libc::siginfo_t, context: *mut c_
             return region.wait(page, writes(context));
         }
     }
-    pass_on(number, info, context);
+    // A signal that another process or thread has sent is not repeated by itself.
+    let is_sent = info_ref.si_code <= 0;
+    pass_on(number, info, context, is_sent);
 }
 
 /// Whether the access is known to be a write.
@@ -240,16 +276,21 @@ fn writes(_: *mut c_void) -> bool {
     false
 }
 
-/// Calls the handler that was there before, for an access that is not about far memory.
-fn pass_on(number: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
+/// Calls the handler that was there before, for a signal that is not about far memory.
+fn pass_on(number: c_int, info: *mut libc::siginfo_t, context: *mut c_void, is_sent: bool) {
     type Handler = extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void);
     let before = match BEFORE.get() {
         Some(Ok(before)) if !matches!(before.sa_sigaction, libc::SIG_DFL | libc::SIG_IGN) => before,
+        Some(Ok(before)) if is_sent && before.sa_sigaction == libc::SIG_IGN => return,
         _ => {
             // SAFETY: all fields of this structure of C may be zeros, which is the default action.
             let default: libc::sigaction = unsafe { std::mem::zeroed() };
             // SAFETY: the access is repeated when this handler returns, and then ends the process.
             unsafe { libc::sigaction(number, &default, std::ptr::null_mut()) };
+            if is_sent {
+                // SAFETY: it is blocked until this handler returns, and then ends the process.
+                unsafe { libc::raise(number) };
+            }
             return;
         }
     };
@@ -258,6 +299,18 @@ fn pass_on(number: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
     let handler =
         unsafe { std::mem::transmute::<libc::sighandler_t, Handler>(before.sa_sigaction) };
     handler(number, info, context);
+    if !is_sent {
+        return;
+    }
+    // SAFETY: all fields of this structure of C may be zeros.
+    let mut now: libc::sigaction = unsafe { std::mem::zeroed() };
+    // SAFETY: it only reads the action.
+    unsafe { libc::sigaction(number, std::ptr::null(), &mut now) };
+    if now.sa_sigaction == libc::SIG_DFL {
+        // The handler of Rust's runtime expects the access to be repeated, and there is none.
+        // SAFETY: it is blocked until this handler returns, and then ends the process.
+        unsafe { libc::raise(number) };
+    }
 }
 
 /// The pager's side.

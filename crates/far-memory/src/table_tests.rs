@@ -8,7 +8,8 @@ use std::collections::{BTreeSet, VecDeque};
 enum Step {
     Touch(u32, Access),
     Filled(Fill, bool),
-    Left(bool, bool),
+    /// Whether the WRITE succeeded, whether it took effect if not, and whether touches wait.
+    Left(bool, bool, bool),
     EndWait(u32),
     Evict(u32),
     EvictPage(u32),
@@ -27,7 +28,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![
         8 => (page.clone(), access).prop_map(|(page, access)| Step::Touch(page, access)),
         4 => (fill, any::<bool>()).prop_map(|(fill, waits)| Step::Filled(fill, waits)),
-        4 => (prop::bool::weighted(0.8), any::<bool>()).prop_map(|(ok, waits)| Step::Left(ok, waits)),
+        4 => (prop::bool::weighted(0.8), any::<bool>(), any::<bool>())
+            .prop_map(|(ok, lands, waits)| Step::Left(ok, lands, waits)),
         4 => page.clone().prop_map(Step::EndWait),
         3 => (0..4_u32).prop_map(Step::Evict),
         2 => page.clone().prop_map(Step::EvictPage),
@@ -111,10 +113,10 @@ proptest! {
                     }
                     forgotten.remove(&page);
                 }
-                Step::Left(is_written, waits) => {
+                Step::Left(is_written, lands, waits) => {
                     let Some(page) = leaving.pop_front() else { continue };
                     let content = &mut contents[page as usize];
-                    if is_written {
+                    if is_written || lands {
                         content.remote = content.here.expect("a leaving page is here");
                     }
                     if table.left(page, is_written, waits) {

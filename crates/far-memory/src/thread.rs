@@ -1,7 +1,8 @@
 //! The pager's thread: it waits for faults, completions and requests together.
 //!
 //! *Invariants*
-//! - far.D1. The thread accesses the region by the pager's view only, so it never waits for itself.
+//! - far.D1. The thread accesses the region by the pager's view only, and runs no handlers of the
+//!   program's signals, so it never waits for itself.
 //! - far.D2. Faults and requests are read before the thread blocks, and everything that they post
 //!   is sent.
 //! - far.D3. The thread ends only when the region ends. If it panics, the process aborts: threads
@@ -112,10 +113,7 @@ struct AbortOnPanic;
 impl Drop for AbortOnPanic {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            eprintln!(
-                "farleaf: the pager of far memory has failed, aborting: threads would wait forever"
-            );
-            std::process::abort();
+            abort_with("the pager of far memory has failed, aborting: threads would wait forever");
         }
     }
 }
@@ -128,6 +126,7 @@ pub(crate) fn serve<R: Reach, M: Faults, S: Space<R::Fabric>>(
     started: &Answer<Result<(), FarError>>,
 ) {
     let _guard = AbortOnPanic;
+    block_signals();
     let opened = reach.open().and_then(|(driver, fabric)| {
         let pager = Pager::new(config, fabric, memory, space)?;
         Ok((driver, pager))
@@ -181,8 +180,33 @@ fn end_process(address: usize, error: &FarError) {
     if *error == FarError::Stopped {
         return;
     }
-    eprintln!("farleaf: access to far memory at {address:#x} failed, aborting: {error}");
+    abort_with(&format!("access to far memory at {address:#x} failed, aborting: {error}"));
+}
+
+/// Writes a line and ends the process. It takes no lock of the standard library's streams: a thread
+/// that waits for far memory may have it.
+fn abort_with(message: &str) -> ! {
+    let line = format!("farleaf: {message}\n");
+    // SAFETY: the descriptor is used for one write. If the program has closed it, the write fails.
+    let stderr = unsafe { BorrowedFd::borrow_raw(libc::STDERR_FILENO) };
+    // Nothing more can be done if it is refused.
+    let _ = rustix::io::write(stderr, line.as_bytes());
     std::process::abort();
+}
+
+/// Blocks the signals of the program in this thread (D1). A handler that ran here and accessed far
+/// memory would wait for this thread. Signals of faults of its own still end the process.
+fn block_signals() {
+    // SAFETY: the set is filled by the next call.
+    let mut all: libc::sigset_t = unsafe { std::mem::zeroed() };
+    // SAFETY: the set is valid, here and below.
+    unsafe { libc::sigfillset(&mut all) };
+    for own in [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP] {
+        // SAFETY: as above.
+        unsafe { libc::sigdelset(&mut all, own) };
+    }
+    // SAFETY: as above; it concerns this thread alone, and cannot fail with these arguments.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &all, std::ptr::null_mut()) };
 }
 
 fn begin<F, M, S>(executor: &mut Executor<'_>, pager: &Pager<F, M, S>, request: Request)

@@ -22,8 +22,8 @@ const PAGES: usize = 64;
 const SERVER_BYTES: usize = 1 << 20;
 
 fn config() -> FarConfig {
-    let patience_ns = 300_000_000;
-    FarConfig { patience_ns, ..FarConfig::new(PAGES * PAGE_BYTES, PAGE_BYTES, 16) }
+    let (patience_ns, rest_ns) = (300_000_000, 600_000_000_000);
+    FarConfig { patience_ns, rest_ns, ..FarConfig::new(PAGES * PAGE_BYTES, PAGE_BYTES, 16) }
 }
 
 fn token() -> Token {
@@ -65,6 +65,48 @@ fn be_victim(provider: FaultProvider) {
     cluster.kill_memory_server(ServerId::new(0));
     println!("{}", region.ensure(0..1).unwrap_err());
     println!("read {}", region.words()[0].load(Ordering::Relaxed));
+}
+
+/// A program that writes lost memory to its standard error, and so has the lock of that while it
+/// waits. A system call may fail instead, which it then says.
+fn be_writer(provider: FaultProvider) {
+    use std::fmt::Write as _;
+    use std::io::Write as _;
+    let cluster = Arc::new(LocalConfig::default().start(vec![TestService::new(SERVER_BYTES)]));
+    let region = region(provider, Over::new(Arc::clone(&cluster), 0, 0)).unwrap();
+    region.words()[0].store(1, Ordering::Relaxed);
+    region.advise(0..PAGE_BYTES, Advice::DontNeed).unwrap();
+    cluster.kill_memory_server(ServerId::new(0));
+    let lock = std::io::stderr().lock();
+    let mut line = String::new();
+    write!(line, "{}", region.words()[0].load(Ordering::Relaxed)).unwrap();
+    writeln!({ lock }, "{line}").unwrap();
+}
+
+/// A region ends, and a line is said, whatever locks the waiting threads have.
+fn an_abort_needs_no_lock(provider: FaultProvider) {
+    let ended = start("writer", provider).wait_with_output().unwrap();
+    let line = String::from_utf8(ended.stderr).unwrap();
+    assert!(line.starts_with("farleaf: access to far memory at 0x"), "{line}");
+    assert_eq!(ended.status.signal(), Some(Signal::ABORT.as_raw()), "{:?}", ended.status);
+}
+
+/// A SIGSEGV that is sent, as by `kill`, is not swallowed by the handler of far memory.
+fn be_target(provider: FaultProvider) {
+    let cluster = Arc::new(LocalConfig::default().start(vec![TestService::new(SERVER_BYTES)]));
+    let region = region(provider, Over::new(cluster, 0, 0)).unwrap();
+    kill_process(rustix::process::getpid(), Signal::SEGV).unwrap();
+    println!("read {}", region.words()[0].load(Ordering::Relaxed));
+}
+
+fn a_signal_that_is_sent_ends_the_process(provider: FaultProvider) {
+    if provider == FaultProvider::Userfaultfd {
+        // It has no handler: what Rust's runtime does is not about far memory.
+        return;
+    }
+    let ended = start("target", provider).wait_with_output().unwrap();
+    assert_eq!(String::from_utf8(ended.stdout).unwrap(), "");
+    assert_eq!(ended.status.signal(), Some(Signal::SEGV.as_raw()), "{:?}", ended.status);
 }
 
 fn a_stray_access_is_one_line_and_an_abort(provider: FaultProvider) {
@@ -110,6 +152,18 @@ fn be_parent(provider: FaultProvider) {
     let child = Pid::from_raw(child).unwrap();
     let (_, status) = waitpid(Some(child), WaitOptions::empty()).unwrap().unwrap();
     println!("{:?}", status.terminating_signal());
+    // SAFETY: the child ends its region, which it does not have, and calls `alarm` and `_exit`.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        // SAFETY: it ends the child if that waits for a thread that it does not have.
+        unsafe { libc::alarm(20) };
+        drop(region);
+        // SAFETY: it ends the child at once.
+        unsafe { libc::_exit(3) };
+    }
+    let child = Pid::from_raw(child).unwrap();
+    let (_, status) = waitpid(Some(child), WaitOptions::empty()).unwrap().unwrap();
+    println!("{:?}", status.exit_status());
     println!("{}", region.words()[0].load(Ordering::Relaxed));
 }
 
@@ -118,7 +172,7 @@ fn be_parent(provider: FaultProvider) {
 fn a_child_process_does_not_have_the_region(provider: FaultProvider) {
     let ended = start("parent", provider).wait_with_output().unwrap();
     let told = String::from_utf8(ended.stdout).unwrap();
-    assert_eq!(told, format!("{:?}\n77\n", Some(Signal::SEGV.as_raw())));
+    assert_eq!(told, format!("{:?}\nSome(3)\n77\n", Some(Signal::SEGV.as_raw())));
     assert!(ended.status.success(), "{:?}", ended.status);
 }
 
@@ -148,9 +202,6 @@ fn look(region: &FarRegion, value: u64) -> (Option<FarError>, usize) {
             Err(error) => {
                 first = first.or(Some(error));
             }
-        }
-        if first.is_some() {
-            break;
         }
     }
     (first, right)
@@ -192,13 +243,20 @@ fn a_server_that_is_stopped_and_killed_is_an_error(provider: FaultProvider) {
     server.wait().unwrap();
     let (error, right) = look(&region, 500);
     assert!(matches!(error, Some(FarError::Unreachable { .. })), "{error:?} after {right} pages");
+    let retries = region.stats().unwrap().retries;
+    let from = |page| page * PAGE_BYTES..(page + 1) * PAGE_BYTES;
+    let refused = (0..PAGES).filter(|page| region.ensure(from(*page)).is_err()).count();
+    assert!(refused >= PAGES - 16, "{refused} pages are not in the buffer");
+    assert_eq!(region.stats().unwrap().retries, retries, "one attempt for each page");
     region.check().unwrap();
     drop(region);
 }
 
 type Test = fn(FaultProvider);
 
-const TESTS: [(&str, Test); 4] = [
+const TESTS: [(&str, Test); 6] = [
+    ("an_abort_needs_no_lock", an_abort_needs_no_lock),
+    ("a_signal_that_is_sent_ends_the_process", a_signal_that_is_sent_ends_the_process),
     ("other_faults_end_the_process_as_ever", other_faults_end_the_process_as_ever),
     ("a_child_process_does_not_have_the_region", a_child_process_does_not_have_the_region),
     ("a_stray_access_is_one_line_and_an_abort", a_stray_access_is_one_line_and_an_abort),
@@ -216,6 +274,8 @@ fn main() {
         (Some("server"), _) => return be_server(),
         (Some("victim"), Some(provider)) => return be_victim(provider),
         (Some("broken"), Some(provider)) => return be_broken(provider),
+        (Some("writer"), Some(provider)) => return be_writer(provider),
+        (Some("target"), Some(provider)) => return be_target(provider),
         (Some("parent"), Some(provider)) => return be_parent(provider),
         _ => {}
     }

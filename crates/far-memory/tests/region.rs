@@ -41,16 +41,22 @@ fn space(config: &FarConfig) -> Reserved {
     Reserved::new(parts.collect())
 }
 
+/// Writes a line past the harness, which keeps what tests print by macros to itself.
+fn say(line: &str) {
+    use std::io::Write;
+    writeln!(std::io::stderr(), "{line}").unwrap();
+}
+
 /// A region by `provider`, unless that is not allowed here.
 fn region<R: Reach>(provider: FaultProvider, config: &FarConfig, reach: R) -> Option<FarRegion> {
     match FarRegion::by(provider, config.clone(), reach, space(config)) {
         Ok(region) => {
-            println!("provider: {}", region.mode());
+            say(&format!("provider: {}", region.mode()));
             assert_eq!(region.mode() == FaultMode::Signal, provider == FaultProvider::Signal);
             Some(region)
         }
         Err(error @ FarError::System { .. }) => {
-            println!("skipped: this machine does not allow {provider:?}: {error}");
+            say(&format!("skipped: this machine does not allow {provider:?}: {error}"));
             None
         }
         Err(error) => panic!("{error}"),
@@ -360,7 +366,7 @@ fn the_provider_is_chosen_and_the_reason_is_known() {
     let cluster = Arc::new(LocalConfig::default().start(services(&config)));
     let reach = Over::new(Arc::clone(&cluster), 0, 0);
     let region = FarRegion::new(config.clone(), reach, space(&config)).unwrap();
-    println!("provider: {}; fallback: {:?}", region.mode(), region.fallback());
+    say(&format!("provider: {}; fallback: {:?}", region.mode(), region.fallback()));
     assert_eq!(region.mode() == FaultMode::Signal, region.fallback().is_some());
     region.words()[5].store(1, Ordering::Relaxed);
     // Several regions of one process.
@@ -371,6 +377,22 @@ fn the_provider_is_chosen_and_the_reason_is_known() {
     assert_eq!(region.words()[5].load(Ordering::Relaxed), 1);
     drop(region);
     assert_eq!(other.words()[5].load(Ordering::Relaxed), 2);
+}
+
+/// Regions by signals share the mappings that the kernel allows a process.
+#[test]
+fn buffers_by_signals_are_bounded_together() {
+    let large = |pages| FarConfig { ..FarConfig::new(64 << 20, 4096, pages) };
+    let make = |config: &FarConfig, number| {
+        let cluster = Arc::new(LocalConfig::default().start(services(config)));
+        let reach = Over::new(cluster, 0, number);
+        FarRegion::by(FaultProvider::Signal, config.clone(), reach, space(config))
+    };
+    let first = make(&large(15_000), 0).unwrap();
+    let error = make(&large(15_001), 1).unwrap_err();
+    assert!(matches!(error, FarError::Config { .. }), "{error}");
+    drop(first);
+    drop(make(&large(15_001), 1).unwrap());
 }
 
 with_each_provider! {
