@@ -1,6 +1,7 @@
 //! Scans far memory over TCP on the loopback interface, with and without reading ahead, in
-//! alternating rounds: `cargo run --release -p farleaf-far-memory --example scan -- [MiB] [rounds]`.
-//! Each line has the medians of both, and the counts of the last round.
+//! alternating rounds. Each line has the medians of both, and the counts of the last round.
+//!
+//! `cargo run --release -p farleaf-far-memory --example scan -- [MiB] [rounds]`
 
 use farleaf_fabric::conformance::TestService;
 use farleaf_fabric::provider::Clock;
