@@ -58,13 +58,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     );
     let stats = region.stats()?;
     println!(
-        "{} pages read, {} written back, {} MiB in, {} MiB out, at most {} of {} pages local",
+        "{} pages read when touched, {} ahead, {} written back, {} MiB in, {} MiB out",
         stats.fills,
+        stats.fills_ahead,
         stats.write_backs,
         stats.bytes_in >> 20,
-        stats.bytes_out >> 20,
-        stats.peak_resident,
-        stats.buffer_pages
+        stats.bytes_out >> 20
     );
+    println!("at most {} of {} pages local", stats.peak_resident, stats.buffer_pages);
     Ok(())
 }

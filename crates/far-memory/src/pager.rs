@@ -212,7 +212,11 @@ impl<F: Fabric, M: Memory + 'static, S: Space<F>> Pager<F, M, S> {
 
     /// Touches the page; without an access, touches it for reading and holds it.
     async fn reach(&self, page: u32, access: Option<Access>) -> Result<(), FarError> {
-        let since = self.0.state.borrow().failure_count;
+        let since = {
+            let state = &mut *self.0.state.borrow_mut();
+            state.stats.touches += 1;
+            state.failure_count
+        };
         let mut ticket = Ticket { state: &self.0.state, page, number: None, has_waited: false };
         poll_fn(|context| {
             let polled = self.poll_reach(context, page, access, since, &mut ticket);
@@ -244,7 +248,6 @@ impl<F: Fabric, M: Memory + 'static, S: Space<F>> Pager<F, M, S> {
         }
         let older = state.room.range(..ticket.number.unwrap_or(u64::MAX)).count();
         let may_take_slot = state.table.free() as usize > older; // G1
-        state.stats.touches += 1;
         let was_ahead = state.table.take_ahead(page);
         let touch = state.table.touch(page, access.unwrap_or(Access::Read), may_take_slot);
         state.stats.ahead_hits += u64::from(was_ahead);

@@ -14,8 +14,8 @@
 //! - far.H3. Every message ends in [`Memory::allow`] for its page, which wakes all seats that wait
 //!   for the page.
 //!
-//! A child process has copies of all this, but not the mapping: there, the handler passes the signal
-//! on, which ends the child.
+//! A child process has copies of all this, but not the mapping: there, the handler passes the
+//! signal on, which ends the child.
 //!
 //! A system call on an inaccessible page fails with `EFAULT` instead of waiting.
 //!

@@ -5,7 +5,7 @@
 /// Counts of a region since it was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FarStats {
-    /// Touches of pages that had to wait or to be allowed: all faults.
+    /// Touches, which with a provider of faults are all faults.
     pub touches: u64,
     /// Pages that began as zeros, without a READ.
     pub zero_fills: u64,

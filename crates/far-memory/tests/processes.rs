@@ -176,6 +176,64 @@ fn a_child_process_does_not_have_the_region(provider: FaultProvider) {
     assert!(ended.status.success(), "{:?}", ended.status);
 }
 
+/// A program of another user, for which the system call is also forbidden if `is_confined`, as in a
+/// container.
+fn be_restricted(is_confined: bool) {
+    let cluster = Arc::new(LocalConfig::default().start(vec![TestService::new(SERVER_BYTES)]));
+    // SAFETY: these calls change the process's own rights only. Without the right to change its
+    // user, the process is one of another user already.
+    unsafe { libc::setuid(65_534) };
+    if is_confined {
+        forbid_userfaultfd();
+    }
+    let space = Reserved::new(vec![(GlobalAddr::new(ServerId::new(0), 0), SERVER_BYTES as u64)]);
+    let region = FarRegion::new(config(), Over::new(cluster, 0, 0), space).unwrap();
+    fill(&region, 3);
+    assert_eq!(look(&region, 3), (None, PAGES));
+    println!("{:?}", region.mode());
+    println!("{}", region.fallback().map_or("none".to_owned(), ToString::to_string));
+}
+
+/// Lets the system call `userfaultfd` fail with `EPERM` from now on.
+fn forbid_userfaultfd() {
+    let instruction = |code: u32, jf, k| libc::sock_filter { code: code as u16, jt: 0, jf, k };
+    let number = u32::try_from(libc::SYS_userfaultfd).unwrap();
+    let mut filter = [
+        // The number of the system call is the first word of what the filter sees.
+        instruction(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0),
+        instruction(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 1, number),
+        instruction(libc::BPF_RET, 0, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32),
+        instruction(libc::BPF_RET, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    let program = libc::sock_fprog { len: 4, filter: filter.as_mut_ptr() };
+    // SAFETY: this only forbids the process to get more rights.
+    let done = unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) };
+    assert_eq!(done, 0);
+    // SAFETY: the filter is valid for the duration of the call, which copies it.
+    let done =
+        unsafe { libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program) };
+    assert_eq!(done, 0, "{}", std::io::Error::last_os_error());
+}
+
+/// The program gets a provider all the same, and knows which and why.
+fn what_is_not_allowed_has_a_fallback(provider: FaultProvider) {
+    let is_confined = provider == FaultProvider::Signal;
+    let role = if is_confined { "confined" } else { "other-user" };
+    let ended = start(role, provider).wait_with_output().unwrap();
+    let error = String::from_utf8(ended.stderr).unwrap();
+    assert!(ended.status.success(), "{:?}: {error}", ended.status);
+    let told = String::from_utf8(ended.stdout).unwrap();
+    let (mode, fallback) = told.trim_end().split_once('\n').unwrap();
+    if is_confined {
+        assert_eq!(mode, "Signal");
+        assert!(fallback.starts_with("cannot open userfaultfd; allow the system call"), "{told}");
+    } else {
+        assert!(mode.starts_with("Userfaultfd"), "{told}");
+        assert_eq!(fallback, "none");
+    }
+    println!("provider for another user, confined {is_confined}: {mode}; fallback: {fallback}");
+}
+
 fn signal(child: &Child, signal: Signal) {
     let pid = Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap();
     kill_process(pid, signal).unwrap();
@@ -254,9 +312,10 @@ fn a_server_that_is_stopped_and_killed_is_an_error(provider: FaultProvider) {
 
 type Test = fn(FaultProvider);
 
-const TESTS: [(&str, Test); 6] = [
+const TESTS: [(&str, Test); 7] = [
     ("an_abort_needs_no_lock", an_abort_needs_no_lock),
     ("a_signal_that_is_sent_ends_the_process", a_signal_that_is_sent_ends_the_process),
+    ("what_is_not_allowed_has_a_fallback", what_is_not_allowed_has_a_fallback),
     ("other_faults_end_the_process_as_ever", other_faults_end_the_process_as_ever),
     ("a_child_process_does_not_have_the_region", a_child_process_does_not_have_the_region),
     ("a_stray_access_is_one_line_and_an_abort", a_stray_access_is_one_line_and_an_abort),
@@ -272,6 +331,8 @@ fn main() {
     let named = providers.into_iter().find(|it| Some(format!("{it:?}")) == named);
     match (std::env::args().nth(1).as_deref(), named) {
         (Some("server"), _) => return be_server(),
+        (Some("other-user"), _) => return be_restricted(false),
+        (Some("confined"), _) => return be_restricted(true),
         (Some("victim"), Some(provider)) => return be_victim(provider),
         (Some("broken"), Some(provider)) => return be_broken(provider),
         (Some("writer"), Some(provider)) => return be_writer(provider),
