@@ -44,8 +44,8 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 const MOST_REGIONS: usize = 64;
 /// Threads that wait for pages of one region at the same time; further ones try again and again.
 const SEATS: usize = 256;
-/// Most pages of the buffers of a process: every run of accessible pages is a mapping of its own for the kernel,
-/// which allows 65,530.
+/// Most pages of the buffers of a process: every run of accessible pages is a mapping of its own
+/// for the kernel, which allows 65,530.
 const MOST_BUFFER_PAGES: u32 = 30_000;
 /// Pages of the buffers of all regions of this process.
 static BUFFER_PAGES: AtomicU32 = AtomicU32::new(0);
