@@ -1,0 +1,123 @@
+//! The chunks of a region: where on the memory servers their pages are kept. A chunk has no memory
+//! there before its first page is written back.
+//!
+//! *Invariants*: far.C1. A chunk that has a place keeps it until the region ends.
+//!
+//! *Thread safety*: one thread.
+
+use crate::space::Space;
+use crate::{FarConfig, FarError};
+use farleaf_fabric::{Fabric, GlobalAddr};
+use std::cell::{Cell, RefCell};
+use std::future::poll_fn;
+use std::task::{Poll, Waker};
+
+/// The places of all chunks.
+#[derive(Debug)]
+pub(crate) struct Chunks<S> {
+    space: S,
+    places: Vec<Cell<Option<GlobalAddr>>>,
+    chunk_bytes: u64,
+    page_bytes: u64,
+    chunk_pages: u32,
+    /// One request for memory at a time.
+    is_taking: Cell<bool>,
+    waiting: RefCell<Vec<Waker>>,
+    /// The last refusal, and until when no memory is asked for.
+    refused: RefCell<Option<(FarError, u64)>>,
+    rest_ns: u64,
+}
+
+impl<S> Chunks<S> {
+    pub(crate) fn new(space: S, config: &FarConfig) -> Self {
+        let count = config.region_bytes.div_ceil(config.chunk_bytes);
+        Self {
+            space,
+            places: vec![Cell::new(None); count],
+            chunk_bytes: config.chunk_bytes as u64,
+            page_bytes: config.page_bytes as u64,
+            chunk_pages: config.chunk_pages(),
+            is_taking: Cell::new(false),
+            waiting: RefCell::default(),
+            refused: RefCell::default(),
+            rest_ns: config.rest_ns,
+        }
+    }
+
+    /// The chunk of `page`.
+    pub(crate) fn chunk(&self, page: u32) -> u32 {
+        page / self.chunk_pages
+    }
+
+    /// Where `page` is kept, if its chunk has a place.
+    pub(crate) fn find(&self, page: u32) -> Option<GlobalAddr> {
+        let at = self.places[self.chunk(page) as usize].get()?;
+        Some(at.plus(u64::from(page % self.chunk_pages) * self.page_bytes))
+    }
+
+    /// Whether memory was refused so recently that none is asked for now.
+    pub(crate) fn is_refused(&self, now_ns: u64) -> bool {
+        self.refused.borrow().as_ref().is_some_and(|(_, until_ns)| now_ns < *until_ns)
+    }
+
+    /// Bytes that the region has on memory servers.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.places.iter().filter(|place| place.get().is_some()).count() as u64 * self.chunk_bytes
+    }
+
+    /// The chunks' places.
+    pub(crate) fn places(&self) -> impl Iterator<Item = GlobalAddr> {
+        self.places.iter().filter_map(Cell::get)
+    }
+
+    /// Where `page` is to be kept; gives its chunk a place if it has none.
+    pub(crate) async fn place<F: Fabric>(
+        &self,
+        fabric: &F,
+        page: u32,
+    ) -> Result<GlobalAddr, FarError>
+    where
+        S: Space<F>,
+    {
+        poll_fn(|context| {
+            if self.find(page).is_none() && self.is_taking.get() {
+                self.waiting.borrow_mut().push(context.waker().clone());
+                return Poll::Pending;
+            }
+            Poll::Ready(())
+        })
+        .await;
+        if let Some(at) = self.find(page) {
+            return Ok(at);
+        }
+        if let Some((error, until_ns)) = &*self.refused.borrow()
+            && fabric.now_ns() < *until_ns
+        {
+            return Err(error.clone());
+        }
+        self.is_taking.set(true);
+        let taken = self.space.take(fabric, self.chunk_bytes).await;
+        self.is_taking.set(false);
+        self.waiting.take().into_iter().for_each(Waker::wake);
+        let until_ns = fabric.now_ns().saturating_add(self.rest_ns);
+        match taken {
+            Ok(at) => {
+                self.places[self.chunk(page) as usize].set(Some(at));
+                self.refused.replace(None);
+            }
+            Err(error) => {
+                self.refused.replace(Some((error.clone(), until_ns)));
+                return Err(error);
+            }
+        }
+        Ok(self.find(page).expect("the chunk has just got its place"))
+    }
+
+    /// Gives back the memory at `at`, which was a chunk's.
+    pub(crate) async fn give_back<F: Fabric>(&self, fabric: &F, at: GlobalAddr)
+    where
+        S: Space<F>,
+    {
+        self.space.give_back(fabric, at, self.chunk_bytes).await;
+    }
+}

@@ -1,0 +1,42 @@
+//! Far memory: a region of address space whose pages live on memory servers. Code in user space
+//! reads a page when it is accessed, and writes changed pages back, within a buffer of fixed size.
+//!
+//! Programs use a [`FarRegion`]. Its pager's thread runs a [`Pager`], which decides and moves pages
+//! over any [`farleaf_fabric::Fabric`]. A provider of faults ([`Memory`]) tells it about accesses:
+//! `userfaultfd`, signals, or [`Manual`] by explicit touches, for tests and the simulator. A
+//! [`Space`] gives out the memory of memory servers. `docs/internals/far-memory.md` has the states
+//! of a page and the invariants.
+//!
+//! *Thread safety*: a [`FarRegion`] is for any thread; a pager and all that it uses belong to one.
+
+#![deny(missing_docs)]
+
+mod arena;
+mod chunks;
+mod config;
+mod error;
+mod manual;
+mod memory;
+mod pager;
+mod reach;
+mod region;
+mod signal;
+mod slots;
+mod space;
+mod stats;
+mod streams;
+mod table;
+mod thread;
+mod transfer;
+mod userfault;
+
+pub use config::{FarConfig, LEAST_BUFFER_PAGES, MOST_PAGES, PAGE_BYTES, Policy};
+pub use error::FarError;
+pub use manual::{JUNK, Manual};
+pub use memory::Memory;
+pub use pager::Pager;
+pub use reach::{Over, Reach};
+pub use region::{Advice, FarRegion, FaultMode, FaultProvider, Held};
+pub use space::{Reserved, Space};
+pub use stats::FarStats;
+pub use table::{Access, State};

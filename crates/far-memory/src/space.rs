@@ -1,0 +1,61 @@
+//! Where the memory behind a region comes from.
+//!
+//! *Thread safety*: a space belongs to the pager's thread.
+
+use crate::FarError;
+use farleaf_fabric::{Fabric, GlobalAddr};
+use std::cell::RefCell;
+use std::future::Future;
+
+/// Gives out memory of memory servers, in chunks.
+pub trait Space<F: Fabric>: 'static {
+    /// Memory of exactly `bytes` bytes for this region alone.
+    ///
+    /// # Errors
+    /// [`FarError::NoSpace`] if no memory server has that much, or any other error. The region asks
+    /// again later.
+    fn take(&self, fabric: &F, bytes: u64) -> impl Future<Output = Result<GlobalAddr, FarError>>;
+
+    /// Takes memory back that the region no longer uses. No operation on it is in flight, and no
+    /// earlier one can still take effect.
+    fn give_back(&self, fabric: &F, at: GlobalAddr, bytes: u64) -> impl Future<Output = ()>;
+}
+
+/// Memory that this process has for itself: parts of the regions of memory servers, which nothing
+/// else uses.
+#[derive(Debug)]
+pub struct Reserved {
+    free: RefCell<Vec<(GlobalAddr, u64)>>,
+}
+
+impl Reserved {
+    /// A space of these parts, each with its address and its length in bytes. Chunks come from the
+    /// first part that has room.
+    pub fn new(parts: Vec<(GlobalAddr, u64)>) -> Self {
+        Self { free: RefCell::new(parts) }
+    }
+
+    /// Bytes that are free.
+    pub fn free_bytes(&self) -> u64 {
+        self.free.borrow().iter().map(|(_, bytes)| bytes).sum()
+    }
+}
+
+impl<F: Fabric> Space<F> for Reserved {
+    async fn take(&self, _fabric: &F, bytes: u64) -> Result<GlobalAddr, FarError> {
+        let mut free = self.free.borrow_mut();
+        let part = free.iter_mut().find(|(_, left)| *left >= bytes);
+        let (at, left) = part.ok_or(FarError::NoSpace { bytes })?;
+        let taken = *at;
+        *left -= bytes;
+        // The address behind the last byte of a part need not exist.
+        if *left > 0 {
+            *at = at.plus(bytes);
+        }
+        Ok(taken)
+    }
+
+    async fn give_back(&self, _fabric: &F, at: GlobalAddr, bytes: u64) {
+        self.free.borrow_mut().push((at, bytes));
+    }
+}

@@ -1,0 +1,56 @@
+//! What a region counts.
+//!
+//! *Thread safety*: plain values, copied from the pager's thread.
+
+/// Counts of a region since it was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FarStats {
+    /// Touches, which with a provider of faults are all faults.
+    pub touches: u64,
+    /// Pages that began as zeros, without a READ.
+    pub zero_fills: u64,
+    /// Pages read because they were touched.
+    pub fills: u64,
+    /// Pages read ahead of their touch.
+    pub fills_ahead: u64,
+    /// Pages read ahead that were touched before they left.
+    pub ahead_hits: u64,
+    /// READs posted.
+    pub reads: u64,
+    /// WRITEs posted.
+    pub writes: u64,
+    /// Bytes of READs that succeeded.
+    pub bytes_in: u64,
+    /// Bytes of WRITEs that succeeded.
+    pub bytes_out: u64,
+    /// Pages that left without a WRITE.
+    pub clean_evictions: u64,
+    /// Pages that left after a WRITE.
+    pub write_backs: u64,
+    /// Pages that stayed after their WRITE, because they were touched meanwhile.
+    pub kept: u64,
+    /// Pages that were passed over by [`Policy::Clock`](crate::Policy::Clock).
+    pub passed_over: u64,
+    /// Pages discarded.
+    pub discards: u64,
+    /// Discarded pages that would have been written back.
+    pub write_backs_saved: u64,
+    /// Touches that found the buffer full.
+    pub waits_for_room: u64,
+    /// Operations repeated.
+    pub retries: u64,
+    /// READs that failed for good.
+    pub failed_fills: u64,
+    /// WRITEs that failed; their pages stay.
+    pub failed_write_backs: u64,
+    /// Bytes taken from memory servers.
+    pub remote_bytes: u64,
+    /// Pages in local memory now.
+    pub resident: u32,
+    /// The most pages in local memory at the same time.
+    pub peak_resident: u32,
+    /// Pages of the buffer.
+    pub buffer_pages: u32,
+    /// Pages held in the buffer now.
+    pub held: u32,
+}
