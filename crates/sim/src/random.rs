@@ -27,8 +27,8 @@ pub struct Kind {
 }
 
 impl Kind {
-    /// The designs that a random scenario chooses from.
-    pub const DESIGNS: [&str; 4] = ["coarse", "fine", "hybrid", "dex"];
+    /// The designs that a random scenario can have. `sherman` is drawn only by name.
+    pub const DESIGNS: [&str; 5] = ["coarse", "fine", "hybrid", "sherman", "dex"];
     /// The faults. All kinds have torn verbs and slow messages. In addition, messages are lost or
     /// late, memory servers are unreachable, compute servers pause, compute servers die, live
     /// compute servers are declared dead, a memory server dies or restarts empty, or compute
@@ -129,6 +129,11 @@ fn design(dice: &mut Dice, design: &str, memory_servers: u16) -> DesignSpec {
             DesignSpec::Fine { chunk_nodes_log2, leaves_per_head: dice.of(&[0, 1, 2, 3, 4, 8]) }
         }
         "hybrid" => DesignSpec::Hybrid { chunk_nodes_log2 },
+        "sherman" => DesignSpec::Sherman {
+            chunk_nodes_log2,
+            cache_nodes: dice.of(&[0, 1, 2, 4, 100]),
+            hand_overs: dice.of(&[0, 1, 8, 8]),
+        },
         _ => DesignSpec::Dex {
             chunk_nodes_log2,
             placement_level: dice.of(&[0, 1, 1, 2]),

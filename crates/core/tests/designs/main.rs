@@ -15,3 +15,4 @@ mod fine;
 mod fresh_nodes;
 mod hybrid;
 mod other_pages;
+mod sherman;

@@ -143,7 +143,7 @@ impl<L: Named> Pool<L> {
         let mut walk = Walk::new(self, expect);
         let seen = match self.design {
             DesignSpec::Coarse { .. } => walk.coarse(),
-            DesignSpec::Fine { .. } => walk.fine(),
+            DesignSpec::Fine { .. } | DesignSpec::Sherman { .. } => walk.blink(),
             DesignSpec::Hybrid { .. } => walk.hybrid(),
             DesignSpec::Dex { .. } => walk.dex(),
         };
