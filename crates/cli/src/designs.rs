@@ -12,7 +12,7 @@ use farleaf_core::index::dex::{Dex, DexOptions};
 use farleaf_core::index::dlsm::{Dlsm, DlsmOptions, Encoded};
 use farleaf_core::index::fine::{Fine, FineOptions};
 use farleaf_core::index::hybrid::{Hybrid, HybridOptions};
-use farleaf_core::index::sherman::{Sherman, ShermanOptions};
+use farleaf_core::index::sherman::{PSherman, PShermanOptions, Sherman, ShermanOptions};
 use farleaf_core::page::{Bytes, Fixed8, Layout, OwnedKey};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::SimConfig;
@@ -35,6 +35,9 @@ pub(crate) enum DesignName {
     /// Sherman: one tree as in `fine`, with cached parents of leaves, leaves written entry by entry,
     /// and locks handed over within a compute server
     Sherman,
+    /// Sherman with the keys divided among compute servers: only the owner of a leaf changes it, and
+    /// needs no lock
+    PSherman,
     /// dLSM: a tree of sorted tables on the memory servers; one process writes to memory of its own
     /// and flushes it as tables
     Dlsm,
@@ -53,6 +56,7 @@ impl DesignName {
             Self::Fine => <Fine as Design<Fixed8>>::NAME,
             Self::Hybrid => <Hybrid as Design<Fixed8>>::NAME,
             Self::Sherman => <Sherman as Design<Fixed8>>::NAME,
+            Self::PSherman => <PSherman as Design<Fixed8>>::NAME,
             Self::Dlsm => <Dlsm as Design<Fixed8>>::NAME,
             Self::Dex => <Dex as Design<Fixed8>>::NAME,
             Self::Local => <SingleMachine as Design<Fixed8>>::NAME,
@@ -63,16 +67,20 @@ impl DesignName {
     pub(crate) fn takes(self, partitioning: PartitioningName) -> bool {
         match self {
             Self::Coarse => true,
-            Self::Fine | Self::Hybrid | Self::Sherman | Self::Dlsm | Self::Dex | Self::Local => {
-                partitioning == PartitioningName::Range
-            }
+            Self::Fine
+            | Self::Hybrid
+            | Self::Sherman
+            | Self::PSherman
+            | Self::Dlsm
+            | Self::Dex
+            | Self::Local => partitioning == PartitioningName::Range,
         }
     }
 
     /// Whether the design's compute servers cache nodes.
     pub(crate) fn has_cache(self) -> bool {
         match self {
-            Self::Sherman | Self::Dex => true,
+            Self::Sherman | Self::PSherman | Self::Dex => true,
             Self::Coarse | Self::Fine | Self::Hybrid | Self::Dlsm | Self::Local => false,
         }
     }
@@ -212,6 +220,11 @@ pub(crate) fn run<L: Providers, T: Task<L>>(
             task,
         ),
         DesignName::Sherman => L::on_fabric::<Sherman, T>(&options.sherman, blocks, fabric, task),
+        DesignName::PSherman => {
+            let boundaries = options.dex.boundaries.clone();
+            let options = PShermanOptions { sherman: options.sherman, boundaries };
+            L::on_fabric::<PSherman, T>(&options, blocks, fabric, task)
+        }
         // Long values are in its tables.
         DesignName::Dlsm => L::on_fabric::<Dlsm, T>(&options.dlsm, None, fabric, task),
         DesignName::Dex => L::on_fabric::<Dex, T>(&options.dex, blocks, fabric, task),

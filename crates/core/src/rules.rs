@@ -73,7 +73,7 @@ rules! {
     READ_UNDER_LOCK: "changes_an_older_copy", "entries.E1", "The holder of an entry lock acts on a copy that it has read since it took the lock.";
     ENTRIES_BEFORE_UNLOCK: "unlocks_before_the_entry", "entries.E2", "The WRITE that releases an entry lock is posted after the WRITEs of the entry.";
     HANDED_AFTER_WRITE: "hands_over_in_flight", "entries.E2", "An entry lock is handed over only after the WRITEs of the entry have completed.";
-    ENTRIES_MENDED: "leaves_entries_torn", "entries.E4", "Entries that a WRITE has left torn are mended before the entry lock is released.";
+    ENTRIES_MENDED: "drops_torn_entries", "entries.E4", "An entry that a WRITE has left torn is mended to its old or its new record, not dropped.";
     LEAF_FENCES: "believes_cached_parents", "sherman.C1", "A leaf that a cached node leads to is used only if its fences cover the key.";
     // Recovery from dead clients.
     DEAD_IF_DECLARED: "buries_the_living", "owners.O2", "A client counts as dead only if it was declared dead.";

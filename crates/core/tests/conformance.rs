@@ -9,7 +9,7 @@ use farleaf_core::index::conformance::{self, Setup};
 use farleaf_core::index::dex::{Dex, DexOptions};
 use farleaf_core::index::fine::{Fine, FineOptions};
 use farleaf_core::index::hybrid::{Hybrid, HybridOptions};
-use farleaf_core::index::sherman::{Sherman, ShermanOptions};
+use farleaf_core::index::sherman::{PSherman, PShermanOptions, Sherman, ShermanOptions};
 use farleaf_core::page::Fixed8;
 use farleaf_core::server::MemoryServerConfig;
 use farleaf_fabric::local::LocalConfig;
@@ -162,8 +162,17 @@ fn sherman(provider: &AnyProvider) {
     let options = ShermanOptions { chunk_nodes_log2: 4, cache_bytes: 1_000, hand_overs: 2 };
     let setup = Setup { provider, options, memory_servers: 3, server: server.clone() };
     conformance::run::<Tiny, Sherman, _>(&setup);
-    let setup = Setup { provider, options: ShermanOptions::default(), memory_servers: 3, server };
+    let setup = Setup {
+        provider,
+        options: ShermanOptions::default(),
+        memory_servers: 3,
+        server: server.clone(),
+    };
     conformance::run::<Fixed8, Sherman, _>(&setup);
+    let boundaries = vec![u64::MAX / 3, u64::MAX / 3 * 2];
+    let options = PShermanOptions { sherman: options, boundaries };
+    let setup = Setup { provider, options, memory_servers: 3, server };
+    conformance::run::<Tiny, PSherman, _>(&setup);
 }
 
 fn dex(provider: &AnyProvider) {

@@ -151,7 +151,7 @@ pub const MUTANTS: &[Mutant] = &[
     seen("changes_an_older_copy", &["canary-sherman-older-copy"]),
     seen("unlocks_before_the_entry", &["canary-sherman-early-unlock"]),
     seen("hands_over_in_flight", &["canary-sherman-early-hand-over"]),
-    seen("leaves_entries_torn", &["canary-sherman-left-torn"]),
+    seen("drops_torn_entries", &["canary-sherman-dropped-entry"]),
     seen("believes_cached_parents", &["canary-sherman-cached-parents"]),
     seen("scans_piecemeal", &["fine-one-leaf", "hybrid-one-leaf"]),
     seen("cools_above_work", &["dex-offload", "dex-offload-shared", "dex-grows-offload"]),

@@ -37,11 +37,14 @@ pub const SCENARIOS: &[(&str, &str)] = &[
         include_str!("../scenarios/canary-sherman-cached-parents.toml"),
     ),
     (
+        "canary-sherman-dropped-entry",
+        include_str!("../scenarios/canary-sherman-dropped-entry.toml"),
+    ),
+    (
         "canary-sherman-early-hand-over",
         include_str!("../scenarios/canary-sherman-early-hand-over.toml"),
     ),
     ("canary-sherman-early-unlock", include_str!("../scenarios/canary-sherman-early-unlock.toml")),
-    ("canary-sherman-left-torn", include_str!("../scenarios/canary-sherman-left-torn.toml")),
     ("canary-sherman-older-copy", include_str!("../scenarios/canary-sherman-older-copy.toml")),
     ("canary-sherman-torn-entry", include_str!("../scenarios/canary-sherman-torn-entry.toml")),
     ("canary-skipped-validation", include_str!("../scenarios/canary-skipped-validation.toml")),

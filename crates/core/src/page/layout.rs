@@ -389,8 +389,9 @@ pub trait Layout: Copy + Debug + Send + Sync + 'static {
         true
     }
     /// The words to write, each alone, so that no entry of a leaf is torn any more. Every entry
-    /// then has its state before or after the WRITE that stopped half-way.
-    fn mended_entries(_page: Page<'_, Self>) -> Vec<(usize, u64)> {
+    /// then has its state before or after the WRITE that stopped half-way. With `drops`, plants a
+    /// bug: torn entries are freed instead.
+    fn mended_entries(_page: Page<'_, Self>, _drops: bool) -> Vec<(usize, u64)> {
         Vec::new()
     }
 

@@ -17,12 +17,15 @@
 //! - entries.E5. A dead holder's lock is taken over by a CAS from its word, after its compute
 //!   server was fenced. The entries are mended before the lock is released.
 //!
+//! - entries.E6. Where only one compute server changes a leaf, its turn is the lock: there is no CAS
+//!   and no release. The turn is passed on only when no WRITE to the leaf can land any more.
+//!
 //! *Thread safety*: belongs to its endpoint's thread.
 
 use super::entry_locks::EntryLocks;
 use super::identity::REGISTRAR;
 use super::pages::{BUSY_WAIT_NS, BUSY_WAITS, READ_RETRIES};
-use super::{Image, Miss, PageClient, PageCopy, RemoteError};
+use super::{Backoff, Image, Miss, PageClient, PageCopy, RemoteError};
 use crate::page::{ENTRY_LOCK_WORD, Layout, LockWord};
 use crate::rules;
 use crate::wire::{OwnerRequest, Reply};
@@ -34,34 +37,75 @@ use std::ops::Range;
 
 /// CASes of one attempt to take a lock, before the operation starts again.
 const SWAPS: u32 = 8;
-/// Longest pause between them, in nanoseconds.
+/// Attempts to settle a change of unknown outcome.
+const SETTLES: u32 = 4 * READ_RETRIES;
+/// Longest pause between two CASes, in nanoseconds.
 const SWAP_PAUSE_NS: u64 = 4_000;
 
 /// An entry lock that this client may hold without an operation that will release it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub(super) struct EntryDoubt {
     at: GlobalAddr,
-    word: LockWord,
+    lock: DoubtfulLock,
+}
+
+#[derive(Clone, Debug)]
+enum DoubtfulLock {
+    /// The leaf has this word, or had it.
+    Word(LockWord),
+    /// This client has the turn (entries.E6).
+    Turn(Arc<EntryLocks>, u64),
+}
+
+impl EntryDoubt {
+    /// Whether both are about the same acquisition.
+    pub(super) fn is(&self, other: &Self) -> bool {
+        let same = match (&self.lock, &other.lock) {
+            (DoubtfulLock::Word(one), DoubtfulLock::Word(other)) => one == other,
+            (DoubtfulLock::Turn(_, one), DoubtfulLock::Turn(_, other)) => one == other,
+            _ => false,
+        };
+        same && self.at == other.at
+    }
+}
+
+/// Leaves a doubt when it is dropped.
+struct OnDrop<'a> {
+    doubts: &'a RefCell<Vec<EntryDoubt>>,
+    doubt: Option<EntryDoubt>,
+}
+
+impl Drop for OnDrop<'_> {
+    fn drop(&mut self) {
+        self.doubts.borrow_mut().extend(self.doubt.take());
+    }
 }
 
 /// The right to change the entries of a leaf, or the turn to ask for it.
 #[derive(Debug)]
 pub struct EntryHold<'a> {
-    locks: &'a EntryLocks,
+    locks: &'a Arc<EntryLocks>,
     doubts: &'a RefCell<Vec<EntryDoubt>>,
     at: GlobalAddr,
     ticket: u64,
     /// The word that the leaf has, or may have, because of this hold.
     word: Option<LockWord>,
+    /// Whether a WRITE to the leaf may be in flight, where the turn is the lock.
+    may_land: bool,
     in_a_row: u32,
 }
 
 impl Drop for EntryHold<'_> {
     /// Passes the turn on. What was neither released nor handed over is in doubt (entries.E4).
     fn drop(&mut self) {
-        let untaken = self.locks.leave(self.at, self.ticket).map(|(word, _)| word);
+        let at = self.at;
+        if self.may_land {
+            let lock = DoubtfulLock::Turn(self.locks.clone(), self.ticket);
+            return self.doubts.borrow_mut().push(EntryDoubt { at, lock });
+        }
+        let untaken = self.locks.leave(at, self.ticket).map(|(word, _)| word);
         if let Some(word) = self.word.or(untaken) {
-            self.doubts.borrow_mut().push(EntryDoubt { at: self.at, word });
+            self.doubts.borrow_mut().push(EntryDoubt { at, lock: DoubtfulLock::Word(word) });
         }
     }
 }
@@ -94,15 +138,15 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         self
     }
 
-    /// The number under which this client locks entries. The first call of a compute server
-    /// registers it by one RPC.
-    async fn entry_owner(&self) -> Result<u16, RemoteError> {
-        if let Some(owner) = self.entry_locks.owner() {
+    /// The number under which a compute server's clients lock entries. The first call registers it
+    /// by one RPC.
+    async fn entry_owner(&self, locks: &EntryLocks) -> Result<u16, RemoteError> {
+        if let Some(owner) = locks.owner() {
             return Ok(owner);
         }
         // Retrying after an unknown outcome only wastes a number.
         match self.rpc.ask_harmless(REGISTRAR, &OwnerRequest::Register).await? {
-            Reply::Owner { owner, .. } => Ok(self.entry_locks.set_owner(owner)),
+            Reply::Owner { owner, .. } => Ok(locks.set_owner(owner)),
             _ => Err(RemoteError::BadReply { server: REGISTRAR }),
         }
     }
@@ -113,10 +157,25 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     /// # Errors
     /// [`Miss::Restart`] if others hold the lock for too long.
     pub async fn hold_entries(&self, at: GlobalAddr) -> Result<EntryHold<'_>, Miss> {
-        let owner = self.entry_owner().await?;
-        let (locks, doubts) = (&*self.entry_locks, &self.entry_doubts);
-        let ticket = locks.queue_up(at);
-        let mut hold = EntryHold { locks, doubts, at, ticket, word: None, in_a_row: 0 };
+        self.hold_entries_by(&self.entry_locks, at).await
+    }
+
+    /// Like [`PageClient::hold_entries`], among the clients that share `locks`.
+    ///
+    /// # Errors
+    /// As [`PageClient::hold_entries`].
+    pub async fn hold_entries_by<'a>(
+        &'a self,
+        locks: &'a Arc<EntryLocks>,
+        at: GlobalAddr,
+    ) -> Result<EntryHold<'a>, Miss> {
+        let owner = match locks.is_exclusive() {
+            true => 0,
+            false => self.entry_owner(locks).await?,
+        };
+        let (doubts, ticket) = (&self.entry_doubts, locks.queue_up(at));
+        let (word, may_land, in_a_row) = (None, false, 0);
+        let mut hold = EntryHold { locks, doubts, at, ticket, word, may_land, in_a_row };
         let mut waits = 0;
         let handed = loop {
             match locks.turn(at, ticket) {
@@ -128,6 +187,9 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         };
         if let Some((word, in_a_row)) = handed {
             (hold.word, hold.in_a_row) = (Some(word), in_a_row);
+            return Ok(hold);
+        }
+        if locks.is_exclusive() {
             return Ok(hold);
         }
         for _ in 0..SWAPS {
@@ -183,6 +245,9 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         image: &Image<L>,
         writes: &[EntryWords],
     ) -> Result<(), RemoteError> {
+        if hold.locks.is_exclusive() {
+            return self.write_in_turn(hold, image, writes).await;
+        }
         let for_next = hold.is_for_next();
         if for_next && self.fabric().breaks(rules::HANDED_AFTER_WRITE) {
             return self.hand_over_early(hold, image, writes).await;
@@ -210,6 +275,35 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         self.settle_entries(hold, image, writes, error).await
     }
 
+    /// Writes words of `image` to a leaf that only this compute server changes (entries.E6).
+    async fn write_in_turn(
+        &self,
+        mut hold: EntryHold<'_>,
+        image: &Image<L>,
+        writes: &[EntryWords],
+    ) -> Result<(), RemoteError> {
+        let at = hold.at;
+        let posted = self.post_entries(at, image, writes, false).await?;
+        hold.may_land = true;
+        let mut outcome = all_done(posted).await;
+        let mut backoff = Backoff::default();
+        for _ in 0..SETTLES {
+            if outcome.is_ok() {
+                hold.may_land = false;
+                return Ok(());
+            }
+            self.fabric().counters().count_retry();
+            backoff.count();
+            backoff.wait(self.fabric()).await;
+            let again = async {
+                self.fabric().reset(at.server()).await?;
+                all_done(self.post_entries(at, image, writes, false).await?).await
+            };
+            outcome = again.await;
+        }
+        outcome.map_err(|error| error.after_a_change(at.server()))
+    }
+
     /// Finds out, after WRITEs of unknown outcome, whether they have landed, and repeats them if
     /// not. The last of them was the release.
     #[cold]
@@ -221,7 +315,8 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         error: RemoteError,
     ) -> Result<(), RemoteError> {
         let (at, Some(word)) = (hold.at, hold.word) else { return Err(error) };
-        for _ in 0..READ_RETRIES {
+        let mut backoff = Backoff::default();
+        for _ in 0..SETTLES {
             self.fabric().counters().count_retry();
             let again = async {
                 self.fabric().reset(at.server()).await?;
@@ -234,13 +329,19 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
                 hold.word = None;
                 return Ok(());
             }
-            self.fabric().sleep(BUSY_WAIT_NS).await;
+            // A reset ends the operations of this client's other tasks too, which then settle theirs:
+            // without pauses of different lengths, they would do so for ever.
+            backoff.count();
+            backoff.wait(self.fabric()).await;
         }
         Err(error.after_a_change(at.server()))
     }
 
     /// Releases the lock of a leaf that this client does not change any more, or hands it over.
     pub async fn release_entries(&self, mut hold: EntryHold<'_>) {
+        if hold.locks.is_exclusive() {
+            return; // the turn passes on
+        }
         if hold.is_for_next() && hold.hand_over() {
             return;
         }
@@ -315,45 +416,50 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
             self.suspect.set(Some((at, found.word())));
             return Err(Miss::Restart);
         }
-        let word = self.entry_locks.new_word(self.entry_owner().await?);
-        let doubt = EntryDoubt { at, word };
-        self.entry_doubts.borrow_mut().push(doubt);
+        let word = self.entry_locks.new_word(self.entry_owner(&self.entry_locks).await?);
+        let doubt = EntryDoubt { at, lock: DoubtfulLock::Word(word) };
+        // Until it ends: a task that settles a doubt resets the connection of all others.
+        let mut unless_done = OnDrop { doubts: &self.entry_doubts, doubt: Some(doubt.clone()) };
         let is_taken = self.swap_entry_lock(at, held, word).await?;
         if is_taken {
-            self.mend_entries(doubt).await?;
+            self.mend_entries(&doubt).await?;
         }
-        self.entry_doubts.borrow_mut().retain(|other| *other != doubt);
+        unless_done.doubt = None;
         if is_taken { Ok(()) } else { Err(Miss::Restart) }
     }
 
     /// Settles a doubt about an entry lock (entries.E4).
-    pub(super) async fn settle_entry(&self, doubt: EntryDoubt) -> Result<(), Miss> {
+    pub(super) async fn settle_entry(&self, doubt: &EntryDoubt) -> Result<(), Miss> {
         self.fabric().reset(doubt.at.server()).await?;
-        self.mend_entries(doubt).await
+        self.mend_entries(doubt).await?;
+        if let DoubtfulLock::Turn(locks, ticket) = &doubt.lock {
+            locks.leave(doubt.at, *ticket);
+        }
+        Ok(())
     }
 
     /// Mends the leaf and releases its lock, if the leaf still has the word of the doubt. Nothing
     /// that this client has posted to the leaf may be in flight.
-    async fn mend_entries(&self, doubt: EntryDoubt) -> Result<(), Miss> {
-        let EntryDoubt { at, word } = doubt;
+    async fn mend_entries(&self, doubt: &EntryDoubt) -> Result<(), Miss> {
+        let at = doubt.at;
         let found = self.read_raw(at).await?;
         let page = found.page();
-        if page.entry_lock() != word {
-            return Ok(());
-        }
+        let releases = match doubt.lock {
+            DoubtfulLock::Word(word) if page.entry_lock() != word => return Ok(()),
+            DoubtfulLock::Word(_) => true,
+            DoubtfulLock::Turn(..) => false,
+        };
         // An unfinished commit of this client comes first.
         if page.lock_word().is_locked() || !page.has_whole_header() {
             return Err(Miss::Restart);
         }
         let image = Image::of(page);
         let mut writes = SmallVec::<[EntryWords; 2]>::new();
-        if !self.fabric().breaks(rules::ENTRIES_MENDED) {
-            for (place, due) in L::mended_entries(page) {
-                image.words()[place].store(due, Ordering::Relaxed);
-                writes.push(place..place + 1);
-            }
+        for (place, due) in L::mended_entries(page, self.fabric().breaks(rules::ENTRIES_MENDED)) {
+            image.words()[place].store(due, Ordering::Relaxed);
+            writes.push(place..place + 1);
         }
-        Ok(all_done(self.post_entries(at, &image, &writes, true).await?).await?)
+        Ok(all_done(self.post_entries(at, &image, &writes, releases).await?).await?)
     }
 }
 

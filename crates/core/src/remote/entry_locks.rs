@@ -31,6 +31,8 @@ pub struct EntryLocks {
     sequence: AtomicU64,
     /// How many clients in a row can get a lock by hand-over.
     most_in_a_row: u32,
+    /// Whether no other compute server changes the leaves, so that a turn is as good as the lock.
+    is_exclusive: bool,
     queues: Mutex<BTreeMap<GlobalAddr, Queue>>,
 }
 
@@ -49,6 +51,16 @@ impl EntryLocks {
         Self { most_in_a_row, ..Self::default() }
     }
 
+    /// Locks of leaves that only the clients of one compute server change: a turn is enough.
+    pub fn exclusive() -> Self {
+        Self { is_exclusive: true, ..Self::default() }
+    }
+
+    /// Whether a turn is enough.
+    pub(super) fn is_exclusive(&self) -> bool {
+        self.is_exclusive
+    }
+
     /// The number, if it is registered.
     pub(super) fn owner(&self) -> Option<u16> {
         Some(self.owner.load(Ordering::Relaxed) as u16).filter(|owner| *owner != 0)
@@ -63,7 +75,8 @@ impl EntryLocks {
         }
     }
 
-    fn next(&self) -> u64 {
+    /// A number that was not used before.
+    pub(super) fn next(&self) -> u64 {
         self.sequence.fetch_add(1, Ordering::Relaxed) + 1
     }
 

@@ -316,8 +316,8 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         }
         let entry_doubts = self.entry_doubts.borrow().clone();
         for doubt in entry_doubts {
-            if self.settle_entry(doubt).await.is_ok() {
-                self.entry_doubts.borrow_mut().retain(|other| *other != doubt);
+            if self.settle_entry(&doubt).await.is_ok() {
+                self.entry_doubts.borrow_mut().retain(|other| !other.is(&doubt));
             }
         }
         if !self.has_doubts() {

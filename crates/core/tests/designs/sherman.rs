@@ -3,7 +3,9 @@
 
 use super::clients::{Known, fill_until_refused, write_for_ever};
 use farleaf_core::index::conformance::Setup;
-use farleaf_core::index::sherman::{Sherman, ShermanCompute, ShermanIndex, ShermanOptions};
+use farleaf_core::index::sherman::{
+    PSherman, PShermanOptions, Sherman, ShermanCompute, ShermanIndex, ShermanOptions,
+};
 use farleaf_core::index::{Action, Design, IndexAdmin, LeafEdit, RangeIndex, Scan};
 use farleaf_core::page::{Entries8, Fixed8, Layout};
 use farleaf_core::server::MemoryServerConfig;
@@ -152,6 +154,48 @@ fn a_lock_that_is_handed_over_costs_no_cas() {
         let remove = async { drop(index.execute_all(&edits).await) };
         assert_eq!(counts(spent(&fabric, remove).await), [6, 2, 6 + 2, 0]);
     });
+}
+
+/// Divided among compute servers, no operation needs a lock, whichever compute server it begins on.
+#[test]
+fn the_owner_of_a_leaf_needs_no_lock() {
+    let provider = SimConfig::default();
+    let boundaries = vec![60_001, 120_001];
+    let options = PShermanOptions { sherman: ShermanOptions::default(), boundaries };
+    let server = MemoryServerConfig { pool_bytes: 32 << 20, ..Default::default() };
+    let setup = Setup { provider: &provider, options, memory_servers: 3, server };
+    let cluster = setup.with_index::<Fixed8, PSherman>();
+    let compute = &<PSherman as Design<Fixed8>>::compute(&setup.options).unwrap();
+    cluster.run_one(|fabric| async move {
+        let index = <PSherman as Design<Fixed8>>::open(fabric.clone(), compute).await.unwrap();
+        index.bulk_load((0..60_000).map(|n| (n * 3, n)), 0.7).await.unwrap();
+        let all = Scan::range(..);
+        assert_eq!(index.scan(&all).await.unwrap().len(), 60_000);
+        // Each owner caches what its operations need, also of leaves that cross a boundary.
+        let keys: Vec<u64> = (0..60_000).map(|n| n * 3).collect();
+        assert_eq!(index.multi_get(&keys).await.unwrap().len(), 60_000);
+        for number in (0..60_000).step_by(1_001) {
+            let key = number * 3;
+            let get = async { assert_eq!(index.get(&key).await, Ok(Some(number))) };
+            let cost = spent(&fabric, get).await;
+            assert_eq!((counts(cost), cost.bytes_read), ([1, 0, 0, 0], PAGE), "get: {cost:?}");
+            let update = async { assert_eq!(index.update(&key, &number).await, Ok(true)) };
+            let cost = spent(&fabric, update).await;
+            assert_eq!((counts(cost), cost.bytes_written), ([1, 0, 1, 0], 16), "{cost:?}");
+            let insert = async { assert_eq!(index.insert(&(key + 1), &7).await, Ok(true)) };
+            assert_eq!(counts(spent(&fabric, insert).await), [1, 0, 2, 0]);
+            let remove = async { assert_eq!(index.remove(&(key + 1)).await, Ok(true)) };
+            assert_eq!(counts(spent(&fabric, remove).await), [1, 0, 1, 0]);
+            let absent = async { assert_eq!(index.remove(&(key + 1)).await, Ok(false)) };
+            assert_eq!(counts(spent(&fabric, absent).await), [1, 0, 0, 0]);
+        }
+        let descending = PShermanOptions { boundaries: vec![2, 1], ..setup_options() };
+        assert!(<PSherman as Design<Fixed8>>::compute(&descending).is_err());
+    });
+}
+
+fn setup_options() -> PShermanOptions<u64> {
+    PShermanOptions { sherman: ShermanOptions::default(), boundaries: Vec::new() }
 }
 
 #[test]

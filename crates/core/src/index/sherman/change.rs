@@ -20,6 +20,8 @@ enum Turn<T> {
     Done(T),
     /// The key is in a leaf further to the right.
     Right(GlobalAddr),
+    /// The leaf is another compute server's (sherman.O1).
+    Of(usize),
 }
 
 type Edit<'e, L> = LeafEdit<&'e <L as Layout>::Key, &'e <L as Layout>::Value>;
@@ -43,19 +45,22 @@ impl<F: Fabric, L: Layout> ShermanIndex<F, L> {
         spare: &mut Vec<GlobalAddr>,
     ) -> Result<Answer<OwnedValue<L>>, Miss> {
         let mut at = self.leaf_of(Probe::At(edit.key)).await?;
+        let mut owner = self.sides.owner(Probe::At(edit.key));
         for _ in 0..MAX_STEPS {
-            match self.change_at(at, edit, spare).await? {
+            match self.change_at(at, owner, edit, spare).await? {
                 Turn::Done(answer) => return Ok(answer),
                 Turn::Right(to) => at = to,
+                Turn::Of(other) => owner = other,
             }
         }
         Err(Miss::Restart)
     }
 
-    /// Changes the leaf at `at`, if that is the one of the key.
+    /// Changes the leaf at `at`, if that is the one of the key and `owner` is its owner.
     async fn change_at(
         &self,
         at: GlobalAddr,
+        owner: usize,
         edit: Edit<'_, L>,
         spare: &mut Vec<GlobalAddr>,
     ) -> Result<Turn<Answer<OwnedValue<L>>>, Miss> {
@@ -64,7 +69,7 @@ impl<F: Fabric, L: Layout> ShermanIndex<F, L> {
             true => Some(self.read(at).await?),
             false => None,
         };
-        let hold = pages.hold_entries(at).await?;
+        let hold = pages.hold_entries_by(self.sides.locks(owner), at).await?;
         let copy = match earlier {
             Some(copy) => Ok(copy),
             None => self.read(at).await,
@@ -83,11 +88,16 @@ impl<F: Fabric, L: Layout> ShermanIndex<F, L> {
         };
         if next != Step::Here {
             pages.release_entries(hold).await;
-            self.server.cache.forget(Probe::At(edit.key));
+            self.sides.cache(Probe::At(edit.key)).forget(Probe::At(edit.key));
             return match next {
                 Step::Right(to) => Ok(Turn::Right(to)),
                 _ => Err(Miss::Restart),
             };
+        }
+        let of_leaf = self.sides.owner(Probe::At(L::key(&L::low(copy.page()))));
+        if of_leaf != owner {
+            pages.release_entries(hold).await;
+            return Ok(Turn::Of(of_leaf));
         }
         let image = Image::of(copy.page());
         match edit.apply(image.page()) {
@@ -121,7 +131,7 @@ impl<F: Fabric, L: Layout> ShermanIndex<F, L> {
                     _ => pages.release_entries(hold).await,
                 }
                 self.tree.install_all(split?, spare).await;
-                self.server.cache.forget(Probe::At(edit.key));
+                self.sides.cache(Probe::At(edit.key)).forget(Probe::At(edit.key));
                 Ok(Turn::Done(answer))
             }
         }

@@ -18,14 +18,14 @@ impl<F: Fabric, L: Layout> ShermanIndex<F, L> {
         self.tree.root_level() == 0
     }
 
-    fn admit(&self, parent: &PageCopy<L>) {
-        self.server.cache.admit(parent.page(), || self.tree.pages.fabric().random());
+    fn admit(&self, parent: &PageCopy<L>, probe: Probe<'_, L::Key>) {
+        self.sides.cache(probe).admit(parent.page(), || self.tree.pages.fabric().random());
     }
 
     /// Reads the parent of the probe's leaf, and caches it.
     async fn parent(&self, probe: Probe<'_, L::Key>) -> Result<PageCopy<L>, Miss> {
         let parent = self.tree.walk(self.tree.root_pointer(), probe, 1).await?;
-        self.admit(&parent);
+        self.admit(&parent, probe);
         Ok(parent)
     }
 
@@ -33,7 +33,7 @@ impl<F: Fabric, L: Layout> ShermanIndex<F, L> {
     /// there seems to be no other node.
     pub(super) async fn leaf_of(&self, probe: Probe<'_, L::Key>) -> Result<GlobalAddr, Miss> {
         self.tree.pages.fabric().charge(Work::Client).await;
-        if let Some(leaf) = self.server.cache.leaf(probe) {
+        if let Some(leaf) = self.sides.cache(probe).leaf(probe) {
             self.tree.pages.fabric().charge(Work::VisitNode).await;
             return Ok(leaf);
         }
@@ -68,11 +68,11 @@ impl<F: Fabric, L: Layout> Locate for ShermanIndex<F, L> {
                 Ok(copy)
             }
             Step::Child(to) | Step::Right(to) => {
-                self.server.cache.forget(probe);
+                self.sides.cache(probe).forget(probe);
                 self.tree.walk(copy.pointer(to), probe, 0).await
             }
             Step::Lost => {
-                self.server.cache.forget(probe);
+                self.sides.cache(probe).forget(probe);
                 Err(Miss::Restart)
             }
         }
@@ -92,15 +92,17 @@ impl<F: Fabric, L: Layout> Locate for ShermanIndex<F, L> {
         &self,
         keys: &[Q],
     ) -> Result<Vec<Option<Option<OwnedValue<L>>>>, IndexError> {
-        let from = |key: &L::Key| match self.server.cache.leaf(Probe::At(key)) {
+        let from = |key: &L::Key| match self.sides.cache(Probe::At(key)).leaf(Probe::At(key)) {
             Some(leaf) => Pointer::fixed(leaf),
             None => self.tree.root_pointer(),
         };
         let met = |copy: &PageCopy<L>, key: &L::Key, step: Step| {
             self.tree.note_root(copy);
             match (copy.page().level(), step) {
-                (1, Step::Child(_)) => self.admit(copy),
-                (0, Step::Right(_) | Step::Lost) => self.server.cache.forget(Probe::At(key)),
+                (1, Step::Child(_)) => self.admit(copy, Probe::At(key)),
+                (0, Step::Right(_) | Step::Lost) => {
+                    self.sides.cache(Probe::At(key)).forget(Probe::At(key))
+                }
                 _ => {}
             }
         };
@@ -124,7 +126,7 @@ impl<F: Fabric, L: Layout> Locate for ShermanIndex<F, L> {
         spare: &mut Vec<GlobalAddr>,
     ) -> Result<(), Miss> {
         let split = self.tree.split_leaf(full, entry, spare).await;
-        self.server.cache.forget(Probe::At(entry.key()));
+        self.sides.cache(Probe::At(entry.key())).forget(Probe::At(entry.key()));
         split
     }
 
@@ -137,7 +139,7 @@ impl<F: Fabric, L: Layout> Locate for ShermanIndex<F, L> {
     ) -> Result<(Option<PageCopy<L>>, Self::Ahead), Miss> {
         self.tree.pages.fabric().charge(Work::Client).await;
         let wanted = window + 1;
-        let mut found = self.server.cache.up(start, wanted, scan);
+        let mut found = self.sides.cache(Probe::At(start)).up(start, wanted, scan);
         if found.is_none() && self.is_only_a_leaf() {
             let root = self.tree.root_pointer();
             let leaf = self.tree.walk(root, Probe::At(start), 0).await?;
@@ -158,7 +160,8 @@ impl<F: Fabric, L: Layout> Locate for ShermanIndex<F, L> {
                 && let Some(end) = &end
                 && !scan.is_above(end)
             {
-                found = self.server.cache.up(L::key(end), wanted - posted, scan);
+                found =
+                    self.sides.cache(Probe::At(L::key(end))).up(L::key(end), wanted - posted, scan);
             }
             next = end;
         }
@@ -184,7 +187,7 @@ impl<F: Fabric, L: Layout> Locate for ShermanIndex<F, L> {
         window: usize,
     ) -> Result<Vec<(OwnedKey<L>, Pointer)>, Miss> {
         self.tree.pages.fabric().charge(Work::Client).await;
-        let named = match self.server.cache.down(probe, window + 1) {
+        let named = match self.sides.cache(probe).down(probe, window + 1) {
             Some(named) => named,
             // The only leaf is the root. If the root has grown meanwhile, the scan rejects the
             // page.

@@ -28,54 +28,38 @@ mod change;
 mod collect;
 mod locate;
 mod options;
+mod sides;
 
 pub use options::ShermanOptions;
+pub use sides::ShermanCompute;
 
 use super::one_sided::BlinkTree;
 use super::{Design, IndexError};
-use crate::page::{DesignId, Layout};
-use crate::remote::{EntryLocks, Image, PageClient, ROOT_SERVER, RpcClient};
-use cache::NodeCache;
-use farleaf_fabric::sync::{Arc, Mutex, lock};
+use crate::page::{DesignId, Layout, OwnedKey};
+use crate::remote::{Image, PageClient, RpcClient};
 use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
-use std::collections::BTreeMap;
+use sides::Sides;
 
 /// The design Sherman.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Sherman;
 
-/// What the clients of one compute server share.
-#[derive(Debug)]
-struct ServerSide<L: Layout> {
-    cache: NodeCache<L>,
-    locks: Arc<EntryLocks>,
-}
+/// Sherman with the keys divided among compute servers, as its paper's successors compare with: only
+/// the owner of a leaf changes it, so it needs no lock.
+///
+/// After Lu et al., *DEX* (VLDB 2024), §8.2, which calls it P-Sherman. Operations take the side of
+/// the owner by a function call, as those of the other partitioned designs do within a process.
+/// Keys do not move, and compute servers must not die: nothing in a leaf says whose change is torn.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct PSherman;
 
-/// The compute side: for each compute server, its cached nodes and its turns at locks.
-#[derive(Debug)]
-pub struct ShermanCompute<L: Layout> {
-    options: ShermanOptions,
-    servers: Arc<Mutex<Servers<L>>>,
-}
-
-type Servers<L> = BTreeMap<u16, Arc<ServerSide<L>>>;
-
-// Not derived: the derive would require more of `L`.
-impl<L: Layout> Clone for ShermanCompute<L> {
-    fn clone(&self) -> Self {
-        Self { options: self.options, servers: self.servers.clone() }
-    }
-}
-
-impl<L: Layout> ShermanCompute<L> {
-    fn server(&self, number: u16) -> Arc<ServerSide<L>> {
-        let ShermanOptions { cache_bytes, hand_overs, .. } = self.options;
-        let new = || {
-            let locks = Arc::new(EntryLocks::new(hand_overs));
-            Arc::new(ServerSide { cache: NodeCache::new(cache_bytes), locks })
-        };
-        lock(&self.servers).entry(number).or_insert_with(new).clone()
-    }
+/// Options of a new index that is divided among compute servers.
+#[derive(Clone, Debug)]
+pub struct PShermanOptions<K> {
+    /// The options that both forms have. Locks are not handed over, because there are none.
+    pub sherman: ShermanOptions,
+    /// Where the keys of each compute server but the first begin.
+    pub boundaries: Vec<K>,
 }
 
 impl<L: Layout> Design<L> for Sherman {
@@ -85,49 +69,90 @@ impl<L: Layout> Design<L> for Sherman {
     type Index<F: Fabric> = ShermanIndex<F, L::Entries>;
 
     async fn create<F: Fabric>(fabric: &F, options: &ShermanOptions) -> Result<(), IndexError> {
-        let chunk_bytes = ShermanOptions::chunk_bytes(options.to_word());
-        let pages = PageClient::<F, L::Entries>::new(fabric.clone(), chunk_bytes);
-        let make = async |roots: &[GlobalAddr]| {
-            let image = Image::<L::Entries>::empty();
-            image.page().format_empty(roots[0], 0, L::key(&L::min_key()), None);
-            Ok::<_, IndexError>(vec![image])
-        };
-        let roots = pages.write_roots(1, make).await?;
-        Ok(pages.rpc().claim_all(options.to_word(), &roots).await?)
+        create::<F, L::Entries>(fabric, *options).await
     }
 
     fn compute(options: &ShermanOptions) -> Result<Self::Compute, IndexError> {
-        let servers = Arc::new(Mutex::new(BTreeMap::new()));
-        Ok(ShermanCompute { options: *options, servers })
+        Ok(ShermanCompute::new(*options, None))
     }
 
     async fn open<F: Fabric>(
         fabric: F,
         compute: &Self::Compute,
     ) -> Result<Self::Index<F>, IndexError> {
-        let rpc = RpcClient::<F, L::Entries>::new(fabric.clone());
-        let (mut root, mut word) = (GlobalAddr::NULL, 0);
-        for number in (0..fabric.memory_servers()).rev() {
-            let (found, options) = rpc.claimed(ServerId::new(number), DesignId::Sherman).await?;
-            (root, word) = (found.root, options);
-        }
-        debug_assert!(root.is_null() || root.server() == ROOT_SERVER);
-        let server = compute.server(fabric.compute_server());
-        let pages = PageClient::new(fabric, ShermanOptions::chunk_bytes(word));
-        let pages = pages.with_entry_locks(server.locks.clone());
-        Ok(ShermanIndex { tree: BlinkTree::new(pages, root), server })
+        open(fabric, compute).await
     }
 
     fn cached_bytes(compute: &Self::Compute) -> u64 {
-        lock(&compute.servers).values().map(|server| server.cache.bytes()).sum()
+        compute.cached_bytes()
     }
+}
+
+impl<L: Layout> Design<L> for PSherman {
+    const NAME: &'static str = "p-sherman";
+    type Options = PShermanOptions<OwnedKey<L>>;
+    type Compute = ShermanCompute<L::Entries>;
+    type Index<F: Fabric> = ShermanIndex<F, L::Entries>;
+
+    async fn create<F: Fabric>(fabric: &F, options: &Self::Options) -> Result<(), IndexError> {
+        create::<F, L::Entries>(fabric, options.sherman).await
+    }
+
+    fn compute(options: &Self::Options) -> Result<Self::Compute, IndexError> {
+        if !options.boundaries.is_sorted_by(|one, next| one < next) {
+            return Err(IndexError::InvalidArgument("the boundaries must ascend"));
+        }
+        Ok(ShermanCompute::new(options.sherman, Some(options.boundaries.clone())))
+    }
+
+    async fn open<F: Fabric>(
+        fabric: F,
+        compute: &Self::Compute,
+    ) -> Result<Self::Index<F>, IndexError> {
+        open(fabric, compute).await
+    }
+
+    fn cached_bytes(compute: &Self::Compute) -> u64 {
+        compute.cached_bytes()
+    }
+}
+
+async fn create<F: Fabric, L: Layout>(
+    fabric: &F,
+    options: ShermanOptions,
+) -> Result<(), IndexError> {
+    let chunk_bytes = ShermanOptions::chunk_bytes(options.to_word());
+    let pages = PageClient::<F, L>::new(fabric.clone(), chunk_bytes);
+    let make = async |roots: &[GlobalAddr]| {
+        let image = Image::<L>::empty();
+        image.page().format_empty(roots[0], 0, L::key(&L::min_key()), None);
+        Ok::<_, IndexError>(vec![image])
+    };
+    let roots = pages.write_roots(1, make).await?;
+    Ok(pages.rpc().claim_all(options.to_word(), &roots).await?)
+}
+
+async fn open<F: Fabric, L: Layout>(
+    fabric: F,
+    compute: &ShermanCompute<L>,
+) -> Result<ShermanIndex<F, L>, IndexError> {
+    let rpc = RpcClient::<F, L>::new(fabric.clone());
+    let (mut root, mut word) = (GlobalAddr::NULL, 0);
+    for number in (0..fabric.memory_servers()).rev() {
+        let (found, options) = rpc.claimed(ServerId::new(number), DesignId::Sherman).await?;
+        (root, word) = (found.root, options);
+    }
+    let sides = compute.sides(fabric.compute_server());
+    let pages = PageClient::new(fabric, ShermanOptions::chunk_bytes(word));
+    let pages = pages.with_entry_locks(sides.any_locks());
+    Ok(ShermanIndex { tree: BlinkTree::new(pages, root), sides })
 }
 
 /// A handle on a Sherman index.
 #[derive(Debug)]
 pub struct ShermanIndex<F: Fabric, L: Layout> {
     tree: BlinkTree<F, L>,
-    server: Arc<ServerSide<L>>,
+    sides: Sides<L>,
 }
 
 impl<F: Fabric, L: Layout> ShermanIndex<F, L> {
