@@ -32,11 +32,11 @@ pub(crate) enum DesignName {
     /// Hybrid: the upper levels are trees on the memory servers, read by RPC; the leaves are
     /// one-sided
     Hybrid,
-    /// Sherman: one tree as in `fine`, with cached parents of leaves, leaves written entry by entry,
-    /// and locks handed over within a compute server
+    /// Sherman: one tree as in `fine`, with cached parents of leaves, leaves that are written entry
+    /// by entry, and locks handed over within a compute server
     Sherman,
-    /// Sherman with the keys divided among compute servers: only the owner of a leaf changes it, and
-    /// needs no lock
+    /// Sherman with the keys divided among compute servers: only the owner of a leaf changes it,
+    /// and needs no lock
     PSherman,
     /// dLSM: a tree of sorted tables on the memory servers; one process writes to memory of its own
     /// and flushes it as tables
