@@ -17,8 +17,8 @@
 //! - entries.E5. A dead holder's lock is taken over by a CAS from its word, after its compute
 //!   server was fenced. The entries are mended before the lock is released.
 //!
-//! - entries.E6. Where only one compute server changes a leaf, its turn is the lock: there is no CAS
-//!   and no release. The turn is passed on only when no WRITE to the leaf can land any more.
+//! - entries.E6. Where only one compute server changes a leaf, its turn is the lock: there is no
+//!   CAS and no release. The turn is passed on only when no WRITE to the leaf can land any more.
 //!
 //! *Thread safety*: belongs to its endpoint's thread.
 
@@ -329,8 +329,8 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
                 hold.word = None;
                 return Ok(());
             }
-            // A reset ends the operations of this client's other tasks too, which then settle theirs:
-            // without pauses of different lengths, they would do so for ever.
+            // A reset ends the operations of this client's other tasks too, which then settle
+            // theirs: without pauses of different lengths, they would do so for ever.
             backoff.count();
             backoff.wait(self.fabric()).await;
         }

@@ -7,9 +7,9 @@
 //! current. [`PageClient::commit`] writes a log entry and the page in one doorbell, which also
 //! unlocks the page.
 //!
-//! `pages.rs` defines [`PageClient`]. `lock.rs`, `commit.rs`, `entries.rs` and `identity.rs` add its
-//! functions for changes, and define the state that it keeps for them, so these five files use each
-//! other.
+//! `pages.rs` defines [`PageClient`]. `lock.rs`, `commit.rs`, `entries.rs` and `identity.rs` add
+//! its functions for changes, and define the state that it keeps for them, so these five files use
+//! each other.
 
 mod allocate;
 mod backoff;

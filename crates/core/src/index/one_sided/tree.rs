@@ -1,5 +1,5 @@
-//! A B-link tree whose nodes clients read, lock and write by one-sided verbs, from a root that keeps
-//! its address: descents, and splits with separators for the levels above.
+//! A B-link tree whose nodes clients read, lock and write by one-sided verbs, from a root that
+//! keeps its address: descents, and splits with separators for the levels above.
 //!
 //! Descents READ from the root down, and to the right where a split is not in the parent yet.
 //!

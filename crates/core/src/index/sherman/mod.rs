@@ -1,6 +1,6 @@
 //! Sherman: a B-link tree that clients access only by one-sided verbs, with cached parents of
-//! leaves, leaves that are written entry by entry, and locks that clients of one compute server hand
-//! to each other.
+//! leaves, leaves that are written entry by entry, and locks that clients of one compute server
+//! hand to each other.
 //!
 //! After Wang et al., *Sherman: A Write-Optimized Distributed B+Tree Index on Disaggregated Memory*
 //! (SIGMOD 2022), with these differences: each entry has a check of 63 bits instead of two versions
@@ -15,8 +15,8 @@
 //! *Invariants*
 //! - sherman.S1. No node is freed once a client can reach it. A leaf keeps its address and its
 //!   lowest key, except that a root that is a leaf becomes an inner node.
-//! - sherman.S2. Records are changed under the entry lock of their leaf (entries.E1–E5), inner nodes
-//!   by a CAS that expects the copy's version.
+//! - sherman.S2. Records are changed under the entry lock of their leaf (entries.E1–E5), inner
+//!   nodes by a CAS that expects the copy's version.
 //! - sherman.S3. A client holds at most one entry lock at a time for an operation, and waits under
 //!   it only for new nodes and for the whole page's lock, of which recovery is the only other user.
 //!
@@ -44,8 +44,8 @@ use sides::Sides;
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Sherman;
 
-/// Sherman with the keys divided among compute servers, as its paper's successors compare with: only
-/// the owner of a leaf changes it, so it needs no lock.
+/// Sherman with the keys divided among compute servers, as its paper's successors compare with:
+/// only the owner of a leaf changes it, so it needs no lock.
 ///
 /// After Lu et al., *DEX* (VLDB 2024), §8.2, which calls it P-Sherman. Operations take the side of
 /// the owner by a function call, as those of the other partitioned designs do within a process.
