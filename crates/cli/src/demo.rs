@@ -21,6 +21,7 @@ use farleaf_bench::workload::{Harness, Mix, OperationKind, StreamConfig};
 use farleaf_core::cache::CacheOptions;
 use farleaf_core::index::dex::{DexOptions, EntryWeights, spreading_level};
 use farleaf_core::index::fine::FineOptions;
+use farleaf_core::index::sherman::ShermanOptions;
 use farleaf_core::index::{Design, Naming, Scan};
 use farleaf_core::page::{Bytes, CHOSEN, OwnedKey};
 use farleaf_fabric::Provider;
@@ -203,6 +204,7 @@ impl<O: Form<Layout: Providers>> Demo<'_, O> {
             partitioning: PartitioningName::Range,
             boundaries: keys.boundaries(&weights),
             fine: FineOptions::default(),
+            sherman: ShermanOptions { cache_bytes, ..ShermanOptions::default() },
             dex: DexOptions {
                 placement_level: spreading_level::<O::Layout>(
                     keys.len(),

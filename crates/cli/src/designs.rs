@@ -12,6 +12,7 @@ use farleaf_core::index::dex::{Dex, DexOptions};
 use farleaf_core::index::dlsm::{Dlsm, DlsmOptions, Encoded};
 use farleaf_core::index::fine::{Fine, FineOptions};
 use farleaf_core::index::hybrid::{Hybrid, HybridOptions};
+use farleaf_core::index::sherman::{PSherman, PShermanOptions, Sherman, ShermanOptions};
 use farleaf_core::page::{Bytes, Fixed8, Layout, OwnedKey};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::SimConfig;
@@ -31,6 +32,12 @@ pub(crate) enum DesignName {
     /// Hybrid: the upper levels are trees on the memory servers, read by RPC; the leaves are
     /// one-sided
     Hybrid,
+    /// Sherman: one tree as in `fine`, with cached parents of leaves, leaves that are written entry
+    /// by entry, and locks handed over within a compute server
+    Sherman,
+    /// Sherman with the keys divided among compute servers: only the owner of a leaf changes it,
+    /// and needs no lock
+    PSherman,
     /// dLSM: a tree of sorted tables on the memory servers; one process writes to memory of its own
     /// and flushes it as tables
     Dlsm,
@@ -48,6 +55,8 @@ impl DesignName {
             Self::Coarse => <Coarse as Design<Fixed8>>::NAME,
             Self::Fine => <Fine as Design<Fixed8>>::NAME,
             Self::Hybrid => <Hybrid as Design<Fixed8>>::NAME,
+            Self::Sherman => <Sherman as Design<Fixed8>>::NAME,
+            Self::PSherman => <PSherman as Design<Fixed8>>::NAME,
             Self::Dlsm => <Dlsm as Design<Fixed8>>::NAME,
             Self::Dex => <Dex as Design<Fixed8>>::NAME,
             Self::Local => <SingleMachine as Design<Fixed8>>::NAME,
@@ -58,16 +67,20 @@ impl DesignName {
     pub(crate) fn takes(self, partitioning: PartitioningName) -> bool {
         match self {
             Self::Coarse => true,
-            Self::Fine | Self::Hybrid | Self::Dlsm | Self::Dex | Self::Local => {
-                partitioning == PartitioningName::Range
-            }
+            Self::Fine
+            | Self::Hybrid
+            | Self::Sherman
+            | Self::PSherman
+            | Self::Dlsm
+            | Self::Dex
+            | Self::Local => partitioning == PartitioningName::Range,
         }
     }
 
     /// Whether the design's compute servers cache nodes.
     pub(crate) fn has_cache(self) -> bool {
         match self {
-            Self::Dex => true,
+            Self::Sherman | Self::PSherman | Self::Dex => true,
             Self::Coarse | Self::Fine | Self::Hybrid | Self::Dlsm | Self::Local => false,
         }
     }
@@ -100,6 +113,7 @@ pub(crate) struct IndexOptions<K = u64> {
     /// The boundaries under range partitioning: one fewer than there are servers.
     pub(crate) boundaries: Vec<K>,
     pub(crate) fine: FineOptions,
+    pub(crate) sherman: ShermanOptions,
     /// DEX's partitioning among compute servers, and their caches.
     pub(crate) dex: DexOptions<K>,
     pub(crate) dlsm: DlsmOptions,
@@ -127,6 +141,7 @@ impl IndexOptions {
             partitioning: self.partitioning,
             boundaries: keys(&self.boundaries),
             fine: self.fine,
+            sherman: self.sherman,
             dex: DexOptions {
                 boundaries: keys(&dex.boundaries),
                 spare_compute_servers: dex.spare_compute_servers,
@@ -204,6 +219,12 @@ pub(crate) fn run<L: Providers, T: Task<L>>(
             fabric,
             task,
         ),
+        DesignName::Sherman => L::on_fabric::<Sherman, T>(&options.sherman, blocks, fabric, task),
+        DesignName::PSherman => {
+            let boundaries = options.dex.boundaries.clone();
+            let options = PShermanOptions { sherman: options.sherman, boundaries };
+            L::on_fabric::<PSherman, T>(&options, blocks, fabric, task)
+        }
         // Long values are in its tables.
         DesignName::Dlsm => L::on_fabric::<Dlsm, T>(&options.dlsm, None, fabric, task),
         DesignName::Dex => L::on_fabric::<Dex, T>(&options.dex, blocks, fabric, task),

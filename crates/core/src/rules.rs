@@ -69,6 +69,13 @@ rules! {
     BLOCKS_REST: "frees_blocks_early", "blocks.X4", "A block that a leaf has lost is used again only after the leaf is in the pool and a grace period has passed.";
     REFERENCES_NOTED: "reclaims_blocks_of_leaves", "blocks.X10", "A block of a former life is free only if the scan has found no reference to it.";
     BLOCKS_CHECKED: "believes_blocks", "blocks.X5", "A block is accepted only if its check matches and the look at its leaf is recent.";
+    // Leaves that are written entry by entry.
+    ENTRIES_CHECKED: "reads_torn_entries_as_absent", "entries.N1", "A copy of a leaf is accepted only if the checks of all its entries match.";
+    READ_UNDER_LOCK: "changes_an_older_copy", "entries.E1", "The holder of an entry lock acts on a copy that it has read since it took the lock.";
+    ENTRIES_BEFORE_UNLOCK: "unlocks_before_the_entry", "entries.E2", "The WRITE that releases an entry lock is posted after the WRITEs of the entry.";
+    HANDED_AFTER_WRITE: "hands_over_in_flight", "entries.E2", "An entry lock is handed over only after the WRITEs of the entry have completed.";
+    ENTRIES_MENDED: "drops_torn_entries", "entries.E4", "An entry that a WRITE has left torn is mended to its old or its new record, not dropped.";
+    LEAF_FENCES: "believes_cached_parents", "sherman.C1", "A leaf that a cached node leads to is used only if its fences cover the key.";
     // Recovery from dead clients.
     DEAD_IF_DECLARED: "buries_the_living", "owners.O2", "A client counts as dead only if it was declared dead.";
     NUMBERS_AT_REST: "retires_in_doubt", "owners.O1", "A client's number is reused only when nothing is locked, logged or in flight under it.";

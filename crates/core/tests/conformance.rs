@@ -9,6 +9,7 @@ use farleaf_core::index::conformance::{self, Setup};
 use farleaf_core::index::dex::{Dex, DexOptions};
 use farleaf_core::index::fine::{Fine, FineOptions};
 use farleaf_core::index::hybrid::{Hybrid, HybridOptions};
+use farleaf_core::index::sherman::{PSherman, PShermanOptions, Sherman, ShermanOptions};
 use farleaf_core::page::Fixed8;
 use farleaf_core::server::MemoryServerConfig;
 use farleaf_fabric::local::LocalConfig;
@@ -106,6 +107,7 @@ macro_rules! on_every_provider {
 on_every_provider!(coarse);
 on_every_provider!(fine);
 on_every_provider!(hybrid);
+on_every_provider!(sherman);
 on_every_provider!(dex);
 
 fn range() -> CoarseOptions<u64> {
@@ -152,6 +154,25 @@ fn hybrid(provider: &AnyProvider) {
     let options = HybridOptions::with_boundaries(vec![u64::MAX / 3, u64::MAX / 3 * 2]);
     let setup = Setup { provider, options, memory_servers: 3, server };
     conformance::run::<Fixed8, Hybrid, _>(&setup);
+}
+
+fn sherman(provider: &AnyProvider) {
+    let server = MemoryServerConfig { pool_bytes: 16 << 20, ..lent() };
+    // Hardly any parent stays in the cache.
+    let options = ShermanOptions { chunk_nodes_log2: 4, cache_bytes: 1_000, hand_overs: 2 };
+    let setup = Setup { provider, options, memory_servers: 3, server: server.clone() };
+    conformance::run::<Tiny, Sherman, _>(&setup);
+    let setup = Setup {
+        provider,
+        options: ShermanOptions::default(),
+        memory_servers: 3,
+        server: server.clone(),
+    };
+    conformance::run::<Fixed8, Sherman, _>(&setup);
+    let boundaries = vec![u64::MAX / 3, u64::MAX / 3 * 2];
+    let options = PShermanOptions { sherman: options, boundaries };
+    let setup = Setup { provider, options, memory_servers: 3, server };
+    conformance::run::<Tiny, PSherman, _>(&setup);
 }
 
 fn dex(provider: &AnyProvider) {

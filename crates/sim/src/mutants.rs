@@ -148,6 +148,12 @@ pub const MUTANTS: &[Mutant] = &[
         &["random-fine-slow"],
         "a leaf that was read during the scan and begins where the last one ended is a valid answer for its keys, whether the chain leads to it now or not",
     ),
+    seen("reads_torn_entries_as_absent", &["canary-sherman-torn-entry"]),
+    seen("changes_an_older_copy", &["canary-sherman-older-copy"]),
+    seen("unlocks_before_the_entry", &["canary-sherman-early-unlock"]),
+    seen("hands_over_in_flight", &["canary-sherman-early-hand-over"]),
+    seen("drops_torn_entries", &["canary-sherman-dropped-entry"]),
+    seen("believes_cached_parents", &["canary-sherman-cached-parents"]),
     seen("scans_piecemeal", &["fine-one-leaf", "hybrid-one-leaf"]),
     seen("cools_above_work", &["dex-offload", "dex-offload-shared", "dex-grows-offload"]),
     unseen(

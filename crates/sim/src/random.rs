@@ -28,8 +28,8 @@ pub struct Kind {
 }
 
 impl Kind {
-    /// The designs. `dlsm` is drawn only by name.
-    pub const DESIGNS: [&str; 5] = ["coarse", "fine", "hybrid", "dex", "dlsm"];
+    /// The designs. `sherman` and `dlsm` are drawn only by name.
+    pub const DESIGNS: [&str; 6] = ["coarse", "fine", "hybrid", "dex", "sherman", "dlsm"];
     /// The faults. All kinds have torn verbs and slow messages. In addition, messages are lost or
     /// late, memory servers are unreachable, compute servers pause, compute servers die, live
     /// compute servers are declared dead, a memory server dies or restarts empty, or compute
@@ -148,6 +148,11 @@ fn design(dice: &mut Dice, design: &str, memory_servers: u16) -> DesignSpec {
             writers: dice.of(&[1, 3, 1_024]),
             workers: dice.of(&[0, 0, 1, 3]),
             merges: dice.of(&[MergesSpec::Compute, MergesSpec::Memory, MergesSpec::ByCost]),
+        },
+        "sherman" => DesignSpec::Sherman {
+            chunk_nodes_log2,
+            cache_nodes: dice.of(&[0, 1, 2, 4, 100]),
+            hand_overs: dice.of(&[0, 1, 8, 8]),
         },
         _ => DesignSpec::Dex {
             chunk_nodes_log2,

@@ -17,7 +17,7 @@ use crate::reshaping::{balancer, grower, lsm_worker, mover};
 use crate::scenario::{DesignSpec, ErrorKind, KeysSpec, Scenario};
 use crate::setup::{
     Servers, block_options, coarse_options, dex_options, dlsm_options, fine_options,
-    hybrid_options, sim_config, start,
+    hybrid_options, sherman_options, sim_config, start,
 };
 use crate::workload;
 use farleaf_core::cache::CacheCounters;
@@ -27,6 +27,7 @@ use farleaf_core::index::dex::Dex;
 use farleaf_core::index::dlsm::{Dlsm, Encoded};
 use farleaf_core::index::fine::Fine;
 use farleaf_core::index::hybrid::Hybrid;
+use farleaf_core::index::sherman::Sherman;
 use farleaf_core::index::{ByName, Design, InLeaves, IndexError, RangeIndex, Scan};
 use farleaf_core::page::{Bytes, CHOSEN, Fixed8, Layout, Named, with_page_words};
 use farleaf_core::server::MemoryServer;
@@ -217,6 +218,7 @@ fn play_blocks(
             play_with_blocks::<Hybrid>(scenario, seed, board, &options)
         }
         DesignSpec::Dlsm { .. } => Err("dLSM has no value blocks".to_owned()),
+        DesignSpec::Sherman { .. } => Err("sherman's scenarios have no value blocks".to_owned()),
         DesignSpec::Dex { moves, movers, .. } => {
             if let Some(spec) = &scenario.processes {
                 return processes::play::<L, InBlocks>(scenario, spec, seed, board);
@@ -284,7 +286,7 @@ fn count_blocks<De: Design<WithBlocks>>(
 
 fn play_design<L>(scenario: &Scenario, seed: u64, board: &Board) -> Result<(), String>
 where
-    L: Named + Layout<Key: Encoded, Value: Encoded>,
+    L: Named<Entries: Named> + Layout<Key: Encoded, Value: Encoded>,
 {
     match &scenario.design {
         DesignSpec::Coarse { partitioning } => {
@@ -298,6 +300,11 @@ where
         DesignSpec::Hybrid { chunk_nodes_log2 } => {
             let options = hybrid_options::<L>(scenario, *chunk_nodes_log2);
             play_on::<L, Hybrid>(scenario, seed, board, &options)
+        }
+        DesignSpec::Sherman { chunk_nodes_log2, cache_nodes, hand_overs } => {
+            let options = sherman_options::<L>(*chunk_nodes_log2, *cache_nodes, *hand_overs);
+            // On servers of the layout of its pages, which the inspector reads.
+            play_on::<L::Entries, Sherman>(scenario, seed, board, &options)
         }
         DesignSpec::Dex { .. } => play_dex::<L>(scenario, seed, board),
         DesignSpec::Dlsm { .. } => play_dlsm::<L>(scenario, seed, board),

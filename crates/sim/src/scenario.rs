@@ -239,6 +239,16 @@ pub enum DesignSpec {
         /// once.
         chunk_nodes_log2: u8,
     },
+    /// Sherman.
+    Sherman {
+        /// Number of nodes, as a power of two, that a client allocates from a memory server at
+        /// once.
+        chunk_nodes_log2: u8,
+        /// Parents of leaves that each compute server caches.
+        cache_nodes: u32,
+        /// How many clients of a compute server in a row can get a lock by hand-over.
+        hand_overs: u32,
+    },
     /// DEX. Compute servers own equal parts of the scenario's key space.
     Dex {
         /// Number of nodes, as a power of two, that a client allocates from a memory server at

@@ -12,6 +12,7 @@ use farleaf_core::index::dex::DexOptions;
 use farleaf_core::index::dlsm::{DlsmOptions, MemTableOptions, MergePlace};
 use farleaf_core::index::fine::FineOptions;
 use farleaf_core::index::hybrid::HybridOptions;
+use farleaf_core::index::sherman::ShermanOptions;
 use farleaf_core::index::{BalanceOptions, Design, IndexError};
 use farleaf_core::page::{Layout, Named, OwnedKey};
 use farleaf_core::partition::LONGEST_MOVE_NS;
@@ -49,6 +50,15 @@ pub(crate) fn hybrid_options<L: Named>(
 
 pub(crate) fn fine_options(chunk_nodes_log2: u8, leaves_per_head: u16) -> FineOptions {
     FineOptions { chunk_nodes_log2, leaves_per_head, ..FineOptions::default() }
+}
+
+pub(crate) fn sherman_options<L: Layout>(
+    chunk_nodes_log2: u8,
+    cache_nodes: u32,
+    hand_overs: u32,
+) -> ShermanOptions {
+    let cache_bytes = u64::from(cache_nodes) * L::page_words() as u64 * 8;
+    ShermanOptions { chunk_nodes_log2, cache_bytes, hand_overs }
 }
 
 pub(crate) fn dex_options<L: Named>(

@@ -192,6 +192,10 @@ pub(crate) struct Arguments {
     /// read before and after the node
     #[arg(long, value_enum, value_name = "HOW", default_value = "sums")]
     pub(super) validate: Validation,
+    /// Let at most this many clients of a compute server in a row take a leaf's lock over from each
+    /// other, in the design `sherman`
+    #[arg(long, value_name = "N", default_value = "8", value_parser = units::limited::<u32>(0, 1_000))]
+    pub(super) hand_overs: u32,
     /// Partition keys among memory servers by this scheme
     #[arg(long, value_enum, default_value = "range")]
     pub(super) partitioning: PartitioningName,

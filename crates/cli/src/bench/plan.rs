@@ -16,6 +16,7 @@ use farleaf_core::cache::CacheOptions;
 use farleaf_core::index::blocks::MOST_LOST;
 use farleaf_core::index::dex::DexOptions;
 use farleaf_core::index::fine::FineOptions;
+use farleaf_core::index::sherman::ShermanOptions;
 use farleaf_core::page::Layout;
 use farleaf_core::server::{MemoryServer, MemoryServerConfig};
 use farleaf_fabric::ServerId;
@@ -225,6 +226,11 @@ impl Plan {
                     by_versions: arguments.validate == Validation::Versions,
                     ..FineOptions::default()
                 },
+                sherman: ShermanOptions {
+                    cache_bytes: in_cache - of_blocks,
+                    hand_overs: arguments.hand_overs,
+                    ..ShermanOptions::default()
+                },
                 dex: DexOptions {
                     at_load: arguments.boundaries,
                     placement_level,
@@ -286,7 +292,7 @@ fn check(arguments: &Arguments, threads: u16) -> anyhow::Result<()> {
             "--threads times --compute-servers is {clients}: at most {most} on the {fabric} fabric"
         ));
     }
-    if arguments.write_back_ms > 0 && !arguments.index.has_cache() {
+    if arguments.write_back_ms > 0 && arguments.index != DesignName::Dex {
         return usage("--write-back-ms needs --index dex");
     }
     if arguments.write_back_ms > 0 && arguments.trace.is_some() {

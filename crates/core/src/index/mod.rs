@@ -18,6 +18,7 @@ mod partition_options;
 mod partitioned;
 mod range_index;
 mod reshape;
+pub mod sherman;
 mod values;
 
 pub use crate::page::{Action, Answer, LeafEdit};

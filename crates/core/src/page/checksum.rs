@@ -14,7 +14,7 @@
 
 use super::layout::Layout;
 use super::lock_word::LockWord;
-use super::view::Page;
+use super::view::{ENTRY_LOCK_WORD, Page};
 
 /// The word with the checksum.
 const CHECKSUM_WORD: usize = 7;
@@ -51,7 +51,13 @@ pub(super) fn chained_sum(mut words: impl Iterator<Item = u64>) -> u64 {
 impl<L: Layout> Page<'_, L> {
     fn sum(self, word: LockWord) -> u64 {
         let mut sum = mix(0, word.version());
-        for index in (1..CHECKSUM_WORD).chain(CHECKSUM_WORD + 1..L::page_words()) {
+        // Entries that are written one by one have checks of their own.
+        let (front, end) = match L::BY_ENTRIES {
+            true if self.level() == 0 => (ENTRY_LOCK_WORD, CHECKSUM_WORD + 1),
+            true => (ENTRY_LOCK_WORD, L::page_words()),
+            false => (CHECKSUM_WORD, L::page_words()),
+        };
+        for index in (1..front).chain(CHECKSUM_WORD + 1..end) {
             sum = sum.wrapping_add(mix(index, self.load(index)));
         }
         sum
@@ -73,6 +79,7 @@ impl<L: Layout> Page<'_, L> {
             L::clear_unused(self);
         }
         self.store(0, word.to_bits());
+        L::seal_entries(self);
         self.store(CHECKSUM_WORD, self.sum(word));
     }
 
@@ -80,6 +87,13 @@ impl<L: Layout> Page<'_, L> {
     /// version does not matter.
     #[inline]
     pub fn is_of_one_piece(self) -> bool {
+        self.has_whole_header() && L::entries_are_whole(self)
+    }
+
+    /// Whether all words outside of entries that are written one by one belong to the version that
+    /// word 0 names.
+    #[inline]
+    pub fn has_whole_header(self) -> bool {
         self.load(CHECKSUM_WORD) == self.sum(self.lock_word())
     }
 }

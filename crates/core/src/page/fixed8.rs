@@ -15,6 +15,7 @@
 
 use super::checksum::chained_sum;
 use super::chosen::{CHOSEN, is_sensible, words_of};
+use super::entries8::Entries8;
 use super::layout::{
     Entry, FencePosition, Layout, LeafDelete, LeafInsert, LeafReplace, Probe, ScanWindow, SplitPlan,
 };
@@ -182,6 +183,7 @@ impl<const WORDS: usize> Fixed8<WORDS> {
 impl<const WORDS: usize> Layout for Fixed8<WORDS> {
     type Key = u64;
     type Value = u64;
+    type Entries = Entries8<WORDS>;
 
     const HAS_HEAP: bool = false;
     const FORMAT: u8 = 1;

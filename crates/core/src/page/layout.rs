@@ -225,6 +225,13 @@ pub trait Layout: Copy + Debug + Send + Sync + 'static {
         + ToOwned<Owned: Clone + Eq + Debug + Wire + Send + Sync + 'static>
         + 'static;
 
+    /// The layout of pages whose leaves clients write entry by entry. The layout itself if it has
+    /// no such form; its leaves are then written as a whole.
+    type Entries: Layout<Key = Self::Key, Value = Self::Value>;
+    /// Whether the leaves are written entry by entry, under an entry lock
+    /// ([`Page::entry_lock`]). Word 7 is then the checksum of a leaf's header only.
+    const BY_ENTRIES: bool = false;
+
     /// Size of a page in words, including the header.
     fn page_words() -> usize;
     /// Maximum number of entries of a page.
@@ -382,6 +389,21 @@ pub trait Layout: Copy + Debug + Send + Sync + 'static {
     /// Sets the unused words to zero, so that pages with equal entries have equal words, whatever
     /// those words held before.
     fn clear_unused(page: Page<'_, Self>);
+
+    /// Sets the checks of a leaf's entries to what they are in the version of word 0, if leaves are
+    /// written entry by entry.
+    fn seal_entries(_page: Page<'_, Self>) {}
+    /// Whether no entry of a leaf is torn, nor from another version than word 0's.
+    #[inline]
+    fn entries_are_whole(_page: Page<'_, Self>) -> bool {
+        true
+    }
+    /// The words to write, each alone, so that no entry of a leaf is torn any more. Every entry
+    /// then has its state before or after the WRITE that stopped half-way. With `drops`, plants a
+    /// bug: torn entries are freed instead.
+    fn mended_entries(_page: Page<'_, Self>, _drops: bool) -> Vec<(usize, u64)> {
+        Vec::new()
+    }
 
     /// Plans the split of a page with at least two entries, so that `pending` has room in the half
     /// that covers its key (layout.Y6).

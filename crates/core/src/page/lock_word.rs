@@ -58,6 +58,12 @@ impl LockWord {
         Self((owner as u64 & OWNER_MASK) << OWNER_SHIFT | self.version())
     }
 
+    /// The same word with another version.
+    #[must_use]
+    pub const fn with_version(self, version: u64) -> Self {
+        Self(self.0 & !VERSION_MASK | version & VERSION_MASK)
+    }
+
     /// The next version, unlocked, written by `owner`.
     #[must_use]
     pub const fn next_by(self, owner: u16) -> Self {

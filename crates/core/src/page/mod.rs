@@ -2,13 +2,15 @@
 //!
 //! `docs/internals/page-format.md` draws the bytes and numbers the invariants (P1 …).
 //! `view.rs` and `layout.rs` use each other: a view reads keys as its layout says, and a layout
-//! searches views.
+//! searches views. So do `fixed8.rs` and `entries8.rs`: each layout names the other one, because
+//! they differ only in their leaves.
 
 mod bytes;
 mod carve;
 mod checksum;
 mod chosen;
 mod edit;
+mod entries8;
 mod filling;
 mod fixed8;
 mod latch;
@@ -30,6 +32,7 @@ pub use carve::NodeCarver;
 pub(crate) use checksum::sum_of;
 pub use chosen::{CHOSEN, with_page_words};
 pub use edit::{Action, Answer, LeafEdit, LeafOutcome};
+pub use entries8::Entries8;
 pub use filling::{Back, NextPage, fill_end};
 pub use fixed8::Fixed8;
 pub use latch::{Exclusive, Latch, Version};
@@ -45,8 +48,8 @@ pub use restructure::{merge, split_plan};
 pub use stored::{BlockRef, MOST_BLOCK_BYTES, REFERENCE_BYTES, Stored, block_words, stored_inline};
 pub use stubborn::Stubborn;
 pub use superblock::{DesignId, Superblock, SuperblockError};
+pub(crate) use view::{ENTRY_LOCK_WORD, MARK_WORD, SIBLING_WORD};
 pub use view::{HEADER_WORDS, MAX_LEVEL, Page};
-pub(crate) use view::{MARK_WORD, SIBLING_WORD};
 pub use walk::{Step, narrowed, slot_range, step};
 pub use weight::{are_too_empty, filled_weight, is_sparse};
 pub use words::Words;

@@ -4,6 +4,7 @@
 //! *Thread safety*: plain functions.
 
 use super::bytes::Bytes;
+use super::entries8::Entries8;
 use super::fixed8::Fixed8;
 use super::layout::{Layout, OwnedKey, OwnedValue};
 use super::stubborn::Stubborn;
@@ -48,6 +49,10 @@ macro_rules! names_are_the_keys {
 }
 
 impl<const WORDS: usize> Named for Fixed8<WORDS> {
+    names_are_the_keys!();
+}
+
+impl<const WORDS: usize> Named for Entries8<WORDS> {
     names_are_the_keys!();
 }
 

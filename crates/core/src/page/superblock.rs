@@ -79,6 +79,9 @@ pub enum DesignId {
     SingleMachine = 5,
     /// A tree of sorted tables, written by one compute server at a time.
     Lsm = 6,
+    /// One tree over all memory servers, accessed one-sided, with leaves written entry by entry
+    /// where the layout permits it.
+    Sherman = 7,
 }
 
 /// The content of a superblock.

@@ -9,6 +9,7 @@
 
 use super::latch::Latch;
 use super::layout::Layout;
+use super::lock_word::LockWord;
 use farleaf_fabric::GlobalAddr;
 use farleaf_fabric::sync::{AtomicU64, Ordering};
 use std::fmt;
@@ -30,6 +31,8 @@ pub(crate) const META_WORD: usize = 4;
 /// cache's note.
 pub(crate) const SIBLING_WORD: usize = 5;
 pub(super) const DELETED_WORD: usize = 6;
+/// The entry lock, in pages whose leaves are written entry by entry. These need no deleted bits.
+pub(crate) const ENTRY_LOCK_WORD: usize = 6;
 
 // Word 4: [format:8][flags:8][reserved:16][count:16][level:16], from the high end down.
 const LEVEL_BITS: u64 = 0xffff;
@@ -158,6 +161,20 @@ impl<'a, L: Layout> Page<'a, L> {
     /// Sets the right sibling.
     pub fn set_sibling(self, sibling: GlobalAddr) {
         self.store(SIBLING_WORD, sibling.to_bits());
+    }
+
+    /// The entry lock of a leaf that is written entry by entry: unlocked if it is 0, otherwise held
+    /// by the compute server that registered the owner's number.
+    #[inline]
+    pub fn entry_lock(self) -> LockWord {
+        LockWord::from_bits(if L::BY_ENTRIES { self.load(ENTRY_LOCK_WORD) } else { 0 })
+    }
+
+    /// Unlocks the entries of a page that no other client can reach yet.
+    pub fn clear_entry_lock(self) {
+        if L::BY_ENTRIES {
+            self.store(ENTRY_LOCK_WORD, 0);
+        }
     }
 
     /// The stamp of a leaf in the pool: [`Layout::leaf_sum`] of the leaf after its last complete

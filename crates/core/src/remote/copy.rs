@@ -55,6 +55,14 @@ impl<L: Layout> PageCopy<L> {
         Page::new(self.buffer.words())
     }
 
+    /// Whether no WRITE of the whole page has stopped half-way. An unlocked leaf that is written
+    /// entry by entry may have a torn entry all the same: the holder of its entry lock writes it,
+    /// or has left it.
+    pub(super) fn is_complete(&self) -> bool {
+        let by_entries = L::BY_ENTRIES && self.page().level() == 0 && !self.word().is_locked();
+        by_entries || self.page().is_of_one_piece()
+    }
+
     /// Word 0. If it is locked, this copy has the content before the holder's change.
     #[inline]
     pub fn word(&self) -> LockWord {

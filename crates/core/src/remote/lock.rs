@@ -254,7 +254,9 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     /// Whether this client has doubts to settle or commits to finish.
     #[inline]
     pub fn has_doubts(&self) -> bool {
-        !self.doubts.borrow().is_empty() || !self.unfinished.borrow().is_empty()
+        !self.doubts.borrow().is_empty()
+            || !self.unfinished.borrow().is_empty()
+            || !self.entry_doubts.borrow().is_empty()
     }
 
     /// Whether an unfinished commit (W4) has yet to write the page at `at`.
@@ -310,6 +312,12 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
             if self.recover_own(doubt.at).await.is_ok() {
                 self.doubts.borrow_mut().retain(|other| other.at != doubt.at);
                 self.held.borrow_mut().remove(&doubt.at);
+            }
+        }
+        let entry_doubts = self.entry_doubts.borrow().clone();
+        for doubt in entry_doubts {
+            if self.settle_entry(&doubt).await.is_ok() {
+                self.entry_doubts.borrow_mut().retain(|other| !other.is(&doubt));
             }
         }
         if !self.has_doubts() {

@@ -7,8 +7,9 @@
 //! current. [`PageClient::commit`] writes a log entry and the page in one doorbell, which also
 //! unlocks the page.
 //!
-//! `pages.rs` defines [`PageClient`]. `lock.rs`, `commit.rs` and `identity.rs` add its functions
-//! for changes, and define the state that it keeps for them, so these four files use each other.
+//! `pages.rs` defines [`PageClient`]. `lock.rs`, `commit.rs`, `entries.rs` and `identity.rs` add
+//! its functions for changes, and define the state that it keeps for them, so these five files use
+//! each other.
 
 mod allocate;
 mod backoff;
@@ -20,6 +21,8 @@ mod commit;
 mod copy;
 mod detector;
 mod edit;
+mod entries;
+mod entry_locks;
 mod error;
 mod extent_space;
 mod extents;
@@ -52,6 +55,8 @@ pub use commit::Change;
 pub(crate) use commit::Committed;
 pub use copy::{Image, PageCopy, Pointer};
 pub use detector::Detector;
+pub use entries::{EntryHold, EntryWords};
+pub use entry_locks::EntryLocks;
 pub use error::{Miss, RemoteError};
 pub use extent_space::{ExtentSpace, ExtentUsage, Lease};
 pub use extents::{ExtentClient, ExtentWriter, TRANSFER_WORDS};

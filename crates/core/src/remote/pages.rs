@@ -14,13 +14,15 @@
 //! *Thread safety*: belongs to its endpoint's thread; tasks of that thread share it.
 
 use super::commit::Unfinished;
+use super::entries::EntryDoubt;
+use super::entry_locks::EntryLocks;
 use super::identity::{Identity, REGISTRAR};
 use super::lock::Doubt;
 use super::{Backoff, Image, Miss, NodeAllocator, PageCopy, Pointer, RemoteError, RpcClient};
 use crate::page::{Layout, LockWord, NodeCarver};
 use crate::rules;
 use crate::wire::OwnerRequest;
-use farleaf_fabric::sync::{AtomicU64, Ordering};
+use farleaf_fabric::sync::{Arc, AtomicU64, Ordering};
 use farleaf_fabric::{Buffer, Fabric, FabricError, GlobalAddr, ServerId};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
@@ -50,6 +52,10 @@ pub struct PageClient<F: Fabric, L: Layout> {
     pub(super) held: RefCell<BTreeSet<GlobalAddr>>,
     /// Pages that this client may hold without an operation that will unlock them.
     pub(super) doubts: RefCell<Vec<Doubt>>,
+    /// Entry locks that this client may hold without an operation that will release them.
+    pub(super) entry_doubts: RefCell<Vec<EntryDoubt>>,
+    /// The turns at entry locks, which the clients of a compute server share.
+    pub(super) entry_locks: Arc<EntryLocks>,
     /// Commits that have begun but not finished (W4).
     pub(super) unfinished: RefCell<Vec<Rc<Unfinished<L>>>>,
     /// Whether a user of this client, such as a cache, may have an unsettled operation of its own.
@@ -115,6 +121,8 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
             rpc: RpcClient::new(fabric),
             held: RefCell::default(),
             doubts: RefCell::default(),
+            entry_doubts: RefCell::default(),
+            entry_locks: Arc::new(EntryLocks::default()),
             unfinished: RefCell::default(),
             doubtful: Cell::new(false),
             settling: Cell::new(false),
@@ -283,8 +291,10 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
             // a change of several pages.
             self.suspect.set(Some((copy.at, word)));
         }
-        (page.is_of_one_piece() || self.fabric().breaks(rules::CHECKSUMS))
-            && (page.address() == copy.at || self.fabric().breaks(rules::OWN_ADDRESS))
+        let is_whole = page.is_of_one_piece()
+            || self.fabric().breaks(rules::CHECKSUMS)
+            || (page.has_whole_header() && self.fabric().breaks(rules::ENTRIES_CHECKED));
+        is_whole && (page.address() == copy.at || self.fabric().breaks(rules::OWN_ADDRESS))
     }
 
     /// Returns the copy if its page is live (V4).
@@ -306,7 +316,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         let mut unknown = 0;
         for _ in 0..REREADS {
             if let Some(copy) = last.take() {
-                self.suspect.set(Some((copy.at, copy.word())));
+                self.suspect.set(Some((copy.at, Self::blocking_word(&copy))));
             }
             backoff.count();
             self.fabric().counters().count_retry();

@@ -85,7 +85,9 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         // The page may depend on another page of its entry, which a second client took over before
         // it died too. Retries always find this page first, so recover the other one here.
         match self.suspect.take() {
-            Some((other, word)) if other != at => self.look_after_one(other, word).await.map(drop),
+            Some(other) if other != (at, word) => {
+                self.look_after_one(other.0, other.1).await.map(drop)
+            }
             _ => Ok(()),
         }
     }
@@ -149,10 +151,14 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     async fn recover(&self, gone: Gone, at: GlobalAddr) -> Result<(), Miss> {
         let found = self.read_raw(at).await?;
         let word = found.word();
-        if word.owner() != gone.owner || (!word.is_locked() && found.page().is_of_one_piece()) {
+        let entries = found.page().entry_lock();
+        if entries.is_locked() && entries.owner() == gone.owner {
+            return self.recover_entries(&found).await;
+        }
+        let of_one_piece = found.is_complete();
+        if word.owner() != gone.owner || (!word.is_locked() && of_one_piece) {
             return Ok(());
         }
-        let of_one_piece = found.page().is_of_one_piece();
         let entries = self.log_entries(gone.owner).await?;
         let about = |version: u64| {
             let is_it = move |page: &RedoPage| {
@@ -300,11 +306,11 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     async fn finish_for(&self, gone: Gone, redo: &RedoPage) -> Result<(), Miss> {
         let found = self.read_raw(redo.at).await?;
         let word = found.word();
-        if !self.belongs(word, gone, redo, found.page().is_of_one_piece()) {
+        if !self.belongs(word, gone, redo, found.is_complete()) {
             // Another client has taken the page over and has not finished it yet. The pages after
             // it must wait for that.
             let under_way = word.version() < redo.version
-                || (word.version() == redo.version && !found.page().is_of_one_piece());
+                || (word.version() == redo.version && !found.is_complete());
             return if under_way && !self.fabric().breaks(rules::SURVIVORS_AWAITED) {
                 self.suspect.set(Some((redo.at, word)));
                 Err(Miss::Restart)

@@ -68,7 +68,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         let relocked = target.locked_by(target.owner());
         let found = self.read_raw(at).await?;
         let word = found.word();
-        if word == target && !found.page().is_of_one_piece() {
+        if word == target && !found.is_complete() {
             // Torn and unlocked: lock it again in the new version before writing the rest.
             let swap = self.fabric().compare_swap(at, word.to_bits(), relocked.to_bits());
             if swap.await? != word.to_bits() {

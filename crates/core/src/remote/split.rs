@@ -94,6 +94,8 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         let content = Image::<L>::empty();
         content.page().format_empty(nodes[0], full.level(), L::key(&L::low(full)), None);
         content.page().copy_content(full);
+        content.page().clear_entry_lock();
+        L::seal_entries(content.page()); // for the version of the new page
         let halves = Halves::of(self.fabric(), content.page(), nodes[1], entry);
         let Some(Halves { left, right, separator }) = halves else {
             return Err(self.without_room(locked).await);

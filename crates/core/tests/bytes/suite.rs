@@ -5,6 +5,7 @@ use farleaf_core::index::coarse::{Coarse, CoarseOptions, Partitioning};
 use farleaf_core::index::conformance::{self, Setup};
 use farleaf_core::index::fine::{Fine, FineOptions};
 use farleaf_core::index::hybrid::{Hybrid, HybridOptions};
+use farleaf_core::index::sherman::{Sherman, ShermanOptions};
 use farleaf_core::page::{Bytes, Named, OwnedKey};
 use farleaf_core::server::MemoryServerConfig;
 use farleaf_fabric::local::LocalConfig;
@@ -74,6 +75,24 @@ fn hybrid<L: Named>(provider: &AnyProvider) {
         HybridOptions { chunk_nodes_log2: 4, ..HybridOptions::with_boundaries(thirds::<L>()) };
     let setup = Setup { provider, options, memory_servers: 3, server: server() };
     conformance::run::<L, Hybrid, _>(&setup);
+}
+
+fn sherman<L: Named>(provider: &AnyProvider) {
+    let options = ShermanOptions { chunk_nodes_log2: 4, cache_bytes: 4_000, hand_overs: 2 };
+    let setup = Setup { provider, options, memory_servers: 3, server: server() };
+    conformance::run::<L, Sherman, _>(&setup);
+}
+
+/// Its leaves are written as a whole.
+#[test]
+fn sherman_locally() {
+    sherman::<Bytes<128>>(&local(LocalConfig::default()));
+}
+
+#[test]
+fn sherman_simulated() {
+    sherman::<Bytes<128>>(&sim(SimConfig::default()));
+    (1..4).for_each(|seed| sherman::<Bytes<128>>(&rough(seed)));
 }
 
 #[test]

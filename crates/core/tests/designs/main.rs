@@ -15,4 +15,5 @@ mod fine;
 mod fresh_nodes;
 mod hybrid;
 mod other_pages;
+mod sherman;
 mod tickets;

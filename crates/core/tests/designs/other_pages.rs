@@ -5,6 +5,7 @@ use farleaf_core::index::coarse::{Coarse, CoarseOptions, Partitioning};
 use farleaf_core::index::dex::{Dex, DexOptions};
 use farleaf_core::index::fine::{Fine, FineOptions};
 use farleaf_core::index::hybrid::{Hybrid, HybridOptions};
+use farleaf_core::index::sherman::{Sherman, ShermanOptions};
 use farleaf_core::index::{Design, IndexError};
 use farleaf_core::page::Fixed8;
 use farleaf_core::server::{MemoryServer, MemoryServerConfig};
@@ -81,6 +82,7 @@ fn there_is_no_index_over_pools_of_two_layouts() {
     is_refused::<Coarse>(&CoarseOptions { partitioning });
     is_refused::<Fine>(&FineOptions::default());
     is_refused::<Hybrid>(&HybridOptions::with_boundaries(boundaries()));
+    is_refused::<Sherman>(&ShermanOptions::default());
     is_refused::<Dex>(&DexOptions::with_boundaries(vec![], Default::default()));
 }
 

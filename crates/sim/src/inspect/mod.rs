@@ -167,7 +167,7 @@ impl<L: Named> Pool<L> {
         let mut walk = Walk::new(self, expect);
         let seen = match self.design {
             DesignSpec::Coarse { .. } => walk.coarse(),
-            DesignSpec::Fine { .. } => walk.fine(),
+            DesignSpec::Fine { .. } | DesignSpec::Sherman { .. } => walk.blink(),
             DesignSpec::Hybrid { .. } => walk.hybrid(),
             DesignSpec::Dex { .. } => walk.dex(),
             DesignSpec::Dlsm { .. } => Err(Stop::Wrong("tables are not pages".to_owned())),

@@ -1,9 +1,11 @@
-//! Inspects the pages that clients access one-sided: the tree of the fine-grained design and the
-//! leaves of the hybrid one.
+//! Inspects the pages that clients access one-sided: the trees of the fine-grained design and of
+//! Sherman, and the leaves of the hybrid design.
 //!
 //! *Invariants while no page on the path is held or half written*
 //! - fine: B1 and B2 of `farleaf_core::index::fine`, as checked by [`super::walk`]. The lists in
 //!   heads are hints and are not inspected.
+//! - Sherman: the same. No key is in two entries of a leaf (entries.N2), and at the end of a run no
+//!   entry is torn and no entry lock is held.
 //! - hybrid: Y1 and Y2 of `farleaf_core::index::hybrid`: one chain through all shares, in which
 //!   each share's first leaf begins at the beginning of the share.
 //!
@@ -17,7 +19,7 @@ use farleaf_core::page::{Named, OwnedKey, Page, Superblock};
 use farleaf_fabric::{GlobalAddr, Region, RpcService};
 
 impl<L: Named> Walk<'_, L> {
-    pub(super) fn fine(&mut self) -> Result<Records, Stop> {
+    pub(super) fn blink(&mut self) -> Result<Records, Stop> {
         let root = Superblock::root(self.superblock(0));
         records(&self.leaves(root, Access::OneSided)?)
     }

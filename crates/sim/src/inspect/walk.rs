@@ -94,6 +94,10 @@ impl<'a, L: Named> Walk<'a, L> {
                 _ => return wrong("is still locked"),
             }
         }
+        let is_final = self.expect != Expect::WellFormed;
+        if page.entry_lock().is_locked() && is_final && !self.pool.clients_die {
+            return wrong("has entries that are still locked");
+        }
         if page.address() != at {
             return wrong(&format!("has the address {:?} in its header", page.address()));
         }

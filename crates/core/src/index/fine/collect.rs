@@ -37,19 +37,19 @@ enum Pair<K> {
 
 impl<F: Fabric, L: Layout> Collect for FineIndex<F, L> {
     async fn collect_all(&self) -> Result<(), IndexError> {
-        self.pages.settle_doubts().await;
+        self.tree.pages.settle_doubts().await;
         for _ in 0..MAX_PASSES {
             let mut cursor = CollectCursor::default();
             while let Some(next) = self.collect_step(cursor.clone()).await? {
                 cursor = next;
             }
-            let root_merged = self.pages.attempts(async || self.collect_root().await).await?;
+            let root_merged = self.tree.pages.attempts(async || self.collect_root().await).await?;
             if cursor.merged == 0 && !root_merged {
                 break;
             }
         }
         self.refresh_heads().await?;
-        Ok(self.pages.share_free_nodes().await?)
+        Ok(self.tree.pages.share_free_nodes().await?)
     }
 
     /// Collects the children of one parent, or some of them; `None` at the end of a pass.
@@ -60,6 +60,7 @@ impl<F: Fabric, L: Layout> Collect for FineIndex<F, L> {
         let CollectCursor { level, key, mut merged } = cursor;
         let from = key.unwrap_or_else(L::min_key);
         let Some(next) = self
+            .tree
             .pages
             .attempts(async || self.collect_if_there(level, L::key(&from), &mut merged).await)
             .await?
@@ -73,12 +74,12 @@ impl<F: Fabric, L: Layout> Collect for FineIndex<F, L> {
     /// Completes a pass that ran alongside other work: collects the root, refreshes heads, returns
     /// free nodes.
     async fn end_pass(&self) -> Result<(), IndexError> {
-        match self.pages.attempts(async || self.collect_root().await).await {
+        match self.tree.pages.attempts(async || self.collect_root().await).await {
             Ok(_) | Err(RemoteError::Contended { .. }) => {}
             Err(error) => return Err(error.into()),
         }
         self.refresh_heads().await?;
-        Ok(self.pages.share_free_nodes().await?)
+        Ok(self.tree.pages.share_free_nodes().await?)
     }
 }
 
@@ -91,7 +92,7 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
         key: &L::Key,
         merged: &mut u64,
     ) -> Result<Option<Option<OwnedKey<L>>>, Miss> {
-        let root = self.pages.read(self.root_pointer()).await?;
+        let root = self.tree.pages.read(self.tree.root_pointer()).await?;
         if root.page().level() <= level {
             return Ok(None);
         }
@@ -107,24 +108,24 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
         key: &L::Key,
         merged: &mut u64,
     ) -> Result<Option<OwnedKey<L>>, Miss> {
-        let parent = self.descend(Probe::At(key), level + 1).await?;
+        let parent = self.tree.descend(Probe::At(key), level + 1).await?;
         let count = parent.page().count();
         let first = L::inner_slot(parent.page(), Probe::At(key));
         let mut left: Option<PageCopy<L>> = None;
         for start in (first..count).step_by(CHILDREN_AHEAD) {
             let slots = start..(start + CHILDREN_AHEAD).min(count);
             let child = |slot| parent.pointer(L::inner_child(parent.page(), slot));
-            let posted = slots.clone().map(|slot| self.pages.post_together(child(slot)));
+            let posted = slots.clone().map(|slot| self.tree.pages.post_together(child(slot)));
             let posted: Vec<_> = posted.collect::<Result<_, Miss>>()?;
             for (slot, read) in slots.zip(posted) {
-                let mut copy = self.pages.finish_read(read).await?;
-                self.pages.fabric().charge(Work::VisitNode).await;
+                let mut copy = self.tree.pages.finish_read(read).await?;
+                self.tree.pages.fabric().charge(Work::VisitNode).await;
                 if copy.page().level() != level {
                     return Err(Miss::Restart);
                 }
                 if level == 0 && copy.page().deleted_count() > 0 {
-                    compact(&self.pages, &copy).await?;
-                    copy = self.pages.read(copy.itself()).await?;
+                    compact(&self.tree.pages, &copy).await?;
+                    copy = self.tree.pages.read(copy.itself()).await?;
                 }
                 if let Some(left) = &left
                     && are_too_empty(left.page(), copy.page())
@@ -154,12 +155,12 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
         right: &PageCopy<L>,
     ) -> Result<Pair<OwnedKey<L>>, Miss> {
         let unknown = left.page().sibling() != right.at();
-        if unknown && !self.pages.fabric().breaks(rules::NEIGHBOURS_ONLY) {
+        if unknown && !self.tree.pages.fabric().breaks(rules::NEIGHBOURS_ONLY) {
             return self.remove_head_between(left, right).await;
         }
         let above = Image::of(parent.page());
         let Some(Joined { left: lower, right: upper, separator, left_loses }) =
-            join(&self.pages, left.page(), right.page(), |separator| {
+            join(&self.tree.pages, left.page(), right.page(), |separator| {
                 L::inner_can_set_key(parent.page(), slot + 1, separator)
             })
         else {
@@ -173,19 +174,19 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
             Some(_) => {}
         }
         let [parent_lock, left_lock, right_lock] =
-            lock_all(&self.pages, [parent, left, right]).await?;
-        self.pages.fabric().charge(Work::RestructureNode).await;
-        self.pages.fabric().charge(Work::ChangeNode).await;
+            lock_all(&self.tree.pages, [parent, left, right]).await?;
+        self.tree.pages.fabric().charge(Work::RestructureNode).await;
+        self.tree.pages.fabric().charge(Work::ChangeNode).await;
         let above = Change::new(parent_lock, parent, above);
         let lower = Change::new(left_lock, left, lower);
         let upper = Change::new(right_lock, right, upper);
         let changes =
             if left_loses { vec![lower, above, upper] } else { vec![upper, above, lower] };
-        self.pages.commit_together(changes).await?;
+        self.tree.pages.commit_together(changes).await?;
         Ok(match separator {
             Some(separator) => Pair::Rebalanced(separator),
             None => {
-                self.pages.retire(right.at());
+                self.tree.pages.retire(right.at());
                 Pair::Merged
             }
         })
@@ -198,7 +199,7 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
         left: &PageCopy<L>,
         right: &PageCopy<L>,
     ) -> Result<Pair<OwnedKey<L>>, Miss> {
-        let between = self.pages.read(left.pointer(left.page().sibling())).await?;
+        let between = self.tree.pages.read(left.pointer(left.page().sibling())).await?;
         let page = between.page();
         if !page.is_head() || page.sibling() != right.at() {
             return Ok(Pair::Untouched);
@@ -217,22 +218,22 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
         let (before, gone) = (Image::of(leaf.page()), Image::of(head.page()));
         before.page().set_sibling(head.page().sibling());
         gone.page().set_dead();
-        let [leaf_lock, head_lock] = lock_all(&self.pages, [leaf, head]).await?;
+        let [leaf_lock, head_lock] = lock_all(&self.tree.pages, [leaf, head]).await?;
         let changes =
             vec![Change::new(leaf_lock, leaf, before), Change::new(head_lock, head, gone)];
-        self.pages.commit_together(changes).await?;
-        self.pages.retire(head.at());
+        self.tree.pages.commit_together(changes).await?;
+        self.tree.pages.retire(head.at());
         Ok(())
     }
 
     /// Collects the root at the end of a pass: compacts it if it is a leaf, or moves the content of
     /// an only child into it. Returns whether it did the latter.
     async fn collect_root(&self) -> Result<bool, Miss> {
-        let root = self.pages.read(self.root_pointer()).await?;
-        self.root_level.set(root.page().level());
+        let root = self.tree.pages.read(self.tree.root_pointer()).await?;
+        self.tree.set_root_level(root.page().level());
         if root.page().level() == 0 {
             if root.page().deleted_count() > 0 {
-                compact(&self.pages, &root).await?;
+                compact(&self.tree.pages, &root).await?;
             }
             return Ok(false);
         }
@@ -240,22 +241,22 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
             return Ok(false);
         }
         let child_at: GlobalAddr = L::inner_child(root.page(), 0);
-        let child = self.pages.read(root.pointer(child_at)).await?;
+        let child = self.tree.pages.read(root.pointer(child_at)).await?;
         // If the child was split and its sibling is not in the root yet, it is not the only child.
         let split = !child.page().sibling().is_null() || !child.page().high_is_infinite();
-        if split && !self.pages.fabric().breaks(rules::WHOLE_CHILD_ONLY) {
+        if split && !self.tree.pages.fabric().breaks(rules::WHOLE_CHILD_ONLY) {
             return Ok(false);
         }
         let (top, gone) = (Image::of(root.page()), Image::of(child.page()));
         top.page().copy_content(child.page());
         gone.page().set_dead();
-        let [root_lock, child_lock] = lock_all(&self.pages, [&root, &child]).await?;
-        self.pages.fabric().charge(Work::RestructureNode).await;
+        let [root_lock, child_lock] = lock_all(&self.tree.pages, [&root, &child]).await?;
+        self.tree.pages.fabric().charge(Work::RestructureNode).await;
         let changes =
             vec![Change::new(child_lock, &child, gone), Change::new(root_lock, &root, top)];
-        self.pages.commit_together(changes).await?;
-        self.pages.retire(child_at);
-        self.root_level.set(root.page().level() - 1);
+        self.tree.pages.commit_together(changes).await?;
+        self.tree.pages.retire(child_at);
+        self.tree.set_root_level(root.page().level() - 1);
         Ok(true)
     }
 }

@@ -31,6 +31,7 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
         while let Some(from) = key {
             let mut from = from;
             key = self
+                .tree
                 .pages
                 .attempts(async || self.refresh_below(&mut from, &mut since).await)
                 .await?;
@@ -56,17 +57,17 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
         key: &mut OwnedKey<L>,
         since: &mut Since,
     ) -> Result<Option<OwnedKey<L>>, Miss> {
-        let root = self.pages.read(self.root_pointer()).await?;
+        let root = self.tree.pages.read(self.tree.root_pointer()).await?;
         if root.page().level() == 0 {
             return Ok(None);
         }
         drop(root);
-        let parent = self.descend(Probe::At(L::key(key)), 1).await?;
+        let parent = self.tree.descend(Probe::At(L::key(key)), 1).await?;
         let mut children = Self::children(&parent, 0);
         let own = children.len();
         let next_parent = parent.page().sibling();
         if !next_parent.is_null() {
-            let next = self.pages.read(parent.pointer(next_parent)).await?;
+            let next = self.tree.pages.read(parent.pointer(next_parent)).await?;
             if next.page().level() == 1 {
                 children.extend(Self::children(&next, 0));
             }
@@ -81,8 +82,8 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
             let due = leaves >= every || (number + 1 == own && 2 * leaves >= every);
             let wanted = due && !listed.is_empty();
             let pointer = parent.pointer(children[number].1);
-            let leaf = self.pages.read(pointer).await?;
-            self.pages.fabric().charge(Work::VisitNode).await;
+            let leaf = self.tree.pages.read(pointer).await?;
+            self.tree.pages.fabric().charge(Work::VisitNode).await;
             let next_is_known = following.first().map(|(_, at)| *at) == Some(leaf.page().sibling());
             if next_is_known && wanted {
                 self.add_head(&leaf, listed).await?;
@@ -109,22 +110,22 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
             return Ok(());
         }
         // A head is optional: skip it if there is no memory.
-        let Ok(at) = self.pages.take_node_anywhere().await else { return Ok(()) };
+        let Ok(at) = self.tree.pages.take_node_anywhere().await else { return Ok(()) };
         let image = head_image::<L>(at, listed);
         let outcome = async {
-            let fresh = self.pages.fresh_word(at).await?;
-            let locked = self.pages.lock(leaf).await?;
-            if let Err(error) = self.pages.write_fresh(&[(at, fresh, &image)]).await {
-                self.pages.release(locked).await;
+            let fresh = self.tree.pages.fresh_word(at).await?;
+            let locked = self.tree.pages.lock(leaf).await?;
+            if let Err(error) = self.tree.pages.write_fresh(&[(at, fresh, &image)]).await {
+                self.tree.pages.release(locked).await;
                 return Err(error.into());
             }
             let linked = Image::of(leaf.page());
             linked.page().set_sibling(at);
-            Ok(self.pages.commit(Change::new(locked, leaf, linked)).await?)
+            Ok(self.tree.pages.commit(Change::new(locked, leaf, linked)).await?)
         }
         .await;
         if let Err(Miss::Restart) = outcome {
-            self.pages.give_back_unseen(at);
+            self.tree.pages.give_back_unseen(at);
         }
         outcome
     }
@@ -137,7 +138,7 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
         listed: &[(OwnedKey<L>, GlobalAddr)],
         wanted: bool,
     ) -> Result<(), Miss> {
-        let head = self.pages.read(leaf.pointer(leaf.page().sibling())).await?;
+        let head = self.tree.pages.read(leaf.pointer(leaf.page().sibling())).await?;
         if !head.page().is_head() {
             return Ok(());
         }
@@ -160,7 +161,7 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
         }
         let image = Image::of(page);
         image.page().copy_content(wanted.page());
-        self.pages.replace(&head, image).await
+        self.tree.pages.replace(&head, image).await
     }
 }
 

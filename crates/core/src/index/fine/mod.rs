@@ -8,8 +8,8 @@
 //!
 //! *Invariants*
 //! - fine.B1. Following child words and siblings from the root reaches every record at every
-//!   instant, even after clients have died: a node is written before anything points to it, and
-//!   unlinked before it is freed.
+//!   instant, even after clients have died: a node is written before anything points to it
+//!   (blink.B1), and unlinked before it is freed.
 //! - fine.B2. A node's high fence is its right sibling's low fence. The leftmost low fence is the
 //!   smallest key, the rightmost high fence is infinite.
 //! - fine.B3. Locks are taken from the top down and left before right, and the holder of a leaf's
@@ -19,20 +19,17 @@
 //! overlap.
 
 mod collect;
-mod descend;
 mod heads;
-mod load;
 mod locate;
 mod options;
-mod write;
 
 pub use options::FineOptions;
 
+use super::one_sided::BlinkTree;
 use super::{Design, IndexError};
 use crate::page::{DesignId, Layout};
 use crate::remote::{Image, PageClient, RpcClient};
 use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
-use std::cell::Cell;
 
 /// The fine-grained design.
 #[derive(Clone, Copy, Debug, Default)]
@@ -73,23 +70,20 @@ impl<L: Layout> Design<L> for Fine {
         }
         let pages = PageClient::new(fabric, options.chunk_bytes());
         pages.validate_by_versions(options.by_versions);
-        Ok(FineIndex { pages, options, root, root_level: Cell::new(0) })
+        Ok(FineIndex { tree: BlinkTree::new(pages, root), options })
     }
 }
 
 /// A handle on a fine-grained index.
 #[derive(Debug)]
 pub struct FineIndex<F: Fabric, L: Layout> {
-    pages: PageClient<F, L>,
+    tree: BlinkTree<F, L>,
     options: FineOptions,
-    root: GlobalAddr,
-    /// The root's level when it was last read.
-    root_level: Cell<u8>,
 }
 
 impl<F: Fabric, L: Layout> FineIndex<F, L> {
     /// The client for the tree's pages, for tests and tools.
     pub fn pages(&self) -> &PageClient<F, L> {
-        &self.pages
+        &self.tree.pages
     }
 }

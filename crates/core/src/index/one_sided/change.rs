@@ -37,7 +37,7 @@ pub(super) async fn get_all<I: Locate>(
 }
 
 /// Applies `edit` to the leaf of its key, or splits the leaf if a new record does not fit.
-pub(super) async fn change<I: Locate>(
+pub(crate) async fn change<I: Locate>(
     index: &I,
     edit: LeafEdit<&Key<I>, &Value<I>>,
 ) -> Result<Answer<OwnedValue<I::Layout>>, IndexError> {

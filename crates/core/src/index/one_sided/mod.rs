@@ -4,7 +4,8 @@
 //! Leaves are B-link nodes: each has its key range and its right sibling. A design defines how it
 //! locates leaves ([`Locate`]), what follows from a split, and how it collects ([`Collect`]).
 //! Lookups, changes, scans in both directions, and joining sparse leaves are the same for all such
-//! designs, and are implemented here.
+//! designs, and are implemented here. So are descents, splits and loads of a tree all of whose
+//! nodes are one-sided (`tree.rs`, `load.rs`).
 //!
 //! *Invariants*
 //! - A located leaf is not trusted: its page states which keys it covers (`page::step`).
@@ -15,10 +16,14 @@
 
 mod change;
 mod collect;
+mod load;
 mod scan;
+mod tree;
 
+pub(crate) use change::change as change_whole_leaf;
 pub use collect::{Collect, CollectCursor, collect_in_background};
 pub(crate) use collect::{Joined, compact, join, lock_all};
+pub(crate) use tree::BlinkTree;
 
 use super::{IndexAdmin, IndexError, RangeIndex, Records, Scan};
 use crate::page::{Answer, Entry, Layout, LeafEdit, OwnedKey, OwnedValue, Probe};
@@ -77,6 +82,17 @@ pub trait Locate: Sized {
         &self,
         keys: &[Q],
     ) -> impl Future<Output = Result<Found<Self>, IndexError>>;
+
+    /// Executes an operation that may change a leaf.
+    ///
+    /// # Errors
+    /// As [`RangeIndex::execute`].
+    fn change(
+        &self,
+        edit: LeafEdit<&Key<Self>, &Value<Self>>,
+    ) -> impl Future<Output = Result<Answer<OwnedValue<Self::Layout>>, IndexError>> {
+        change::change(self, edit)
+    }
 
     /// Splits a full leaf, adds `entry`, and updates the level above. Takes nodes from `spare`, and
     /// puts back unused ones.
@@ -151,7 +167,7 @@ impl<I: Locate> RangeIndex for I {
         match edit.changes() {
             true => {
                 edit.check::<I::Layout>()?;
-                change::change(self, edit).await
+                self.change(edit).await
             }
             false => Ok(Answer::from_lookup(self.get(edit.key).await?)),
         }

@@ -278,6 +278,7 @@ impl<const WORDS: usize> Bytes<WORDS> {
 impl<const WORDS: usize> Layout for Bytes<WORDS> {
     type Key = [u8];
     type Value = [u8];
+    type Entries = Self;
 
     const HAS_HEAP: bool = true;
     const FORMAT: u8 = 3;

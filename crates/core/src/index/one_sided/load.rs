@@ -3,10 +3,10 @@
 //! publishes them.
 //!
 //! *Invariants*
-//! - fine.L1. Page `i` of a level is on server `i mod S`.
-//! - fine.L2. Nothing reachable points to a loaded page before all of them are written.
+//! - blink.L1. Page `i` of a level is on server `i mod S`.
+//! - blink.L2. Nothing reachable points to a loaded page before all of them are written.
 
-use super::FineIndex;
+use super::tree::BlinkTree;
 use crate::index::{Ascending, IndexError, check_fill};
 use crate::page::{Back, Layout, NextPage, OwnedKey, OwnedValue, fill_end, filled_weight};
 use crate::remote::{
@@ -252,11 +252,14 @@ impl<F: Fabric, L: Layout> Load<'_, F, L> {
     }
 }
 
-impl<F: Fabric, L: Layout> FineIndex<F, L> {
-    pub(super) async fn load_records(
+impl<F: Fabric, L: Layout> BlinkTree<F, L> {
+    /// Loads ascending records into the empty tree. A head follows every `leaves_per_head` leaves;
+    /// with 0 there are none.
+    pub(crate) async fn load(
         &self,
         records: impl Iterator<Item = (OwnedKey<L>, OwnedValue<L>)>,
         fill: f64,
+        leaves_per_head: u16,
     ) -> Result<u64, IndexError> {
         check_fill(fill)?;
         self.pages.attempts(async || self.check_empty().await).await?;
@@ -265,7 +268,7 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
             writer: FreshWriter::new(&self.pages),
             memory_servers: u64::from(self.pages.fabric().memory_servers()),
             fill: filled_weight::<L>(permille),
-            leaves_per_head: usize::from(self.options.leaves_per_head).min(head_leaves::<L>()),
+            leaves_per_head: usize::from(leaves_per_head).min(head_leaves::<L>()),
             levels: Vec::new(),
             head: None,
             leaves_since_head: 0,
@@ -294,7 +297,7 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
         if root.page().level() == 0 && root.page().live_count() == 0 {
             return Ok(());
         }
-        let (server, refusal) = (self.root.server(), Refusal::NotEmpty);
+        let (server, refusal) = (self.root().server(), Refusal::NotEmpty);
         Err(RemoteError::Refused { server, refusal }.into())
     }
 
@@ -309,7 +312,7 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
             return Err(Miss::Restart);
         }
         image.page().copy_content(top.page());
-        self.root_level.set(top.page().level());
+        self.set_root_level(top.page().level());
         self.pages.commit(Change::new(locked, &root, image)).await?;
         Ok(())
     }

@@ -1,0 +1,170 @@
+//! Changes under a leaf's entry lock: lock, READ, WRITE of one entry with the unlock.
+
+use super::ShermanIndex;
+use crate::index::IndexError;
+use crate::page::{Answer, Layout, LeafEdit, LeafOutcome, OwnedValue, Probe, Step, step};
+use crate::remote::{EntryWords, Image, Miss, PageCopy, Pointer, RemoteError};
+use crate::rules;
+use farleaf_fabric::sync::Ordering;
+use farleaf_fabric::{Fabric, GlobalAddr, Work};
+use smallvec::SmallVec;
+
+/// Maximum number of siblings that one change follows. A longer chain would mean that clients do
+/// not install separators.
+const MAX_STEPS: usize = 1_000;
+/// Words of an entry that a new record is written to.
+const NEW_RECORD_WORDS: usize = 3;
+
+/// What a change does at a leaf.
+enum Turn<T> {
+    Done(T),
+    /// The key is in a leaf further to the right.
+    Right(GlobalAddr),
+    /// The leaf is another compute server's (sherman.O1).
+    Of(usize),
+}
+
+type Edit<'e, L> = LeafEdit<&'e <L as Layout>::Key, &'e <L as Layout>::Value>;
+
+impl<F: Fabric, L: Layout> ShermanIndex<F, L> {
+    pub(super) async fn change_entry(
+        &self,
+        edit: Edit<'_, L>,
+    ) -> Result<Answer<OwnedValue<L>>, IndexError> {
+        let pages = &self.tree.pages;
+        pages.settle_doubts().await;
+        let mut spare = Vec::new();
+        let outcome = pages.attempts(async || self.try_change(edit, &mut spare).await).await;
+        spare.into_iter().for_each(|node| pages.give_back_unseen(node));
+        Ok(outcome?)
+    }
+
+    async fn try_change(
+        &self,
+        edit: Edit<'_, L>,
+        spare: &mut Vec<GlobalAddr>,
+    ) -> Result<Answer<OwnedValue<L>>, Miss> {
+        let mut at = self.leaf_of(Probe::At(edit.key)).await?;
+        let mut owner = self.sides.owner(Probe::At(edit.key));
+        for _ in 0..MAX_STEPS {
+            match self.change_at(at, owner, edit, spare).await? {
+                Turn::Done(answer) => return Ok(answer),
+                Turn::Right(to) => at = to,
+                Turn::Of(other) => owner = other,
+            }
+        }
+        Err(Miss::Restart)
+    }
+
+    /// Changes the leaf at `at`, if that is the one of the key and `owner` is its owner.
+    async fn change_at(
+        &self,
+        at: GlobalAddr,
+        owner: usize,
+        edit: Edit<'_, L>,
+        spare: &mut Vec<GlobalAddr>,
+    ) -> Result<Turn<Answer<OwnedValue<L>>>, Miss> {
+        let pages = &self.tree.pages;
+        let earlier = match pages.fabric().breaks(rules::READ_UNDER_LOCK) {
+            true => Some(self.read(at).await?),
+            false => None,
+        };
+        let hold = pages.hold_entries_by(self.sides.locks(owner), at).await?;
+        let copy = match earlier {
+            Some(copy) => Ok(copy),
+            None => self.read(at).await,
+        };
+        let copy = match copy {
+            Ok(copy) => copy,
+            Err(miss) => {
+                pages.release_entries(hold).await;
+                return Err(miss);
+            }
+        };
+        // A whole page that is being written may still look like the old one.
+        let next = match copy.word().is_locked() {
+            true => Step::Lost,
+            false => step(copy.page(), Probe::At(edit.key), 0),
+        };
+        if next != Step::Here {
+            pages.release_entries(hold).await;
+            self.sides.cache(Probe::At(edit.key)).forget(Probe::At(edit.key));
+            return match next {
+                Step::Right(to) => Ok(Turn::Right(to)),
+                _ => Err(Miss::Restart),
+            };
+        }
+        let of_leaf = self.sides.owner(Probe::At(L::key(&L::low(copy.page()))));
+        if of_leaf != owner {
+            pages.release_entries(hold).await;
+            return Ok(Turn::Of(of_leaf));
+        }
+        let image = Image::of(copy.page());
+        match edit.apply(image.page()) {
+            LeafOutcome::Nothing(answer) => {
+                pages.release_entries(hold).await;
+                Ok(Turn::Done(answer))
+            }
+            LeafOutcome::Changed { answer, words, .. } => {
+                pages.fabric().charge(Work::ChangeNode).await;
+                let words = match words.front() {
+                    all if all.len() > NEW_RECORD_WORDS => changed_words(&copy, &image),
+                    words => words,
+                };
+                pages.write_entries(hold, &image, &writes_of(words)).await?;
+                Ok(Turn::Done(answer))
+            }
+            LeafOutcome::Full => {
+                let Some(entry) = edit.new_record() else {
+                    pages.release_entries(hold).await;
+                    return Err(RemoteError::BadReply { server: at.server() }.into());
+                };
+                let answer = edit.answer_after_split(copy.page());
+                let split = async {
+                    self.tree.provide_all(spare).await?;
+                    self.tree.split_page(&copy, &entry, spare).await
+                };
+                let split = split.await;
+                match &split {
+                    // The leaf may be half written: the lock is released with the doubt about it.
+                    Err(Miss::Failed(RemoteError::Indeterminate(_))) => drop(hold),
+                    _ => pages.release_entries(hold).await,
+                }
+                self.tree.install_all(split?, spare).await;
+                self.sides.cache(Probe::At(edit.key)).forget(Probe::At(edit.key));
+                Ok(Turn::Done(answer))
+            }
+        }
+    }
+
+    async fn read(&self, at: GlobalAddr) -> Result<PageCopy<L>, Miss> {
+        let copy = self.tree.pages.read(Pointer::fixed(at)).await?;
+        self.tree.note_root(&copy);
+        self.tree.pages.fabric().charge(Work::VisitNode).await;
+        Ok(copy)
+    }
+}
+
+/// The words in which an image differs from the leaf.
+fn changed_words<L: Layout>(copy: &PageCopy<L>, image: &Image<L>) -> EntryWords {
+    let (before, after) = (copy.page().words(), image.page().words());
+    let differs = |word: &usize| {
+        before[*word].load(Ordering::Relaxed) != after[*word].load(Ordering::Relaxed)
+    };
+    let mut changed = (0..before.len()).filter(differs);
+    let first = changed.next().unwrap_or(0);
+    first..changed.next_back().unwrap_or(first) + 1
+}
+
+/// The WRITEs of a change: key and value of a new record come before its check (entries.N3).
+fn writes_of(words: EntryWords) -> SmallVec<[EntryWords; 2]> {
+    let mut writes = SmallVec::new();
+    let check = words.end - 1;
+    if words.len() == NEW_RECORD_WORDS {
+        writes.push(words.start..check);
+        writes.push(check..words.end);
+    } else {
+        writes.push(words);
+    }
+    writes
+}

@@ -1,0 +1,37 @@
+//! Options of a new Sherman index. The superblock holds those of the memory servers. From the low
+//! end up:
+//!
+//! ```text
+//! [design:8][log2 of chunk nodes:7][reserved:17][claim id:32]
+//! ```
+
+use crate::page::{DesignId, NodeCarver};
+
+/// Options of a new Sherman index.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ShermanOptions {
+    /// How many nodes a client takes from a memory server at once, as a power of two.
+    pub chunk_nodes_log2: u8,
+    /// Size of the cached nodes of each compute server, in bytes. Only parents of leaves are
+    /// cached.
+    pub cache_bytes: u64,
+    /// How many clients of a compute server in a row can get a leaf's lock by hand-over. 0 disables
+    /// hand-over.
+    pub hand_overs: u32,
+}
+
+impl Default for ShermanOptions {
+    fn default() -> Self {
+        Self { chunk_nodes_log2: 8, cache_bytes: 64 << 20, hand_overs: 8 }
+    }
+}
+
+impl ShermanOptions {
+    pub(super) fn to_word(self) -> u64 {
+        DesignId::Sherman as u64 | u64::from(self.chunk_nodes_log2 & 0x7f) << 8
+    }
+
+    pub(super) fn chunk_bytes(word: u64) -> u64 {
+        NodeCarver::NODE_ALIGN << ((word >> 8) as u8 & 0x7f).min(20)
+    }
+}

@@ -1,0 +1,113 @@
+//! What the clients of a compute server share, and whose side of an index an operation takes.
+//!
+//! *Invariants*
+//! - sherman.O1. In the partitioned form, a leaf belongs to the compute server that owns its lowest
+//!   key, which never changes. Its entries are changed in a turn of that compute server.
+//!
+//! *Thread safety*: shared by all threads of a process.
+
+use super::ShermanOptions;
+use super::cache::NodeCache;
+use crate::page::{Layout, OwnedKey, Probe};
+use crate::remote::EntryLocks;
+use farleaf_fabric::sync::{Arc, Mutex, lock};
+use std::collections::BTreeMap;
+
+/// What the clients of one compute server share.
+#[derive(Debug)]
+struct Side<L: Layout> {
+    cache: NodeCache<L>,
+    locks: Arc<EntryLocks>,
+}
+
+impl<L: Layout> Side<L> {
+    fn new(options: ShermanOptions, is_exclusive: bool) -> Arc<Self> {
+        let locks = match is_exclusive {
+            true => EntryLocks::exclusive(),
+            false => EntryLocks::new(options.hand_overs),
+        };
+        Arc::new(Self { cache: NodeCache::new(options.cache_bytes), locks: Arc::new(locks) })
+    }
+}
+
+/// The compute side of an index: for each compute server, its cached nodes and its turns at locks.
+#[derive(Debug)]
+pub struct ShermanCompute<L: Layout> {
+    options: ShermanOptions,
+    /// Where the keys of each compute server but the first begin; `None` if they share all keys.
+    boundaries: Option<Arc<Vec<OwnedKey<L>>>>,
+    sides: Arc<Mutex<BTreeMap<u16, Arc<Side<L>>>>>,
+}
+
+// Not derived: the derive would require more of `L`.
+impl<L: Layout> Clone for ShermanCompute<L> {
+    fn clone(&self) -> Self {
+        let Self { options, boundaries, sides } = self;
+        Self { options: *options, boundaries: boundaries.clone(), sides: sides.clone() }
+    }
+}
+
+impl<L: Layout> ShermanCompute<L> {
+    pub(super) fn new(options: ShermanOptions, boundaries: Option<Vec<OwnedKey<L>>>) -> Self {
+        let sides = Arc::new(Mutex::new(BTreeMap::new()));
+        Self { options, boundaries: boundaries.map(Arc::new), sides }
+    }
+
+    fn side(&self, compute_server: u16) -> Arc<Side<L>> {
+        let new = || Side::new(self.options, self.boundaries.is_some());
+        lock(&self.sides).entry(compute_server).or_insert_with(new).clone()
+    }
+
+    /// The sides that a client on a compute server takes.
+    pub(super) fn sides(&self, compute_server: u16) -> Sides<L> {
+        match &self.boundaries {
+            None => {
+                let own = self.side(compute_server);
+                Sides { boundaries: Arc::default(), of: vec![own] }
+            }
+            Some(boundaries) => {
+                let numbers = 0..=boundaries.len() as u16;
+                let of = numbers.map(|number| self.side(number)).collect();
+                Sides { boundaries: boundaries.clone(), of }
+            }
+        }
+    }
+
+    pub(super) fn cached_bytes(&self) -> u64 {
+        lock(&self.sides).values().map(|side| side.cache.bytes()).sum()
+    }
+}
+
+/// The sides that one client takes: that of its compute server for all keys, or for each key that
+/// of its owner.
+#[derive(Debug)]
+pub(super) struct Sides<L: Layout> {
+    boundaries: Arc<Vec<OwnedKey<L>>>,
+    of: Vec<Arc<Side<L>>>,
+}
+
+impl<L: Layout> Sides<L> {
+    /// The number of the side for a probe.
+    #[inline]
+    pub(super) fn owner(&self, probe: Probe<'_, L::Key>) -> usize {
+        match probe {
+            Probe::At(key) => self.boundaries.partition_point(|low| L::key(low) <= key),
+            Probe::Before(key) => self.boundaries.partition_point(|low| L::key(low) < key),
+            Probe::Last => self.boundaries.len(),
+        }
+    }
+
+    #[inline]
+    pub(super) fn cache(&self, probe: Probe<'_, L::Key>) -> &NodeCache<L> {
+        &self.of[self.owner(probe)].cache
+    }
+
+    pub(super) fn locks(&self, owner: usize) -> &Arc<EntryLocks> {
+        &self.of[owner].locks
+    }
+
+    /// The locks of the first side, for recovery.
+    pub(super) fn any_locks(&self) -> Arc<EntryLocks> {
+        self.of[0].locks.clone()
+    }
+}
