@@ -136,13 +136,13 @@ fn requests() -> Vec<(Request<Fixed8>, &'static str)> {
         (OwnerRequest::Retire { owner: 0x0201 }.into(), "1a0102"),
         (
             MergeRequest::Begin { owner: key, job: 7, words: vec![value] }.into(),
-            "1d887766554433221107000000000000000807060504030201",
+            "20887766554433221107000000000000000807060504030201",
         ),
         (
             MergeRequest::Step { owner: key, job: 7, step: 0x0201 }.into(),
-            "1e8877665544332211070000000000000001020000",
+            "218877665544332211070000000000000001020000",
         ),
-        (MergeRequest::Close { owner: key, job: 7 }.into(), "1f88776655443322110700000000000000"),
+        (MergeRequest::Close { owner: key, job: 7 }.into(), "2288776655443322110700000000000000"),
     ]
 }
 

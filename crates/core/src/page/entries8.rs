@@ -28,7 +28,7 @@
 use super::checksum::{chained_sum, sum_of};
 use super::fixed8::Fixed8;
 use super::layout::{
-    Entry, FencePosition, Layout, LeafInsert, LeafReplace, Probe, ScanWindow, SplitPlan,
+    Entry, FencePosition, Layout, LeafDelete, LeafInsert, LeafReplace, Probe, ScanWindow, SplitPlan,
 };
 use super::view::{HEADER_WORDS, HIGH_WORD, LOW_WORD, META_WORD, Page, SELF_WORD};
 use farleaf_fabric::GlobalAddr;
@@ -308,12 +308,10 @@ impl<const WORDS: usize> Layout for Entries8<WORDS> {
         !Self::is_full(page) || Self::find(page, *key).is_some()
     }
 
-    fn leaf_delete(page: View<'_, WORDS>, key: &u64) -> bool {
-        let found = Self::find(page, *key);
-        if let Some(slot) = found {
-            Self::free(page, slot);
-        }
-        found.is_some()
+    fn leaf_delete(page: View<'_, WORDS>, key: &u64) -> LeafDelete<u64> {
+        let Some(slot) = Self::find(page, *key) else { return LeafDelete::Absent };
+        Self::free(page, slot);
+        LeafDelete::Deleted(None)
     }
 
     /// The free slots of a leaf.
@@ -632,7 +630,7 @@ mod tests {
                     vec![all.start..all.end - 1, all.end - 1..all.end]
                 }
                 _ => {
-                    assert!(Leaf::leaf_delete(after, &9));
+                    assert_eq!(Leaf::leaf_delete(after, &9), LeafDelete::Deleted(None));
                     let (old, new) = (load(&old), load(&new));
                     let changed = (0..128).find(|&word| old[word] != new[word]).unwrap();
                     std::iter::once(changed..changed + 1).collect()

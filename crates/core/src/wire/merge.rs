@@ -8,7 +8,7 @@ messages! {
     #[derive(Clone, Debug, PartialEq, Eq)]
     pub enum MergeRequest {
         /// Begins a job. Its steps are requests of their own.
-        29 => Begin {
+        32 => Begin {
             /// The process.
             owner: u64,
             /// The job's number.
@@ -18,7 +18,7 @@ messages! {
         },
         /// Makes the next step, of at most 256 KiB of input. Answered by
         /// [`Reply::Merged`](super::Reply::Merged), the same for a repeated request.
-        30 => Step {
+        33 => Step {
             /// The process.
             owner: u64,
             /// The job's number.
@@ -28,7 +28,7 @@ messages! {
         },
         /// Ends a job, if it has begun, and never begins it from now on. Nothing of its outputs is
         /// written after the reply.
-        31 => Close {
+        34 => Close {
             /// The process.
             owner: u64,
             /// The job's number.

@@ -76,7 +76,7 @@ impl<L: Layout> Design<L> for Sherman {
         Ok(ShermanCompute::new(*options, None))
     }
 
-    async fn open<F: Fabric>(
+    async fn open_handle<F: Fabric>(
         fabric: F,
         compute: &Self::Compute,
     ) -> Result<Self::Index<F>, IndexError> {
@@ -105,7 +105,7 @@ impl<L: Layout> Design<L> for PSherman {
         Ok(ShermanCompute::new(options.sherman, Some(options.boundaries.clone())))
     }
 
-    async fn open<F: Fabric>(
+    async fn open_handle<F: Fabric>(
         fabric: F,
         compute: &Self::Compute,
     ) -> Result<Self::Index<F>, IndexError> {
