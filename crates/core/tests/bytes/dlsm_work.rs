@@ -259,8 +259,7 @@ fn waiting_writers_keep_no_tables() {
             index.collect().await.unwrap();
             // The writer has not run since the merge has ended.
             let (tables, usage) = (tree.tables(), tree.extents());
-            let has_written = tree.levels()[0].0 > 0 && tree.ranges().len() == 2;
-            assert!(has_written, "the writer waits for room: {:?}", tree.levels());
+            assert!(tree.levels()[0].0 > 0, "the writer has filled level 0: {:?}", tree.levels());
             let used: u64 = tables.iter().map(|table| table.extents.len() as u64).sum();
             assert_eq!(usage.leased, used, "{usage:?}");
             is_merging.store(false, Ordering::Release);
