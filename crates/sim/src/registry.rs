@@ -172,6 +172,7 @@ pub const SCENARIOS: &[(&str, &str)] = &[
     ("dlsm-snapshots", include_str!("../scenarios/dlsm-snapshots.toml")),
     ("dlsm-workers", include_str!("../scenarios/dlsm-workers.toml")),
     ("dlsm-workers-faults", include_str!("../scenarios/dlsm-workers-faults.toml")),
+    ("dlsm-workers-server-dies", include_str!("../scenarios/dlsm-workers-server-dies.toml")),
     ("fine-blocks-churn", include_str!("../scenarios/fine-blocks-churn.toml")),
     ("fine-blocks-client-dies", include_str!("../scenarios/fine-blocks-client-dies.toml")),
     ("fine-blocks-faults", include_str!("../scenarios/fine-blocks-faults.toml")),

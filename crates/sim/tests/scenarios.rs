@@ -59,7 +59,12 @@ fn scenarios_over_byte_strings_hold() {
 }
 
 /// Seeds that once showed a bug, with a description of the bug.
-const ONCE_WRONG: [(&str, u64, &str); 13] = [
+const ONCE_WRONG: [(&str, u64, &str); 14] = [
+    (
+        "dlsm-workers-server-dies",
+        1,
+        "background tasks whose merges failed took the right to merge from one another, and writers without room never learned of the failure: endless loop",
+    ),
     (
         "dex-moves-offload",
         703,

@@ -71,8 +71,8 @@ impl ExtentSpace {
         Self { extent_bytes, is_together: false, inner: Mutex::default() }
     }
 
-    /// The same, whose tables are on one server, as long as it has room: a memory server merges only
-    /// tables of its own.
+    /// The same, whose tables are on one server, as long as it has room: a memory server merges
+    /// only tables of its own.
     pub fn together(self) -> Self {
         Self { is_together: true, ..self }
     }

@@ -4,10 +4,13 @@
 //! ```text
 //! word 0   [words of an extent:32][level:8][index:8][bits:8][0:8]     1 [block bytes:32][0:32]
 //! word 2   words after which an output ends                           3 the first output's id
-//! word 4   [outputs:32][extents:32]   word 5 [sources:32][snapshots:32]   word 6 [ranges below:32][0:32]
-//! then     where each extent lies; the snapshots; for each range below its smallest and largest key,
-//!          each its bytes and its words; for each source [tables:32][0:32], for each of its tables
-//!          its id, [words of records:32][pieces:32], and of each piece where it lies and its words
+//! word 4   [outputs:32][extents:32]                                   5 [sources:32][snapshots:32]
+//! word 6   [ranges below:32][0:32]
+//! then     where each extent lies, and the snapshots
+//!          for each range below its smallest and its largest key, each its bytes and its words
+//!          for each source [tables:32][0:32], and for each of its tables
+//!              its id, [words of records:32][pieces:32]
+//!              of each piece where it lies, and its words
 //! ```
 //!
 //! Places are offsets in the memory server's region.

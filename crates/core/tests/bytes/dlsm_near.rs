@@ -302,8 +302,8 @@ fn a_damaged_table_ends_a_merge() {
     });
 }
 
-/// A merge that is dropped at any moment leaves its inputs, and its job is closed before its extents
-/// are used again.
+/// A merge that is dropped at any moment leaves its inputs, and its job is closed before its
+/// extents are used again.
 #[test]
 fn a_dropped_merge_loses_nothing() {
     for provider in &[sim(SimConfig::default()), rough(8)] {

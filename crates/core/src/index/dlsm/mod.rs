@@ -4,7 +4,7 @@
 //! Writes go to a MemTable on the compute server (section IV of the paper), full MemTables are
 //! flushed to the pool as sorted tables, and tables are merged level by level (section V). A lookup
 //! READs exactly one record of each table that may have the key (section VI). So far one process
-//! has the whole tree and merges on its own side.
+//! has the whole tree.
 //!
 //! ```text
 //! operations ─▶ read, scan, write, load ─▶ flush, compact ─▶ table_writer    an operation

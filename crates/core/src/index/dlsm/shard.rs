@@ -438,7 +438,7 @@ pub(super) struct AtWork {
 }
 
 impl AtWork {
-    /// Counts a failure, after which writers that wait try for themselves, and the tasks do not until
+    /// Counts a failure, after which writers that wait try for themselves, and the tasks rest until
     /// `rest_until_ns`.
     pub(super) fn failed(&self, rest_until_ns: u64) {
         let mut state = lock(&self.shard.state);
