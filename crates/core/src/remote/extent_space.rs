@@ -13,13 +13,13 @@
 //!   in use has its table.
 //!
 //! Extents that a WRITE may still reach when their lease ends are lost; `ExtentClient::settle`
-//! avoids that (lsm.K3). Those that a job may still write to stay leased until it is closed (lsm.J3).
+//! avoids that (lsm.K3). Those that a job may still write to stay leased until it is closed
+//! (lsm.J3).
 //!
 //! The metadata is in this process only. What a process has taken stays taken when it ends.
 //!
 //! *Thread safety*: any number of threads; a mutex that is never held across a wait.
 
-use super::given_up::{Doubtful, JobId};
 use crate::page::NodeCarver;
 use farleaf_fabric::sync::{Arc, AtomicBool, Mutex, Ordering, lock};
 use farleaf_fabric::{GlobalAddr, ServerId};
@@ -36,6 +36,17 @@ pub struct ExtentUsage {
     pub resting: u64,
     /// Given up.
     pub lost: u64,
+}
+
+/// A merge job: its memory server, the process that it belongs to, and its number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct JobId {
+    /// The memory server that runs it.
+    pub server: ServerId,
+    /// The process.
+    pub owner: u64,
+    /// Its number.
+    pub job: u64,
 }
 
 /// The extents of one process.
@@ -158,7 +169,7 @@ impl ExtentSpace {
     }
 
     /// The leases of jobs that were given up, whose next attempt is due at `now_ns`.
-    pub(super) fn take_of_jobs(self: &Arc<Self>, now_ns: u64) -> Vec<Doubtful> {
+    pub(super) fn take_of_jobs(self: &Arc<Self>, now_ns: u64) -> Vec<(JobId, Lease)> {
         let is_due = |of_job: &mut (JobId, Vec<u32>, u64)| of_job.2 <= now_ns;
         let due: Vec<_> = lock(&self.inner).of_jobs.extract_if(.., is_due).collect();
         let lease = |extents: Vec<u32>| {
@@ -167,8 +178,7 @@ impl ExtentSpace {
             lease.set_settled(false);
             lease
         };
-        let doubtful = |(job, extents, _)| Doubtful::lent(lease(extents), job);
-        due.into_iter().map(doubtful).collect()
+        due.into_iter().map(|(job, extents, _)| (job, lease(extents))).collect()
     }
 
     /// Where `extent` lies.

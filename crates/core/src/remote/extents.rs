@@ -13,8 +13,8 @@
 //! *Thread safety*: belongs to its endpoint's thread; tasks of that thread share it.
 
 use super::chunks::ChunkClient;
-use super::extent_space::{ExtentSpace, Lease};
-use super::given_up::{Doubtful, GivenUp, Held, JobId};
+use super::extent_space::{ExtentSpace, JobId, Lease};
+use super::given_up::{Doubtful, GivenUp, Held};
 use super::pages::{BUSY_WAIT_NS, BUSY_WAITS, READ_RETRIES};
 use super::pieces::both;
 use super::{Backoff, GRACE_NS, RemoteError, RpcClient};
@@ -366,8 +366,8 @@ impl<F: Fabric, L: Layout> ExtentWriter<'_, F, L> {
     /// Waits until all WRITEs have landed (F1).
     ///
     /// # Errors
-    /// [`RemoteError`], also if [`ExtentWriter::append`] has failed before. What the table has taken
-    /// is given back: at once, or by [`ExtentClient::settle`] if a WRITE may still land (K3).
+    /// [`RemoteError`], also if [`ExtentWriter::append`] has failed before. What the table has
+    /// taken is given back: at once, or by [`ExtentClient::settle`] if a WRITE may still land (K3).
     pub async fn finish(mut self) -> Result<Lease, RemoteError> {
         if self.client.fabric().breaks(TABLES_LAND_FIRST) {
             self.in_flight.clear();

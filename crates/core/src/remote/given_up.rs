@@ -1,12 +1,12 @@
 //! Extents that may still be written to although their table was given up, and what must happen
 //! before they are used again (lsm.K3, lsm.J3).
 //!
-//! WRITEs belong to a connection, so only their own endpoint settles them. A job can be closed by any
-//! endpoint of the process; its extents wait in the [`ExtentSpace`], and outlive their handle.
+//! WRITEs belong to a connection, so only their own endpoint settles them. A job can be closed by
+//! any endpoint of the process; its extents wait in the [`ExtentSpace`], and outlive their handle.
 //!
 //! *Thread safety*: belongs to its endpoint's thread; tasks of that thread share it.
 
-use super::extent_space::{ExtentSpace, Lease};
+use super::extent_space::{ExtentSpace, JobId, Lease};
 use super::{RemoteError, RpcClient};
 use crate::page::Layout;
 use crate::wire::{MergeRequest, Reply};
@@ -18,17 +18,6 @@ use std::collections::{BTreeMap, BTreeSet};
 /// How long a lease waits after an attempt to settle it has failed, unless the caller asks for all:
 /// 100 ms.
 const PAUSE_NS: u64 = 100_000_000;
-
-/// A merge job: its memory server, the process that it belongs to, and its number.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct JobId {
-    /// The memory server that runs it.
-    pub server: ServerId,
-    /// The process.
-    pub owner: u64,
-    /// Its number.
-    pub job: u64,
-}
 
 impl JobId {
     /// Ends the job: it writes nothing from now on.
@@ -153,7 +142,8 @@ impl GivenUp {
 
     /// Takes the leases whose attempt is due at `now_ns`, also of jobs of the process.
     fn take(&self, space: &Arc<ExtentSpace>, now_ns: u64) -> Vec<Held<'_>> {
-        let mut all = space.take_of_jobs(now_ns);
+        let of_jobs = space.take_of_jobs(now_ns).into_iter();
+        let mut all: Vec<_> = of_jobs.map(|(job, lease)| Doubtful::lent(lease, job)).collect();
         all.extend(self.0.borrow_mut().extract_if(.., |doubtful| doubtful.due_ns <= now_ns));
         all.into_iter().map(|doubtful| Held::new(self, doubtful)).collect()
     }

@@ -191,8 +191,8 @@ mod tests {
         }
     }
 
-    /// The ids of all outputs are numbers. A memory server once panicked when it counted beyond them,
-    /// and the job was never closed.
+    /// The ids of all outputs are numbers. A memory server once panicked when it counted beyond
+    /// them, and the job was never closed.
     #[test]
     fn ids_that_are_no_numbers_are_refused() {
         let with_first = |first_output| MergeJob { first_output, ..job(IndexKind::Compact) };

@@ -239,8 +239,8 @@ fn tables_on_a_dead_server_keep_no_others() {
     });
 }
 
-/// A writer that waited for room once kept the version that it had seen, so the merge that made room
-/// freed nothing: in a small pool, the next one found no memory.
+/// A writer that waited for room once kept the version that it had seen, so the merge that made
+/// room freed nothing: in a small pool, the next one found no memory.
 #[test]
 fn waiting_writers_keep_no_tables() {
     let provider = &sim(SimConfig::default());

@@ -9,8 +9,8 @@
 //! - No extent is in two tables, and none in a table is free or resting (K1, K2).
 //!
 //! *Invariants at the end of a run*: a scan returns exactly what the tables hold, and every extent
-//! is in a table, free or resting. Only runs that lose messages or servers may lose extents, or leave
-//! them to jobs that could not be closed.
+//! is in a table, free or resting. Only runs that lose messages or servers may lose extents, or
+//! leave them to jobs that could not be closed.
 //!
 //! *Thread safety*: plain functions over atomics, called between two steps of the simulator.
 

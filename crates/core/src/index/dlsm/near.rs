@@ -16,8 +16,8 @@ use crate::table::{ExtentRun, FOOTER_WORDS, Index, JobTable, MergeJob, Meta};
 use farleaf_fabric::sync::{Arc, lock};
 use farleaf_fabric::{Fabric, GlobalAddr, MAX_MESSAGE_BYTES, ServerId};
 
-/// Words of input for which a job may need a step. It takes far fewer steps; a server that never ends
-/// must not keep the right to merge.
+/// Words of input for which a job may need a step. It takes far fewer steps; a server that never
+/// ends must not keep the right to merge.
 const LEAST_STEP_WORDS: u64 = 1 << 10;
 /// Steps that a job may need for each output beside.
 const OUTPUT_STEPS: u64 = 16;
