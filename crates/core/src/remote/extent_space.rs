@@ -13,7 +13,8 @@
 //!   in use has its table.
 //!
 //! Extents that a WRITE may still reach when their lease ends are lost; `ExtentClient::settle`
-//! avoids that (lsm.K3).
+//! avoids that (lsm.K3). Those that a job may still write to stay leased until it is closed
+//! (lsm.J3).
 //!
 //! The metadata is in this process only. What a process has taken stays taken when it ends.
 //!
@@ -37,6 +38,17 @@ pub struct ExtentUsage {
     pub lost: u64,
 }
 
+/// A merge job: its memory server, the process that it belongs to, and its number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct JobId {
+    /// The memory server that runs it.
+    pub server: ServerId,
+    /// The process.
+    pub owner: u64,
+    /// Its number.
+    pub job: u64,
+}
+
 /// The extents of one process.
 #[derive(Debug)]
 pub struct ExtentSpace {
@@ -56,6 +68,8 @@ struct Inner {
     ended: Vec<u32>,
     /// By the time from which they can be used.
     resting: VecDeque<(u64, u32)>,
+    /// Leased to jobs that were given up, and when the next attempt to close them is due.
+    of_jobs: Vec<(JobId, Vec<u32>, u64)>,
     next_server: u16,
     leased: u64,
     lost: u64,
@@ -152,6 +166,19 @@ impl ExtentSpace {
         let mut inner = lock(&self.inner);
         inner.rest_until(now_ns + grace_ns);
         inner.resting.front().map(|(due_ns, _)| *due_ns)
+    }
+
+    /// The leases of jobs that were given up, whose next attempt is due at `now_ns`.
+    pub(super) fn take_of_jobs(self: &Arc<Self>, now_ns: u64) -> Vec<(JobId, Lease)> {
+        let is_due = |of_job: &mut (JobId, Vec<u32>, u64)| of_job.2 <= now_ns;
+        let due: Vec<_> = lock(&self.inner).of_jobs.extract_if(.., is_due).collect();
+        let lease = |extents: Vec<u32>| {
+            let mut lease = Lease::new(self);
+            extents.into_iter().for_each(|extent| lease.add(extent));
+            lease.set_settled(false);
+            lease
+        };
+        due.into_iter().map(|(job, extents, _)| (job, lease(extents))).collect()
     }
 
     /// Where `extent` lies.
@@ -273,6 +300,13 @@ impl Lease {
     /// Whether WRITEs may be under way.
     pub(super) fn set_settled(&mut self, is_settled: bool) {
         self.is_settled = is_settled;
+    }
+
+    /// Leaves the extents to the space until `job` is closed. The next attempt is due at `due_ns`.
+    pub(super) fn leave_to_space(mut self, job: JobId, due_ns: u64) {
+        self.places.clear();
+        let extents = std::mem::take(&mut self.extents);
+        lock(&self.space.inner).of_jobs.push((job, extents, due_ns));
     }
 
     /// Gives the extents back, once. Before it is dropped, this breaks lsm.K2.

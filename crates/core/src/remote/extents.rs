@@ -2,7 +2,8 @@
 //! the wanted words.
 //!
 //! *Invariants* (`docs/internals/lsm-tree.md`)
-//! - lsm.F1. [`ExtentWriter::finish`] returns the lease once all WRITEs have completed.
+//! - lsm.F1. [`ExtentWriter::finish`] returns the lease once all WRITEs have completed. If one has
+//!   failed, it returns that error instead.
 //! - lsm.F2. A buffer is used again only after its own operation has completed.
 //! - lsm.K3. The extents of a table that was given up with WRITEs in flight, by an error or because
 //!   its future was dropped, are used again only after a reset of their connections.
@@ -12,8 +13,8 @@
 //! *Thread safety*: belongs to its endpoint's thread; tasks of that thread share it.
 
 use super::chunks::ChunkClient;
-use super::extent_space::{ExtentSpace, Lease};
-use super::given_up::{Doubtful, GivenUp, Held, JobId};
+use super::extent_space::{ExtentSpace, JobId, Lease};
+use super::given_up::{Doubtful, GivenUp, Held};
 use super::pages::{BUSY_WAIT_NS, BUSY_WAITS, READ_RETRIES};
 use super::pieces::both;
 use super::{Backoff, GRACE_NS, RemoteError, RpcClient};
@@ -82,6 +83,7 @@ impl<F: Fabric, L: Layout> ExtentClient<F, L> {
             words: 0,
             in_flight: VecDeque::new(),
             is_in_doubt: false,
+            failed: None,
         }
     }
 
@@ -168,12 +170,21 @@ impl<F: Fabric, L: Layout> ExtentClient<F, L> {
 
     /// Gives back the extents of tables that were given up, after resets of the connections over
     /// which WRITEs may still land (K3), and after the close of jobs (J3). The handle does so
-    /// before it takes extents; those of a handle that is dropped before are lost.
+    /// before each table, and when it finds no extents. What WRITEs of a dropped handle may reach
+    /// is lost; jobs are closed by any handle of the process.
     ///
     /// # Errors
-    /// [`RemoteError`]; the extents of such tables wait for the next call.
+    /// The first [`RemoteError`]; the extents of such tables wait for the next call.
     pub async fn settle(&self) -> Result<(), RemoteError> {
-        self.given_up.settle(self.rpc()).await
+        self.given_up.settle(&self.space, self.rpc(), u64::MAX).await
+    }
+
+    /// The same, but what has failed just before is left alone for a while: a server that is dead
+    /// would delay every table.
+    async fn settle_due(&self) {
+        let now_ns = self.fabric().now_ns();
+        // If it fails, there may be other extents.
+        let _ = self.given_up.settle(&self.space, self.rpc(), now_ns).await;
     }
 
     /// So many extents of `server`, adjacent if possible.
@@ -181,6 +192,7 @@ impl<F: Fabric, L: Layout> ExtentClient<F, L> {
     /// # Errors
     /// [`RemoteError`].
     pub async fn lease(&self, server: ServerId, extents: usize) -> Result<Lease, RemoteError> {
+        self.settle_due().await;
         let mut lease = Lease::new(&self.space);
         for _ in 0..extents {
             let before = lease.extents().last().copied();
@@ -192,7 +204,7 @@ impl<F: Fabric, L: Layout> ExtentClient<F, L> {
     /// A lease that `job` writes to. It is given up unless it is settled.
     pub(super) fn hold(&self, mut lease: Lease, job: JobId) -> Held<'_> {
         lease.set_settled(false);
-        Held::new(&self.given_up, Doubtful { lease, job: Some(job) })
+        Held::new(&self.given_up, Doubtful::lent(lease, job))
     }
 
     /// A buffer of exactly this many words, at most [`TRANSFER_WORDS`].
@@ -224,8 +236,6 @@ impl<F: Fabric, L: Layout> ExtentClient<F, L> {
 
     /// An extent on one of these servers, the first one if possible.
     async fn take(&self, servers: &[ServerId], before: Option<u32>) -> Result<u32, RemoteError> {
-        // If it fails, there may be other extents.
-        let _ = self.settle().await;
         let mut outcome = Err(RemoteError::OutOfMemory { server: ServerId::new(0) });
         for round in 0..=RESTING_ROUNDS {
             for server in servers {
@@ -233,6 +243,9 @@ impl<F: Fabric, L: Layout> ExtentClient<F, L> {
                 if outcome.is_ok() {
                     return outcome;
                 }
+            }
+            if round == 0 {
+                self.settle_due().await;
             }
             let now_ns = self.fabric().now_ns();
             match self.space.first_rested_ns((now_ns, self.grace_ns())) {
@@ -297,6 +310,8 @@ pub struct ExtentWriter<'c, F: Fabric, L: Layout> {
     in_flight: VecDeque<Posted<F>>,
     /// A WRITE that was given up may still land.
     is_in_doubt: bool,
+    /// Why the table cannot be finished.
+    failed: Option<RemoteError>,
 }
 
 impl<F: Fabric, L: Layout> fmt::Debug for ExtentWriter<'_, F, L> {
@@ -316,15 +331,17 @@ impl<F: Fabric, L: Layout> ExtentWriter<'_, F, L> {
     /// # Errors
     /// [`RemoteError`]; the table cannot be finished then.
     pub async fn append(&mut self, words: &[u64]) -> Result<(), RemoteError> {
-        let outcome = self.try_append(words).await;
-        match outcome {
-            Ok(()) => Ok(()),
-            Err(error) => self.drain().await.and(Err(error)),
-        }
+        let appended = self.try_append(words).await;
+        let Err(error) = appended else { return Ok(()) };
+        self.failed.get_or_insert_with(|| error.clone());
+        self.drain().await.and(Err(error))
     }
 
     async fn try_append(&mut self, words: &[u64]) -> Result<(), RemoteError> {
         let end = self.words + words.len() as u64;
+        if self.lease.extents().is_empty() {
+            self.client.settle_due().await;
+        }
         while self.lease.bytes() / 8 < end {
             let before = self.lease.extents().last().copied();
             let extent = self.client.take(&self.servers, before).await?;
@@ -349,14 +366,17 @@ impl<F: Fabric, L: Layout> ExtentWriter<'_, F, L> {
     /// Waits until all WRITEs have landed (F1).
     ///
     /// # Errors
-    /// [`RemoteError`]; what the table has taken is given back, if a WRITE may still land after
-    /// [`ExtentClient::settle`].
+    /// [`RemoteError`], also if [`ExtentWriter::append`] has failed before. What the table has
+    /// taken is given back: at once, or by [`ExtentClient::settle`] if a WRITE may still land (K3).
     pub async fn finish(mut self) -> Result<Lease, RemoteError> {
         if self.client.fabric().breaks(TABLES_LAND_FIRST) {
             self.in_flight.clear();
         }
         self.drain().await?;
-        Ok(self.take_lease())
+        match self.failed.take() {
+            Some(error) => Err(error),
+            None => Ok(self.take_lease()),
+        }
     }
 
     fn take_lease(&mut self) -> Lease {
@@ -369,6 +389,9 @@ impl<F: Fabric, L: Layout> ExtentWriter<'_, F, L> {
             outcome = both(outcome, self.next().await);
         }
         self.lease.set_settled(!self.is_in_doubt); // K3
+        if let Err(error) = &outcome {
+            self.failed.get_or_insert_with(|| error.clone().into());
+        }
         Ok(outcome?)
     }
 
@@ -427,7 +450,7 @@ impl<F: Fabric, L: Layout> Drop for ExtentWriter<'_, F, L> {
     fn drop(&mut self) {
         if !self.lease.is_settled() {
             let lease = self.take_lease();
-            self.client.given_up.add(Doubtful { lease, job: None });
+            self.client.given_up.add(Doubtful::written(lease));
         }
     }
 }

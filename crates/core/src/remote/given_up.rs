@@ -1,25 +1,23 @@
 //! Extents that may still be written to although their table was given up, and what must happen
 //! before they are used again (lsm.K3, lsm.J3).
 //!
+//! WRITEs belong to a connection, so only their own endpoint settles them. A job can be closed by
+//! any endpoint of the process; its extents wait in the [`ExtentSpace`], and outlive their handle.
+//!
 //! *Thread safety*: belongs to its endpoint's thread; tasks of that thread share it.
 
-use super::extent_space::Lease;
+use super::extent_space::{ExtentSpace, JobId, Lease};
 use super::{RemoteError, RpcClient};
 use crate::page::Layout;
 use crate::wire::{MergeRequest, Reply};
+use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, ServerId};
 use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
 
-/// A merge job: its memory server, the process that it belongs to, and its number.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct JobId {
-    /// The memory server that runs it.
-    pub server: ServerId,
-    /// The process.
-    pub owner: u64,
-    /// Its number.
-    pub job: u64,
-}
+/// How long a lease waits after an attempt to settle it has failed, unless the caller asks for all:
+/// 100 ms.
+const PAUSE_NS: u64 = 100_000_000;
 
 impl JobId {
     /// Ends the job: it writes nothing from now on.
@@ -35,42 +33,143 @@ impl JobId {
     }
 }
 
-/// A lease that may still be written to: by WRITEs in flight, or by a job.
+/// What may still write to a lease.
+#[derive(Debug)]
+pub(super) enum Doubt {
+    /// WRITEs of this endpoint to these servers.
+    Writes(BTreeSet<ServerId>),
+    /// A job.
+    Job(JobId),
+}
+
+/// A lease that may still be written to.
 #[derive(Debug)]
 pub(super) struct Doubtful {
     pub(super) lease: Lease,
-    /// The job that may write, and not this endpoint.
-    pub(super) job: Option<JobId>,
+    pub(super) doubt: Doubt,
+    /// When the next attempt to settle it is due.
+    pub(super) due_ns: u64,
 }
 
-/// The leases that an endpoint has given up.
+impl Doubtful {
+    /// A lease that was given up with WRITEs in flight.
+    pub(super) fn written(lease: Lease) -> Self {
+        let doubt = Doubt::Writes(lease.servers());
+        Self { lease, doubt, due_ns: 0 }
+    }
+
+    /// A lease that a job writes to.
+    pub(super) fn lent(lease: Lease, job: JobId) -> Self {
+        Self { lease, doubt: Doubt::Job(job), due_ns: 0 }
+    }
+
+    /// Makes sure that nothing is written to the lease.
+    async fn settle<F: Fabric, L: Layout>(
+        &mut self,
+        rpc: &RpcClient<F, L>,
+        servers: &mut Servers,
+    ) -> Result<(), RemoteError> {
+        match &mut self.doubt {
+            Doubt::Job(job) => {
+                servers.check(job.server)?;
+                servers.note(job.server, job.close(rpc).await)
+            }
+            Doubt::Writes(left) => {
+                let mut outcome = Ok(());
+                for server in left.clone() {
+                    match servers.reset(rpc, server).await {
+                        Ok(()) => _ = left.remove(&server),
+                        Err(error) => outcome = outcome.and(Err(error)),
+                    }
+                }
+                outcome
+            }
+        }
+    }
+}
+
+/// What one call of [`GivenUp::settle`] knows of the servers.
+#[derive(Debug, Default)]
+struct Servers {
+    /// Those whose connection was reset: all leases at hand were given up before.
+    reset: BTreeSet<ServerId>,
+    /// Those that did not answer. They are not waited for again.
+    failed: BTreeMap<ServerId, RemoteError>,
+}
+
+impl Servers {
+    fn check(&self, server: ServerId) -> Result<(), RemoteError> {
+        self.failed.get(&server).map_or(Ok(()), |error| Err(error.clone()))
+    }
+
+    fn note(
+        &mut self,
+        server: ServerId,
+        outcome: Result<(), RemoteError>,
+    ) -> Result<(), RemoteError> {
+        if let Err(error @ (RemoteError::Indeterminate(_) | RemoteError::Fabric(_))) = &outcome {
+            self.failed.insert(server, error.clone());
+        }
+        outcome
+    }
+
+    async fn reset<F: Fabric, L: Layout>(
+        &mut self,
+        rpc: &RpcClient<F, L>,
+        server: ServerId,
+    ) -> Result<(), RemoteError> {
+        self.check(server)?;
+        if !self.reset.contains(&server) {
+            let reset = rpc.fabric().reset(server).await; // F9
+            self.note(server, reset.map_err(RemoteError::from))?;
+            self.reset.insert(server);
+        }
+        Ok(())
+    }
+}
+
+/// The leases that an endpoint has given up with WRITEs in flight.
 #[derive(Debug, Default)]
 pub(super) struct GivenUp(RefCell<Vec<Doubtful>>);
 
 impl GivenUp {
     pub(super) fn add(&self, doubtful: Doubtful) {
-        self.0.borrow_mut().push(doubtful);
+        match doubtful {
+            Doubtful { lease, doubt: Doubt::Job(job), due_ns } => lease.leave_to_space(job, due_ns),
+            written => self.0.borrow_mut().push(written),
+        }
     }
 
-    /// Makes sure that nothing is written to the leases, and gives them back.
+    /// Takes the leases whose attempt is due at `now_ns`, also of jobs of the process.
+    fn take(&self, space: &Arc<ExtentSpace>, now_ns: u64) -> Vec<Held<'_>> {
+        let of_jobs = space.take_of_jobs(now_ns).into_iter();
+        let mut all: Vec<_> = of_jobs.map(|(job, lease)| Doubtful::lent(lease, job)).collect();
+        all.extend(self.0.borrow_mut().extract_if(.., |doubtful| doubtful.due_ns <= now_ns));
+        all.into_iter().map(|doubtful| Held::new(self, doubtful)).collect()
+    }
+
+    /// Makes sure that nothing is written to the leases whose attempt is due at `now_ns`, and gives
+    /// them back. One that cannot be settled does not keep the others.
     pub(super) async fn settle<F: Fabric, L: Layout>(
         &self,
+        space: &Arc<ExtentSpace>,
         rpc: &RpcClient<F, L>,
+        now_ns: u64,
     ) -> Result<(), RemoteError> {
-        loop {
-            let Some(doubtful) = self.0.borrow_mut().pop() else { return Ok(()) };
-            // Dropping it on the way keeps the lease here.
-            let held = Held::new(self, doubtful);
-            match held.job() {
-                Some(job) => job.close(rpc).await?,
-                None => {
-                    for server in held.servers() {
-                        rpc.fabric().reset(server).await?; // F9
-                    }
+        let mut outcome = Ok(());
+        let mut servers = Servers::default();
+        // Dropping them on the way keeps the leases.
+        for mut held in self.take(space, now_ns) {
+            let Some(doubtful) = &mut held.doubtful else { continue };
+            match doubtful.settle(rpc, &mut servers).await {
+                Ok(()) => drop(held.settled()),
+                Err(error) => {
+                    doubtful.due_ns = rpc.fabric().now_ns() + PAUSE_NS;
+                    outcome = outcome.and(Err(error));
                 }
             }
-            drop(held.settled());
         }
+        outcome
     }
 }
 
@@ -84,14 +183,6 @@ pub(super) struct Held<'c> {
 impl<'c> Held<'c> {
     pub(super) fn new(home: &'c GivenUp, doubtful: Doubtful) -> Self {
         Self { home, doubtful: Some(doubtful) }
-    }
-
-    fn job(&self) -> Option<JobId> {
-        self.doubtful.as_ref()?.job
-    }
-
-    fn servers(&self) -> impl Iterator<Item = ServerId> + use<> {
-        self.doubtful.iter().flat_map(|held| held.lease.servers()).collect::<Vec<_>>().into_iter()
     }
 
     /// The lease, to which nothing is written any more.

@@ -5,9 +5,9 @@
 //!
 //! *Thread safety*: belongs to its endpoint's thread; tasks of that thread share it.
 
-use super::extent_space::Lease;
+use super::extent_space::{JobId, Lease};
 use super::extents::ExtentClient;
-use super::given_up::{Held, JobId};
+use super::given_up::Held;
 use super::{RemoteError, RpcClient};
 use crate::page::Layout;
 use crate::wire::{MergeRequest, Reply};

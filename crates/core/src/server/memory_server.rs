@@ -3,8 +3,9 @@
 //! *Invariants*
 //! - M1. No request, whatever its bytes, can make the server crash or touch memory outside its
 //!   region.
-//! - M2. A refused request has changed nothing, with one exception: if a load's next records are
-//!   refused, the load is aborted.
+//! - M2. A refused request has changed nothing, with two exceptions: if a load's next records are
+//!   refused, the load is aborted; a step of a merge that finds damage or no room has written to
+//!   the extents lent to it, and ends the merge.
 //!
 //! *Thread safety*: any number of threads, through `&self`.
 

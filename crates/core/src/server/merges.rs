@@ -166,20 +166,32 @@ impl Merges {
         if !description.sources.iter().flatten().all(|table| memory.has_table(table)) {
             return Err(Refusal::NoSuchTable);
         }
+        // A job that reads nothing would only take a place.
+        if job == 0 || description.sources.iter().all(Vec::is_empty) {
+            return Err(Refusal::Malformed);
+        }
         let mut owners = lock(&self.owners);
         let open = owners.values().filter(|owner| owner.open.is_some()).count();
-        if !owners.contains_key(&owner) && owners.len() == MOST_OWNERS {
-            return Err(Refusal::TooManyMerges);
-        }
-        let state = owners.entry(owner).or_default();
-        match &state.open {
-            Some((number, _)) if *number == job => return Ok(()),
+        let known = owners.get(&owner);
+        match known.and_then(|known| known.open.as_ref()) {
+            // A request of another process under this name must not get this one's job.
+            Some((number, Slot::Idle(begun))) if *number == job => {
+                let is_same = begun.description == description;
+                return if is_same { Ok(()) } else { Err(Refusal::TooManyMerges) };
+            }
+            Some((number, Slot::Busy)) if *number == job => return Err(Refusal::Contended),
             Some(_) => return Err(Refusal::TooManyMerges),
-            None if job <= state.closed => return Err(Refusal::NoSuchJob),
-            None if open == MOST_JOBS => return Err(Refusal::TooManyMerges),
             None => {}
         }
-        state.open = Some((job, Slot::Idle(Box::new(Job::new(description)))));
+        if known.is_some_and(|known| job <= known.closed) {
+            return Err(Refusal::NoSuchJob);
+        }
+        if open == MOST_JOBS || (known.is_none() && owners.len() == MOST_OWNERS) {
+            return Err(Refusal::TooManyMerges);
+        }
+        // Only now: a refused request changes nothing (M2 of `memory_server.rs`).
+        let begun = Box::new(Job::new(description));
+        owners.entry(owner).or_default().open = Some((job, Slot::Idle(begun)));
         Ok(())
     }
 
@@ -191,7 +203,8 @@ impl Merges {
         id: (u64, u64),
         step: u32,
     ) -> Result<Stepped, Refusal> {
-        let mut job = self.take(id)?;
+        let mut taken = self.take(id)?;
+        let Some(job) = &mut taken.job else { return Err(Refusal::NoSuchJob) };
         let is_repeated = step == job.step && !cpu.breaks(rules::STEPS_ONCE);
         let outcome = match is_repeated {
             true if step > 0 => job.reply.clone(),
@@ -208,27 +221,31 @@ impl Merges {
         };
         let records = job.merge.counts().records_in - job.charged;
         job.charged += records;
-        self.put_back(id, job);
+        drop(taken);
         cpu.charge(Work::CopyRecords(records as u32)).await;
         outcome
     }
 
     /// Takes a job for a step.
-    fn take(&self, (owner, job): (u64, u64)) -> Result<Box<Job>, Refusal> {
+    fn take(&self, (owner, number): (u64, u64)) -> Result<Taken<'_>, Refusal> {
         let mut owners = lock(&self.owners);
         let open = owners.get_mut(&owner).and_then(|owner| owner.open.as_mut());
-        let (_, slot) = open.filter(|(number, _)| *number == job).ok_or(Refusal::NoSuchJob)?;
+        let (_, slot) = open.filter(|(open, _)| *open == number).ok_or(Refusal::NoSuchJob)?;
         match std::mem::replace(slot, Slot::Busy) {
-            Slot::Idle(job) => Ok(job),
+            Slot::Idle(job) => Ok(Taken { merges: self, id: (owner, number), job: Some(job) }),
             Slot::Busy => Err(Refusal::Contended),
         }
     }
 
-    fn put_back(&self, (owner, number): (u64, u64), job: Box<Job>) {
+    /// Puts a job back after a step, or ends it.
+    fn put_back(&self, (owner, number): (u64, u64), job: Option<Box<Job>>) {
         let mut owners = lock(&self.owners);
-        let open = owners.get_mut(&owner).and_then(|owner| owner.open.as_mut());
-        if let Some((_, slot)) = open.filter(|(open, _)| *open == number) {
-            *slot = Slot::Idle(job);
+        let Some(owner) = owners.get_mut(&owner) else { return };
+        if owner.open.as_ref().is_some_and(|(open, _)| *open == number) {
+            owner.open = job.map(|job| (number, Slot::Idle(job)));
+            if owner.open.is_none() {
+                owner.closed = owner.closed.max(number);
+            }
         }
     }
 
@@ -236,7 +253,8 @@ impl Merges {
     pub(super) fn close(&self, (owner, job): (u64, u64)) -> Result<(), Refusal> {
         let mut owners = lock(&self.owners);
         if !owners.contains_key(&owner) && owners.len() == MOST_OWNERS {
-            return Err(Refusal::TooManyMerges);
+            // Processes are never forgotten, so none of this one's requests will begin a job.
+            return Ok(());
         }
         let state = owners.entry(owner).or_default();
         match &state.open {
@@ -247,6 +265,22 @@ impl Merges {
         }
         state.closed = state.closed.max(job);
         Ok(())
+    }
+}
+
+/// A job that a step has for itself. Dropping it puts it back; after a panic half-way through the
+/// step, the job has ended.
+#[derive(Debug)]
+struct Taken<'m> {
+    merges: &'m Merges,
+    id: (u64, u64),
+    job: Option<Box<Job>>,
+}
+
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        let job = self.job.take().filter(|_| !std::thread::panicking());
+        self.merges.put_back(self.id, job);
     }
 }
 
@@ -304,7 +338,9 @@ impl Job {
                     self.write(memory)?;
                     return Ok(Stepped { done: false, outputs });
                 }
-                Progress::NeedsInput(source) => fed += self.feed(memory, source)?,
+                Progress::NeedsInput(source) => {
+                    fed += self.feed(memory, source, STEP_WORDS - fed)?;
+                }
                 progress => {
                     self.write(memory)?;
                     let id = self.description.first_output + u64::from(self.outputs) + 1;
@@ -317,8 +353,8 @@ impl Job {
         }
     }
 
-    /// Gives a source its next words. Returns how many.
-    fn feed(&mut self, memory: Memory<'_>, source: usize) -> Result<u64, Refusal> {
+    /// Gives a source its next words, at most `most`. Returns how many.
+    fn feed(&mut self, memory: Memory<'_>, source: usize, most: u64) -> Result<u64, Refusal> {
         let input = &mut self.sources[source];
         if input.now.is_none() {
             let Some(table) = input.tables.pop() else {
@@ -328,7 +364,8 @@ impl Job {
             input.now = Some((table, 0));
         }
         let Some((table, word)) = &mut input.now else { return Ok(0) };
-        let end = word.saturating_add(FEED_WORDS).min(table.data_words);
+        let words = most.min(FEED_WORDS.into()) as u32; // J2
+        let end = word.saturating_add(words).min(table.data_words);
         let words = memory.words(table, *word, end).ok_or(Refusal::NoSuchTable)?;
         *word = end;
         if end == table.data_words {

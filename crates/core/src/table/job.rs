@@ -124,7 +124,9 @@ impl MergeJob {
         let below = (0..below).map(|_| range(from)).collect::<Option<_>>()?;
         let sources = (0..sources).map(|_| take_source(from)).collect::<Option<_>>()?;
         let table_words = u32::try_from(head[2]).ok()?;
-        let is_sensible = from.is_empty() && extent_words > 0 && outputs > 0;
+        // The outputs' ids, and the one behind them.
+        let has_ids = head[3].checked_add(u64::from(outputs) + 1).is_some();
+        let is_sensible = from.is_empty() && extent_words > 0 && outputs > 0 && has_ids;
         is_sensible.then_some(Self {
             sources,
             snapshots,
@@ -187,6 +189,16 @@ mod tests {
             }
             assert_eq!(MergeJob::decode(&[&words[..], &[0]].concat()), None);
         }
+    }
+
+    /// The ids of all outputs are numbers. A memory server once panicked when it counted beyond
+    /// them, and the job was never closed.
+    #[test]
+    fn ids_that_are_no_numbers_are_refused() {
+        let with_first = |first_output| MergeJob { first_output, ..job(IndexKind::Compact) };
+        assert_eq!(MergeJob::decode(&with_first(u64::MAX - 4).encode()), None);
+        let last = with_first(u64::MAX - 5);
+        assert_eq!(MergeJob::decode(&last.encode()), Some(last));
     }
 
     /// Counts that no message holds end the decoding, and allocate nothing for them.

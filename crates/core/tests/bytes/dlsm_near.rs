@@ -162,6 +162,10 @@ fn a_memory_server_refuses_jobs_that_make_no_sense() {
 
         assert_eq!(ask(begin(5, good.encode())).await, Ok(Reply::Done));
         assert_eq!(ask(begin(5, good.encode())).await, Ok(Reply::Done), "it can be repeated");
+        let mut other = good.clone();
+        other.sources.pop();
+        let taken = ask(begin(5, other.encode())).await;
+        assert_eq!(taken, refused(Refusal::TooManyMerges), "another job of that number");
         assert_eq!(ask(begin(6, good.encode())).await, refused(Refusal::TooManyMerges));
         for (job, number) in [(4, 1), (6, 1), (5, 0), (5, 2)] {
             assert_eq!(ask(step(job, number)).await, refused(Refusal::NoSuchJob), "{job} {number}");
@@ -184,6 +188,45 @@ fn a_memory_server_refuses_jobs_that_make_no_sense() {
             assert!(tables.iter().any(|before| before.meta == table.meta));
         }
         assert_eq!(_index.scan(&Scan::range(..)).await.unwrap().len(), 20);
+    });
+}
+
+/// Requests that were refused once counted their process for good, until the server knew as many as
+/// it can: then it refused also to close the jobs of others, whose extents never came back.
+#[test]
+fn refused_merges_leave_no_trace() {
+    let provider = &local(LocalConfig::default());
+    let setup = Setup { memory_servers: 1, ..setup(provider, one_server()) };
+    let (cluster, tree) = (setup.with_index::<Small, Dlsm>(), &compute(&setup.options));
+    cluster.run_one(|fabric| async move {
+        let _index = three_tables(&fabric, tree).await;
+        let tables = tree.tables();
+        let rpc = &RpcClient::<_, Small>::new(fabric.clone());
+        let ask = async |request: MergeRequest| rpc.ask(SERVER, &request).await;
+        let refused = |refusal| Err(RemoteError::Refused { server: SERVER, refusal });
+        let good = job_of(&tables, &[tables[0].pieces[0].0.offset()]);
+        let begin = |owner, job, description: &MergeJob| MergeRequest::Begin {
+            owner,
+            job,
+            words: description.encode(),
+        };
+        let empty = job_of(&[], &good.extents);
+        let endless = MergeJob { first_output: u64::MAX - 1, ..good.clone() };
+        for owner in 1..100 {
+            for (job, description) in [(1, &empty), (0, &good), (1, &endless)] {
+                let begun = ask(begin(owner, job, description)).await;
+                assert_eq!(begun, refused(Refusal::Malformed), "{owner} {job}");
+            }
+        }
+        // As many processes as the server remembers.
+        for owner in 1..=64 {
+            assert_eq!(ask(begin(owner, 1, &good)).await, Ok(Reply::Done), "{owner}");
+            assert_eq!(ask(MergeRequest::Close { owner, job: 1 }).await, Ok(Reply::Done));
+        }
+        assert_eq!(ask(begin(65, 1, &good)).await, refused(Refusal::TooManyMerges));
+        assert_eq!(ask(MergeRequest::Close { owner: 65, job: 1 }).await, Ok(Reply::Done));
+        assert_eq!(ask(begin(65, 1, &good)).await, refused(Refusal::TooManyMerges));
+        assert_eq!(ask(begin(64, 2, &good)).await, Ok(Reply::Done));
     });
 }
 
@@ -284,10 +327,47 @@ fn a_dropped_merge_loses_nothing() {
                 }
             }
             assert!(dropped >= 5, "{dropped} merges were dropped");
+            index.upsert(&key(0), &value(40)).await.unwrap();
+            index.flush().await.unwrap();
+            let before = tree.counts();
             index.collect().await.unwrap();
+            // The server has one job of a process: those that were dropped are closed.
+            let after = tree.counts();
+            assert_eq!(
+                (after.merges, after.near_merges),
+                (before.merges + 1, before.near_merges + 1)
+            );
             index.settle().await.unwrap();
             check_extents(tree);
-            assert!(tree.counts().near_merges > 0);
         });
     }
+}
+
+/// A merge that was dropped with its handle once lost the extents of all its outputs.
+#[test]
+fn another_handle_closes_the_job_of_a_dropped_one() {
+    let provider = &sim(SimConfig::default());
+    let setup = Setup { memory_servers: 1, ..setup(provider, one_server()) };
+    let (cluster, tree) = (setup.with_index::<Small, Dlsm>(), &compute(&setup.options));
+    cluster.run_one(|fabric| async move {
+        let index = three_tables(&fabric, tree).await;
+        let mut left = 0;
+        for round in 0..40_u64 {
+            for number in 0..20 {
+                index.upsert(&key(number), &value(round)).await.unwrap();
+            }
+            index.flush().await.unwrap();
+            {
+                let other = <Dlsm as Design<Small>>::open(fabric.clone(), tree).await.unwrap();
+                let (merge, timer) = (pin!(other.collect()), pin!(fabric.sleep(round * 2_000)));
+                select(merge, timer).await;
+            }
+            let used: u64 = tree.tables().iter().map(|table| table.extents.len() as u64).sum();
+            left += u64::from(tree.extents().leased > used);
+            assert_eq!(tree.extents().lost, 0, "round {round}");
+            index.settle().await.unwrap();
+            check_extents(tree);
+        }
+        assert!(left >= 5, "{left} merges were dropped half-way");
+    });
 }

@@ -6,11 +6,11 @@ use farleaf_core::index::conformance::Setup;
 use farleaf_core::index::dlsm::{Dlsm, DlsmOptions, Shard};
 use farleaf_core::index::{Background, Design, IndexAdmin, IndexError, RangeIndex, Scan};
 use farleaf_core::page::Bytes;
-use farleaf_core::remote::RpcClient;
+use farleaf_core::remote::{ExtentClient, ExtentSpace, RemoteError, RpcClient};
 use farleaf_core::server::{MemoryServer, MemoryServerConfig};
 use farleaf_core::table::IndexKind;
 use farleaf_fabric::local::LocalConfig;
-use farleaf_fabric::sim::SimConfig;
+use farleaf_fabric::sim::{Faults, Outage, SimConfig};
 use farleaf_fabric::sync::{Arc, AtomicBool, AtomicU64, Ordering};
 use farleaf_fabric::{Cluster, Fabric, Provider};
 use futures_util::future::{Either, select};
@@ -134,6 +134,147 @@ fn a_dropped_flush_loses_nothing() {
         let dropped = dropped.load(Ordering::Relaxed);
         assert!(dropped >= 5, "{dropped} flushes were dropped");
     }
+}
+
+/// A server that cannot be reached while tables are written, and what became of extents afterwards.
+///
+/// A flush that failed with a WRITE in doubt once lost the extents of its table although the handle
+/// lived on, with each attempt.
+#[test]
+fn flushes_that_fail_lose_no_extents() {
+    const CUT: std::ops::Range<u64> = 50_000_000..90_000_000;
+    let cut = Outage { server: 0, from_ns: CUT.start, until_ns: CUT.end };
+    let faults = Faults {
+        cut_memory_server: vec![cut],
+        timeout_ns: 100_000,
+        detect_death_ns: 10_000,
+        ..Faults::default()
+    };
+    let provider = &sim(SimConfig { faults, ..SimConfig::default() });
+    // A table of more WRITEs than are in flight together, so that one fails half-way.
+    let mut large = DlsmOptions {
+        table_bytes: 1 << 20,
+        extent_bytes: 64 << 10,
+        chunk_bytes: 1 << 20,
+        ..options()
+    };
+    large.memtable.bytes = 1 << 20;
+    let setup = Setup { memory_servers: 1, ..setup(provider, large) };
+    let (cluster, tree) = (setup.with_index::<Small, Dlsm>(), &compute(&setup.options));
+    cluster.run_one(|fabric| async move {
+        let index = open(&fabric, tree).await;
+        for number in 0..40 {
+            index.upsert(&key(number), &[1; 10_000]).await.unwrap();
+        }
+        index.flush().await.unwrap();
+        for number in 0..40 {
+            index.upsert(&key(number), &[2; 10_000]).await.unwrap();
+        }
+        fabric.sleep(CUT.start.saturating_sub(fabric.now_ns())).await;
+        for _ in 0..5 {
+            let flushed = index.flush().await;
+            assert!(matches!(flushed, Err(IndexError::Indeterminate(_))), "{flushed:?}");
+        }
+        assert!(fabric.now_ns() < CUT.end, "the server is still cut off");
+        let usage = tree.extents();
+        assert_eq!(usage.lost, 0, "{usage:?}");
+        fabric.sleep(CUT.end - fabric.now_ns()).await;
+        index.settle().await.unwrap();
+        check_extents(tree);
+        index.flush().await.unwrap();
+        check_extents(tree);
+        for number in 0..40 {
+            assert_eq!(index.get(&key(number)).await.unwrap(), Some(vec![2; 10_000]));
+        }
+    });
+}
+
+/// A server that stays unreachable keeps what was given up on it, and nothing else.
+///
+/// A handle once tried the same table again and again before each extent that it took, and never
+/// came to the tables on other servers.
+#[test]
+fn tables_on_a_dead_server_keep_no_others() {
+    const CUT: std::ops::Range<u64> = 50_000_000..900_000_000;
+    let cut = Outage { server: 1, from_ns: CUT.start, until_ns: CUT.end };
+    let faults = Faults {
+        cut_memory_server: vec![cut],
+        timeout_ns: 100_000,
+        detect_death_ns: 10_000,
+        ..Faults::default()
+    };
+    let provider = &sim(SimConfig { faults, ..SimConfig::default() });
+    let setup = Setup { memory_servers: 2, ..setup(provider, options()) };
+    let cluster = setup.with_index::<Small, Dlsm>();
+    cluster.run_one(|fabric| async move {
+        let space = &Arc::new(ExtentSpace::new(EXTENT_BYTES));
+        let client = ExtentClient::<_, Small>::new(fabric.clone(), space, 64 * EXTENT_BYTES);
+        let words = vec![7; EXTENT_BYTES as usize / 8];
+        // One table on each server, in turn.
+        for server in 0..2 {
+            let mut writer = client.writer();
+            writer.append(&words).await.unwrap();
+            let lease = writer.finish().await.unwrap();
+            assert_eq!(lease.place().server().number(), server);
+        }
+        fabric.sleep(CUT.start.saturating_sub(fabric.now_ns())).await;
+        let (mut alive, mut dead) = (client.writer(), client.writer());
+        alive.append(&words).await.unwrap();
+        dead.append(&words).await.unwrap();
+        drop(alive);
+        drop(dead);
+        assert_eq!((space.usage().leased, space.usage().lost), (2, 0));
+        let settled = client.settle().await;
+        assert!(matches!(settled, Err(RemoteError::Indeterminate(_))), "{settled:?}");
+        assert_eq!(space.usage().leased, 1, "the extent on the other server came back");
+        let table = spent(&fabric, async {
+            let mut writer = client.writer();
+            writer.append(&words.repeat(20)).await.unwrap();
+            assert_eq!(writer.finish().await.unwrap().place().server().number(), 0);
+        });
+        assert_eq!(table.await.indeterminate, 0, "the dead server is left alone for a while");
+        fabric.sleep(CUT.end - fabric.now_ns()).await;
+        client.settle().await.unwrap();
+        assert_eq!((space.usage().leased, space.usage().lost), (0, 0));
+    });
+}
+
+/// A writer that waited for room once kept the version that it had seen, so the merge that made
+/// room freed nothing: in a small pool, the next one found no memory.
+#[test]
+fn waiting_writers_keep_no_tables() {
+    let provider = &sim(SimConfig::default());
+    let few = DlsmOptions { most_immutables: 1, level0_stop: 3, ..options() };
+    let setup = setup(provider, few);
+    let (cluster, tree) = (setup.with_index::<Small, Dlsm>(), &compute(&setup.options));
+    let is_merging = &AtomicBool::new(false);
+    let ended = cluster.run(&[0, 1], async |fabric, number| {
+        let index = open(&fabric, tree).await;
+        if number == 0 {
+            for number in 0..6_000 {
+                index.upsert(&key(number * 7 % 6_001), &[7; 100]).await.unwrap();
+            }
+            index.flush().await.unwrap();
+            is_merging.store(true, Ordering::Release);
+            index.collect().await.unwrap();
+            // The writer has not run since the merge has ended.
+            let (tables, usage) = (tree.tables(), tree.extents());
+            assert!(tree.levels()[0].0 > 0, "the writer has filled level 0: {:?}", tree.levels());
+            let used: u64 = tables.iter().map(|table| table.extents.len() as u64).sum();
+            assert_eq!(usage.leased, used, "{usage:?}");
+            is_merging.store(false, Ordering::Release);
+            return;
+        }
+        while !is_merging.load(Ordering::Acquire) {
+            fabric.sleep(1_000).await;
+        }
+        let mut written = 0;
+        while is_merging.load(Ordering::Acquire) {
+            index.upsert(&key(10_000 + written), &[7; 100]).await.unwrap();
+            written += 1;
+        }
+    });
+    assert!(ended.iter().all(Option::is_some));
 }
 
 /// Runs `clients` beside `workers` that flush and merge in the background, on a slow network, until

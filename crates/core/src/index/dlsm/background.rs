@@ -8,13 +8,14 @@
 
 use super::compact::due_level;
 use super::handle::DlsmIndex;
-use super::shard::{AtWork, Shard};
+use super::shard::{AtWork, Right, Shard};
 use crate::index::{IndexError, Reshaped};
 use crate::page::Layout;
 use crate::together::join;
 use farleaf_fabric::Fabric;
 
-/// Flushes, or merges, that one call makes. The next one goes on.
+/// Flushes, or merges, that one call makes. The next one goes on, unless an operation waits for the
+/// right.
 const STEPS: u32 = 16;
 /// The longest sleep of a background task, in nanoseconds, before it looks whether it has ended.
 const LOOK_NS: u64 = 1_000_000;
@@ -28,7 +29,8 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         if self.shard.pin().immutables.is_empty() {
             return Ok(0);
         }
-        let Some(flushing) = Shard::begin_flush(&self.shard) else { return Ok(0) };
+        let flushing = Shard::begin_due(&self.shard, Right::Flush, Shard::begin_flush);
+        let Some(flushing) = flushing else { return Ok(0) };
         for step in 0..STEPS {
             let flushed = self.flush_oldest(&flushing).await;
             if !self.noted(flushed, worker)? {
@@ -43,7 +45,8 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         if due_level(&self.shard.pin(), &self.shard.options).is_none() {
             return Ok(0);
         }
-        let Some(merging) = Shard::begin_merge(&self.shard) else { return Ok(0) };
+        let merging = Shard::begin_due(&self.shard, Right::Merge, Shard::begin_merge);
+        let Some(merging) = merging else { return Ok(0) };
         for step in 0..STEPS {
             let merged = self.merge_what_is_due(&merging).await;
             if !self.noted(merged, worker)? {

@@ -4,7 +4,7 @@
 
 use super::MemTable;
 use super::handle::DlsmIndex;
-use super::shard::Shard;
+use super::shard::{Right, Shard};
 use super::table_writer::{TableWriter, refused};
 use crate::index::{IndexError, Scan, check_fill};
 use crate::page::Layout;
@@ -21,8 +21,13 @@ fn is_empty(table: &MemTable) -> bool {
 }
 
 impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
-    /// Waits for the right that `begin` returns.
-    async fn until_begun<R>(&self, begin: fn(&Arc<Shard>) -> Option<R>) -> Result<R, IndexError> {
+    /// Waits for `right`, which `begin` returns. Tasks that do what is due leave it to the call.
+    async fn until_begun<R>(
+        &self,
+        right: Right,
+        begin: fn(&Arc<Shard>) -> Option<R>,
+    ) -> Result<R, IndexError> {
+        let _waiting = Shard::begin_waiting(&self.shard, right);
         let mut wait = self.wait();
         loop {
             let seen = self.shard.changed.count();
@@ -35,19 +40,23 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
 
     /// Flushes everything that was written before the call.
     pub(super) async fn flush_everything(&self) -> Result<(), IndexError> {
-        let version = self.shard.pin();
-        let newest = if is_empty(&version.active) {
-            version.immutables.first()
+        // Without its version: flushes and merges free nothing that a version in use has.
+        let (active, closed) = {
+            let version = self.shard.pin();
+            (Arc::clone(&version.active), version.immutables.first().cloned())
+        };
+        let newest = if is_empty(&active) {
+            closed
         } else {
-            self.replace(&version.active).await?;
-            Some(&version.active)
+            self.replace(&active).await?;
+            Some(active)
         };
         let Some(newest) = newest else { return Ok(()) };
         let mut wait = self.wait();
         loop {
             let seen = self.shard.changed.count();
-            let version = self.shard.pin();
-            if !version.immutables.iter().any(|table| Arc::ptr_eq(table, newest)) {
+            let is_newest = |table: &Arc<MemTable>| Arc::ptr_eq(table, &newest);
+            if !self.shard.pin().immutables.iter().any(is_newest) {
                 return Ok(());
             }
             match Shard::begin_flush(&self.shard) {
@@ -60,7 +69,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     /// Flushes everything and merges it into the deepest level.
     pub(super) async fn settle_tree(&self) -> Result<(), IndexError> {
         self.flush_everything().await?;
-        let merging = self.until_begun(Shard::begin_merge).await?;
+        let merging = self.until_begun(Right::Merge, Shard::begin_merge).await?;
         self.merge_everything(&merging).await
     }
 
@@ -77,8 +86,8 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         }
         // Tombstones above would hide what is loaded.
         self.settle_tree().await?;
-        let _flushing = self.until_begun(Shard::begin_flush).await?;
-        let merging = self.until_begun(Shard::begin_merge).await?;
+        let _flushing = self.until_begun(Right::Flush, Shard::begin_flush).await?;
+        let merging = self.until_begun(Right::Merge, Shard::begin_merge).await?;
         let version = self.shard.pin();
         if version.tables().next().is_some() || !version.memtables().all(|table| is_empty(table)) {
             return Err(not_empty);

@@ -13,15 +13,22 @@ use crate::index::IndexError;
 use crate::page::Layout;
 use crate::remote::{JobId, Lease, NearMerge, RemoteError};
 use crate::table::{ExtentRun, FOOTER_WORDS, Index, JobTable, MergeJob, Meta};
-use crate::wire::Refusal;
 use farleaf_fabric::sync::{Arc, lock};
 use farleaf_fabric::{Fabric, GlobalAddr, MAX_MESSAGE_BYTES, ServerId};
+
+/// Words of input for which a job may need a step. It takes far fewer steps; a server that never
+/// ends must not keep the right to merge.
+const LEAST_STEP_WORDS: u64 = 1 << 10;
+/// Steps that a job may need for each output beside.
+const OUTPUT_STEPS: u64 = 16;
 
 /// The job for a merge, and how much room its outputs need.
 struct Plan {
     server: ServerId,
     job: MergeJob,
     extents: usize,
+    /// More steps than the job can need.
+    most_steps: u64,
 }
 
 impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
@@ -41,14 +48,15 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         };
         let words: u64 = sources.iter().flatten().map(|table| table.bytes() / 8).sum();
         let began_ns = self.fabric().now_ns();
-        let is_near = wants_near && self.merge_near(merging, version, &sources, level).await?;
+        let is_near = wants_near && self.merge_near(merging, version, &sources, level).await;
         if !is_near {
             self.merge(merging, version, sources, level).await?;
         }
-        if place == MergePlace::ByCost && is_near == wants_near {
+        if place == MergePlace::ByCost {
             let took_ns = self.fabric().now_ns().saturating_sub(began_ns);
             let ns_per_word = took_ns as f64 / words.max(1) as f64;
-            lock(&self.shard.merge_costs).note(is_near, ns_per_word);
+            // A merge that the memory server could not make has cost what the attempt cost, too.
+            lock(&self.shard.merge_costs).note(wants_near, ns_per_word);
         }
         Ok(())
     }
@@ -60,31 +68,24 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         version: &TreeVersion,
         sources: &[Vec<Arc<Table>>],
         level: usize,
-    ) -> Result<bool, IndexError> {
-        let Some(mut plan) = self.plan(version, sources, level) else { return Ok(false) };
+    ) -> bool {
+        let Some(mut plan) = self.plan(version, sources, level) else { return false };
+        // Beside the words the request has a tag, the process and the job's number.
+        let words = plan.job.encode().len() + plan.extents;
+        if words * 8 + 64 > MAX_MESSAGE_BYTES {
+            return false;
+        }
         let inputs: Vec<Arc<Table>> = sources.iter().flatten().cloned().collect();
         let Ok(lease) = self.extents.lease(plan.server, plan.extents).await else {
-            return Ok(false);
+            return false;
         };
         plan.job.extents = lease.places().iter().map(|place| place.offset()).collect();
         let words = plan.job.encode();
-        // Beside the words the request has a tag, the process and the job's number.
-        if words.len() * 8 + 64 > MAX_MESSAGE_BYTES {
-            return Ok(false);
-        }
-        match self.run_job(plan.server, lease, words).await {
-            Ok(outputs) => {
-                self.shard.count_near_merge();
-                merging.merged(&inputs, level, outputs);
-                Ok(true)
-            }
-            Err(IndexError::Refused { refusal: Refusal::Damaged, .. }) => {
-                // The compute side reads the words again, and finds the table.
-                Ok(false)
-            }
-            Err(IndexError::InvalidArgument(why)) => Err(IndexError::InvalidArgument(why)),
-            Err(_) => Ok(false),
-        }
+        // Whatever has failed, the compute side can merge. It finds a damaged table again.
+        let Ok(outputs) = self.run_job(&plan, lease, words).await else { return false };
+        self.shard.count_near_merge();
+        merging.merged(&inputs, level, outputs);
+        true
     }
 
     /// What the memory server is asked to do. `None` if the tables are on several servers.
@@ -123,6 +124,8 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         Some(Plan {
             server,
             extents: extents as usize,
+            // A step takes in 2^15 words or goes on with 2^14 keys of an output's index.
+            most_steps: data_words / LEAST_STEP_WORDS + u64::from(outputs) * OUTPUT_STEPS + 64,
             job: MergeJob {
                 sources,
                 // Later snapshots are newer than all inputs (J5).
@@ -142,15 +145,21 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     /// Runs a job to its end. Returns its outputs.
     async fn run_job(
         &self,
-        server: ServerId,
+        plan: &Plan,
         lease: Lease,
         words: Vec<u64>,
-    ) -> Result<Vec<Table>, IndexError> {
+    ) -> Result<Vec<Table>, RemoteError> {
+        let server = plan.server;
         let (owner, job) = self.shard.next_job();
         let mut merge =
             NearMerge::begin(&self.extents, JobId { server, owner, job }, lease, words).await?;
         let mut metas = Vec::new();
+        let mut steps = 0;
         loop {
+            steps += 1;
+            if steps > plan.most_steps || metas.len() > plan.job.outputs as usize {
+                return Err(bad_reply(server));
+            }
             let (done, outputs) = merge.step().await?;
             self.shard.step();
             let mut rest = &outputs[..];
@@ -171,12 +180,12 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
             let footer = &meta.footer;
             let words = footer.data_words..footer.table_words();
             if u64::from(words.end) * 8 > own.bytes() || words.len() < FOOTER_WORDS {
-                return Err(bad_reply(server).into());
+                return Err(bad_reply(server));
             }
             let sections = self.extents.read(&own, words.start, words.end - words.start).await?;
             let index = Index::open(sections, footer.table).map_err(|_| bad_reply(server))?;
             if index.footer() != footer {
-                return Err(bad_reply(server).into());
+                return Err(bad_reply(server));
             }
             tables.push(Table { meta, index: Arc::new(index), lease: Arc::new(own) });
         }

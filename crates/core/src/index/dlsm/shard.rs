@@ -45,6 +45,8 @@ struct State {
     jobs: u64,
     is_flushing: bool,
     is_merging: bool,
+    /// Operations that wait for the right to flush, and to merge.
+    waiting: [usize; 2],
     /// Tasks that flush and merge in the background.
     workers: usize,
     /// How often one of them failed, and until when all rest because of that.
@@ -98,6 +100,13 @@ pub(super) enum Switched {
     NoRoom,
 }
 
+/// A right that one handle at a time has (V2).
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Right {
+    Flush,
+    Merge,
+}
+
 impl Shard {
     /// A tree without records.
     pub(super) fn new(options: &DlsmOptions) -> Result<Self, MemTableError> {
@@ -116,6 +125,7 @@ impl Shard {
             jobs: 0,
             is_flushing: false,
             is_merging: false,
+            waiting: [0; 2],
             workers: 0,
             failures: 0,
             rest_until_ns: 0,
@@ -269,6 +279,31 @@ impl Shard {
         Some(Merging { shard: Arc::clone(shard) })
     }
 
+    /// Whether a handle has the right to flush.
+    pub(super) fn is_flushing(&self) -> bool {
+        lock(&self.state).is_flushing
+    }
+
+    /// Counts an operation that waits for `right`. Without it, a task that takes the right again at
+    /// once would keep others from it for good.
+    pub(super) fn begin_waiting(shard: &Arc<Self>, right: Right) -> Waiting {
+        lock(&shard.state).waiting[right as usize] += 1;
+        Waiting { shard: Arc::clone(shard), right }
+    }
+
+    /// What `begin` returns, for a task that does what is due. `None` if an operation waits for
+    /// `right`.
+    pub(super) fn begin_due<R>(
+        shard: &Arc<Self>,
+        right: Right,
+        begin: fn(&Arc<Self>) -> Option<R>,
+    ) -> Option<R> {
+        if lock(&shard.state).waiting[right as usize] > 0 {
+            return None;
+        }
+        begin(shard)
+    }
+
     /// Counts a task that flushes and merges in the background, as long as it lives.
     pub(super) fn begin_worker(shard: &Arc<Self>) -> AtWork {
         lock(&shard.state).workers += 1;
@@ -381,6 +416,21 @@ impl Drop for Merging {
     }
 }
 
+/// An operation that waits for a right.
+#[derive(Debug)]
+pub(super) struct Waiting {
+    shard: Arc<Shard>,
+    right: Right,
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        lock(&self.shard.state).waiting[self.right as usize] -= 1;
+        // Tasks that have left the right to it go on.
+        self.shard.changed.raise();
+    }
+}
+
 /// A task that flushes and merges in the background.
 #[derive(Debug)]
 pub(super) struct AtWork {
@@ -413,4 +463,30 @@ impl Drop for AtWork {
 
 fn written_bytes(table: &Table) -> u64 {
     u64::from(table.meta.footer.table_words()) * 8
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+
+    /// A task that has merged 16 times, and takes the right again at once because more is due, once
+    /// kept an operation that waited for it from ever getting it.
+    #[test]
+    fn a_right_is_left_to_operations_that_wait_for_it() {
+        let shard = Arc::new(Shard::new(&DlsmOptions::default()).unwrap());
+        let merging = Shard::begin_due(&shard, Right::Merge, Shard::begin_merge).unwrap();
+        let waiting = Shard::begin_waiting(&shard, Right::Merge);
+        assert!(Shard::begin_merge(&shard).is_none());
+        let seen = shard.changed.count();
+        drop(merging);
+        assert!(shard.changed.count() > seen, "the operation is woken");
+        assert!(Shard::begin_due(&shard, Right::Merge, Shard::begin_merge).is_none());
+        let flushing = Shard::begin_due(&shard, Right::Flush, Shard::begin_flush);
+        assert!(flushing.is_some(), "flushes go on beside it");
+        drop(Shard::begin_merge(&shard).expect("it has gone"));
+        let seen = shard.changed.count();
+        drop(waiting);
+        assert!(shard.changed.count() > seen, "the task is woken");
+        assert!(Shard::begin_due(&shard, Right::Merge, Shard::begin_merge).is_some());
+    }
 }

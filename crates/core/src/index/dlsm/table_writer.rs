@@ -66,9 +66,10 @@ impl<'h, F: Fabric, L: Layout> TableWriter<'h, F, L> {
         Ok(())
     }
 
-    /// Waits until everything has landed, so that the extents can be used again.
+    /// Waits until everything has landed, so that the extents can be used again. Those that a WRITE
+    /// may still reach wait for the handle's `settle` (K3).
     pub(super) async fn abandon(self) {
-        let _ = self.extents.finish().await;
+        drop(self.extents.finish().await);
     }
 
     async fn charge(&mut self) {

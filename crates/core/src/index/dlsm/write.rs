@@ -67,8 +67,11 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
                     edit.found_below(table, value);
                 }
                 Next::OtherTable => {
-                    self.replace(table).await?;
-                    if Arc::ptr_eq(&self.shard.pin().active, table) {
+                    let table = Arc::clone(table);
+                    // Flushes and merges free nothing that this version has.
+                    drop(version);
+                    self.replace(&table).await?;
+                    if Arc::ptr_eq(&self.shard.pin().active, &table) {
                         wait.again().await?;
                     }
                 }
@@ -100,8 +103,11 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
                     if self.shard.switch(full)? != Switched::NoRoom {
                         return Ok(());
                     }
-                    if worked? == 0 {
-                        wait.for_change(&self.shard, seen).await?;
+                    match worked {
+                        // A flush under way may still make room.
+                        Err(error) if !self.shard.is_flushing() => return Err(error),
+                        Err(_) | Ok(0) => wait.for_change(&self.shard, seen).await?,
+                        Ok(_) => {}
                     }
                 }
                 Switched::NoRoom => wait.for_change(&self.shard, seen).await?,
