@@ -25,7 +25,7 @@ impl<F: Fabric> Space<F> for Pool {
             let server = ServerId::new(number);
             let known = lock(&self.in_doubt).filter(|doubt| (doubt.0, doubt.1) == (server, bytes));
             let token = known.map_or_else(|| fabric.unique(), |(_, _, token)| token);
-            let request = PoolRequest::AllocateWhole { bytes, token };
+            let request = PoolRequest::AllocateWhole { bytes, least: bytes, token };
             match client.ask_harmless(server, &request).await {
                 Ok(Reply::Chunk { at, .. }) => {
                     lock(&self.in_doubt).take_if(|doubt| doubt.2 == token);
