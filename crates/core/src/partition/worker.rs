@@ -481,8 +481,10 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
                     refusal: Refusal::NotEmpty,
                 });
             }
-            if map.owners().len() > 1 {
-                self.values.share().await?; // leaves of all owners will refer to these blocks
+            // Leaves of all owners will refer to these blocks. This server need not be one of them:
+            // its keys may have moved since the client chose it.
+            if map.owners() != [self.part.server.number()] {
+                self.values.share().await?;
             }
             self.check_halted()?;
             is_replacing.set(true);
