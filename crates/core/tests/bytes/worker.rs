@@ -625,3 +625,40 @@ fn blocks_that_are_loaded_for_another_compute_server_are_not_adopted() {
         });
     }
 }
+
+/// Regression test: chunks become shared while a search has found something in them and not yet
+/// returned it, as a move of keys or a bulk load does. The memory servers take none of it back, and
+/// neither this life nor a later one used it.
+#[test]
+fn what_is_found_in_chunks_that_others_share_is_used() {
+    let provider = &sim(SimConfig::default());
+    let cluster = setup(provider, 4 << 20).with_index::<Small, Dex>();
+    cluster.run_one(|fabric| async move {
+        let cache = caches()[1];
+        let upsert_all = async |worker: &Worker<Dex, _, Small, InBlocks>, bytes: usize| {
+            for key in 0..40 {
+                let action = Action::Upsert(vec![key; bytes]);
+                let told = worker.answer(Ask::Edit(LeafEdit { key: vec![key], action })).await;
+                assert!(matches!(told, Told::Edited(_)), "{told:?}");
+            }
+            assert_eq!(worker.answer(Ask::Flush).await, Told::Done);
+        };
+        let first = shared();
+        let worker = open::<InBlocks, _>(fabric.clone(), cache, &first).await;
+        upsert_all(&worker, 5_000).await;
+        upsert_all(&worker, 10).await;
+        let chunk_bytes = first.usage().chunk_bytes;
+        assert!(chunk_bytes >= 3 << 16, "{chunk_bytes}");
+
+        let second = shared();
+        <InBlocks as ValueForm<Small>>::adopt(&second, fabric.clone()).await.unwrap();
+        let worker = open::<InBlocks, _>(fabric.clone(), cache, &second).await;
+        let space = Arc::new(BlockSpace::new(1));
+        BlockClient::<_, Small>::new(fabric, &space, 1 << 16).share_chunks().await.unwrap();
+        worker.reclaim(&|| false).await;
+        assert_eq!(second.usage().chunk_bytes, chunk_bytes);
+        upsert_all(&worker, 4_000).await;
+        assert_eq!(second.usage().chunk_bytes, chunk_bytes, "it needs no other chunk");
+        assert_eq!(second.usage().blocks_in_use, 40);
+    });
+}
