@@ -133,7 +133,7 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
     }
 
     /// Looks for memory that former lives of the compute server have left and no leaf refers to,
-    /// step by step, until it has found all of it, or keys leave the range, or `ended` returns true.
+    /// step by step, until it has found all of it, keys leave the range, or `ended` returns true.
     /// One task per compute server is enough.
     pub async fn reclaim(&self, ended: &dyn Fn() -> bool) {
         let mut pause_ns = RECLAIM_PAUSE_NS;

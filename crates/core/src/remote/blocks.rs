@@ -20,7 +20,6 @@ use super::pieces::{both, pieces};
 use super::{Backoff, GRACE_NS, Miss, RemoteError};
 use crate::page::{BlockRef, Layout, MOST_BLOCK_BYTES, NodeCarver, block_words};
 use crate::rules;
-use crate::together::all;
 use crate::wire::{LISTED_CHUNKS, PoolRequest, Reply};
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Buffer, Fabric, FabricError, GlobalAddr, ServerId};
@@ -344,15 +343,14 @@ impl<F: Fabric, L: Layout> BlockClient<F, L> {
         if self.fabric().breaks(rules::CHUNKS_SHARED) {
             return Ok(());
         }
-        let servers = (0..self.fabric().memory_servers()).map(ServerId::new);
-        // Together: no compute server serves the keys meanwhile.
-        let asked = servers.map(async |server| {
+        for number in 0..self.fabric().memory_servers() {
+            let server = ServerId::new(number);
             match self.chunks.rpc().ask_harmless(server, &PoolRequest::ForgetChunks).await? {
-                Reply::Done => Ok(()),
-                _ => Err(RemoteError::BadReply { server }),
+                Reply::Done => {}
+                _ => return Err(RemoteError::BadReply { server }),
             }
-        });
-        all(asked).await.into_iter().collect()
+        }
+        Ok(())
     }
 
     /// Stops looking for free blocks of former lives, because leaves with references to them are

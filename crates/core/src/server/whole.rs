@@ -197,8 +197,8 @@ mod tests {
         assert_eq!(whole.take(1, 1), None);
     }
 
-    /// A piece with the name of another server or of a frame is none of a chunk, wherever its offset
-    /// is.
+    /// A piece with the name of another server or of a frame is no part of a chunk, whatever its
+    /// offset.
     #[test]
     fn pieces_elsewhere_are_refused() {
         let mut whole = WholeChunks::default();
