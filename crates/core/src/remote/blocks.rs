@@ -335,7 +335,8 @@ impl<F: Fabric, L: Layout> BlockClient<F, L> {
 
     /// Tells the memory servers that leaves of other compute servers may refer to blocks of this
     /// one from now on, so no later life can tell which of the blocks that it has cut so far are
-    /// free (blocks.X12). That cannot be taken back if the leaves stay here after all. Call it when no operation can store another reference that leaves.
+    /// free (blocks.X12). That cannot be taken back if the leaves stay here after all. Call it when
+    /// no operation can store another reference that leaves.
     ///
     /// # Errors
     /// [`RemoteError`] if a memory server does not answer.

@@ -600,9 +600,9 @@ fn chunks_that_others_share_are_not_adopted() {
     });
 }
 
-/// Regression test: a client may choose the builder of a bulk load by an old map, so the builder may
-/// own no keys. It took itself for the only owner, so its next life found no reference in its own
-/// range, and reused the blocks of all loaded values.
+/// Regression test: a client may choose the builder of a bulk load by an old map, so the builder
+/// may own no keys. It took itself for the only owner, so its next life found no reference in its
+/// own range, and reused the blocks of all loaded values.
 #[test]
 fn blocks_that_are_loaded_for_another_compute_server_are_not_adopted() {
     for owner in [0, 1] {
