@@ -116,6 +116,7 @@ pub const MUTANTS: &[Mutant] = &[
     ),
     seen("refers_before_block", &["fine-blocks-faults", "dex-blocks-faults"]),
     seen("reclaims_blocks_of_leaves", &["processes-blocks-lives"]),
+    seen("reclaims_shared_blocks", &["processes-blocks-lives-moves"]),
     seen("frees_blocks_early", &["processes-blocks-moves", "processes-blocks-die"]),
     seen("believes_blocks", &["fine-blocks-slow-reads"]),
     seen("restarts_versions", &["hybrid-late-locks"]),

@@ -231,6 +231,10 @@ pub const SCENARIOS: &[(&str, &str)] = &[
     ("processes-blocks-bulk", include_str!("../scenarios/processes-blocks-bulk.toml")),
     ("processes-blocks-die", include_str!("../scenarios/processes-blocks-die.toml")),
     ("processes-blocks-lives", include_str!("../scenarios/processes-blocks-lives.toml")),
+    (
+        "processes-blocks-lives-moves",
+        include_str!("../scenarios/processes-blocks-lives-moves.toml"),
+    ),
     ("processes-blocks-moves", include_str!("../scenarios/processes-blocks-moves.toml")),
     ("processes-blocks-torn", include_str!("../scenarios/processes-blocks-torn.toml")),
     ("processes-bulk", include_str!("../scenarios/processes-bulk.toml")),

@@ -33,4 +33,4 @@ pub use partitioned::{Built, BulkBuilder, PartIndex, PartPool, PartState, Partit
 pub use range_index::{Exchange, Owned, RangeIndex, Records, RecordsOf, Scan};
 pub(crate) use range_index::{OPERATIONS_TOGETHER, rounds};
 pub use reshape::{KeyRange, Reshape, Reshaped};
-pub use values::{InLeaves, PartValues, Scanned, ValueForm};
+pub use values::{InLeaves, PartValues, Reclaimed, Scanned, ValueForm};

@@ -68,6 +68,17 @@ pub struct Scanned<K> {
     pub is_full: bool,
 }
 
+/// What a step of looking for memory of former lives has led to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reclaimed {
+    /// There is another step.
+    GoesOn,
+    /// Memory was found: call [`PartValues::use_found`] before the next step.
+    Found,
+    /// There is nothing more to look for.
+    Ended,
+}
+
 /// One endpoint's access to the values of one compute server's part of an index: the operations of
 /// [`PartIndex`] that read or write values.
 pub trait PartValues<F: Fabric, L: Layout> {
@@ -117,13 +128,18 @@ pub trait PartValues<F: Fabric, L: Layout> {
         blocks: &mut Vec<BlockRef>,
     ) -> impl Future<Output = Result<(), RemoteError>>;
 
-    /// Takes one step of looking for memory that former lives have left and no leaf refers to.
-    /// Returns whether there is more to do. One task of a compute server does this, while other
-    /// operations run.
+    /// Takes one step of looking for memory that former lives have left and no leaf refers to. One
+    /// task of a compute server does this, while other operations run.
+    ///
+    /// # Errors
+    /// [`RemoteError`] if leaves cannot be read or written back. The step can be taken again.
     fn reclaim<P: PartIndex<F, L>>(
         &self,
         part: &P,
-    ) -> impl Future<Output = Result<bool, RemoteError>>;
+    ) -> impl Future<Output = Result<Reclaimed, RemoteError>>;
+
+    /// Uses the memory that [`PartValues::reclaim`] has found, after a grace period.
+    fn use_found(&self) -> impl Future<Output = ()>;
 
     /// Call this before keys leave the compute server's range.
     fn keys_will_leave(&self);
@@ -232,9 +248,11 @@ impl<F: Fabric, L: Layout> PartValues<F, L> for InLeaves {
         Ok(())
     }
 
-    async fn reclaim<P: PartIndex<F, L>>(&self, _part: &P) -> Result<bool, RemoteError> {
-        Ok(false)
+    async fn reclaim<P: PartIndex<F, L>>(&self, _part: &P) -> Result<Reclaimed, RemoteError> {
+        Ok(Reclaimed::Ended)
     }
+
+    async fn use_found(&self) {}
 
     fn keys_will_leave(&self) {}
 

@@ -6,7 +6,8 @@
 //! group down its tree together ([`PartValues::execute_all`]). Each answer leaves as soon as it is
 //! known. A request that waits alone is served by [`Worker::answer`].
 //!
-//! *Invariant*: answering.AW1. An operation of a group is answered as if it were served alone.
+//! *Invariant*: answering.AW1. An operation of a group is answered as if it were served alone, but
+//! operations that need new value blocks wait for the slowest of their WRITEs.
 //!
 //! *Thread safety*: belongs to its endpoint's thread.
 

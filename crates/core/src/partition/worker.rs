@@ -13,7 +13,7 @@ use super::{ComputeServer, Load, MapState, MapStore, PartitionMap, Put};
 use crate::cache::CacheCounters;
 use crate::index::{
     Ascending, Built, BulkBuilder, InLeaves, IndexError, PartIndex, PartPool, PartValues,
-    Partitioned, Records, Scan, Scanned, ValueForm, check_fill,
+    Partitioned, Reclaimed, Records, Scan, Scanned, ValueForm, check_fill,
 };
 use crate::page::{Answer, Layout, LeafEdit, OwnedKey, OwnedValue};
 use crate::remote::{ROOT_SERVER, RemoteError};
@@ -42,6 +42,8 @@ const SETTLE_NS: u64 = 50_000_000;
 const LOOK_AT_MEMORY_NS: u64 = 100_000_000;
 /// Pause between two steps of looking for memory of former lives, so that operations go on.
 const RECLAIM_PAUSE_NS: u64 = 100_000;
+/// The longest one, after steps that have failed: a step can write back all leaves.
+const LONGEST_RECLAIM_PAUSE_NS: u64 = 200_000_000;
 
 /// One thread of a compute server.
 pub struct Worker<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L> = InLeaves> {
@@ -131,18 +133,23 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
     }
 
     /// Looks for memory that former lives of the compute server have left and no leaf refers to,
-    /// step by step, until it has found all of it or `ended` returns true. One task per compute
-    /// server is enough.
+    /// step by step, until it has found all of it, keys leave the range, or `ended` returns true.
+    /// One task per compute server is enough.
     pub async fn reclaim(&self, ended: &dyn Fn() -> bool) {
+        let mut pause_ns = RECLAIM_PAUSE_NS;
         while !ended() {
-            let goes_on = match self.enter().await {
-                Some(_entered) => self.values.reclaim(self.index()).await.unwrap_or(true),
-                None => true,
+            let step = match self.enter().await {
+                Some(_entered) => self.values.reclaim(self.index()).await,
+                None => Ok(Reclaimed::GoesOn),
             };
-            if !goes_on {
-                return;
+            match step {
+                Ok(Reclaimed::GoesOn) => pause_ns = RECLAIM_PAUSE_NS,
+                // Not counted as in flight: it needs no range, and a halt need not wait for it.
+                Ok(Reclaimed::Found) => self.values.use_found().await,
+                Ok(Reclaimed::Ended) => return,
+                Err(_) => pause_ns = (pause_ns * 2).min(LONGEST_RECLAIM_PAUSE_NS),
             }
-            self.fabric().sleep(RECLAIM_PAUSE_NS).await;
+            self.fabric().sleep(pause_ns).await;
         }
     }
 
@@ -481,8 +488,10 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
                     refusal: Refusal::NotEmpty,
                 });
             }
-            if map.owners().len() > 1 {
-                self.values.share().await?; // leaves of all owners will refer to these blocks
+            // Leaves of all owners will refer to these blocks. This server need not be one of them:
+            // its keys may have moved since the client chose it.
+            if map.owners() != [self.part.server.number()] {
+                self.values.share().await?;
             }
             self.check_halted()?;
             is_replacing.set(true);

@@ -19,11 +19,11 @@
 //!   refer to after an operation of unknown outcome.
 //!
 //! The metadata exists only in this process. When it ends, the next life of its compute server
-//! looks for the free blocks in its chunks (`former.rs`).
+//! looks for the free blocks in its chunks (`former.rs`), except for those that others share.
 //!
 //! *Thread safety*: any number of threads; a mutex that is never held across a wait.
 
-use super::former::{Former, Step};
+use super::former::{Former, Found, Step};
 use crate::page::{BlockRef, MOST_BLOCK_BYTES, NodeCarver};
 use farleaf_fabric::sync::{AtomicBool, AtomicU64, Mutex, Ordering, lock};
 use farleaf_fabric::{GlobalAddr, ServerId};
@@ -349,18 +349,20 @@ impl BlockSpace {
     }
 
     /// Uses what a round has found: all leaves have been written back since its end, and a grace
-    /// period has passed. Returns the pieces of `least` bytes and more, which are not used here.
+    /// period has passed. Returns the pieces of `least` bytes and more, and whole chunks, which are
+    /// not used here: a small chunk becomes a part of larger ones again only at its memory server.
     pub(super) fn use_found(&self, least: u64) -> Vec<(GlobalAddr, u64)> {
         let mut inner = lock(&self.inner);
         let mut returned = Vec::new();
         let Some((found, is_next)) = inner.former.as_mut().map(Former::take_free) else {
             return returned;
         };
-        for (at, bytes) in found {
+        for Found { at, bytes, is_chunk } in found {
             let align = NodeCarver::NODE_ALIGN;
             let end = at.offset() + bytes;
             let (from, to) = (at.offset().next_multiple_of(align), end - end % align);
-            if to.saturating_sub(from) < least.max(1) {
+            let least = if is_chunk { 1 } else { least.max(1) };
+            if to.saturating_sub(from) < least {
                 inner.on(at.server()).cut(at, bytes);
                 continue;
             }
@@ -375,6 +377,15 @@ impl BlockSpace {
             self.has_former.store(false, Ordering::Relaxed);
         }
         returned
+    }
+
+    /// Uses pieces of [`BlockSpace::use_found`] here after all.
+    pub(super) fn keep(&self, pieces: &[(GlobalAddr, u64)]) {
+        let mut inner = lock(&self.inner);
+        for (at, bytes) in pieces {
+            inner.usage.chunk_bytes += bytes;
+            inner.on(at.server()).cut(*at, *bytes);
+        }
     }
 
     /// Keys are about to leave the compute server, with references to blocks of its former lives.
@@ -450,6 +461,7 @@ impl Drop for LostBlocks<'_> {
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use super::*;
+    use crate::page::block_words;
 
     #[test]
     fn sizes_hold_what_they_must_and_waste_an_eighth_at_most() {
@@ -522,6 +534,26 @@ mod tests {
         assert_eq!(1 + (0..100).take_while(|_| !lose()).count(), 8, "it failed with these");
         space.lost().rest(0);
         assert!(!lose(), "they are not lost any more");
+    }
+
+    #[test]
+    fn what_is_found_is_returned_in_large_pieces_and_whole_chunks() {
+        let (space, server) = (BlockSpace::new(1), ServerId::new(0));
+        let at = |offset| GlobalAddr::new(server, offset);
+        space.adopt(vec![(at(1024), 1024), (at(4096), 8192)]);
+        let value = vec![0; 3000];
+        let block = BlockRef::new(at(4096 + 4096), 3000, block_words(&value).into_iter());
+        space.note([block].into_iter(), None);
+        space.end_round_if_drained();
+        assert_eq!(space.usage().bytes_in_use, 3072);
+        let returned = space.use_found(4096);
+        assert_eq!(returned, [(at(1024), 1024), (at(4096), 4096)]);
+        assert_eq!(space.usage().chunk_bytes, 4096);
+        let take = |bytes| space.take(server, SizeClass::of(bytes), 0).map(Place::at);
+        assert_eq!((take(1024), take(64)), (Some(at(4096 + 4096 + 3072)), None));
+        space.keep(&returned);
+        assert_eq!(space.usage().chunk_bytes, 9216);
+        assert_eq!((take(4096), take(1024), take(64)), (Some(at(4096)), Some(at(1024)), None));
     }
 
     #[test]

@@ -18,7 +18,7 @@ use super::former::Step;
 use super::pages::{BUSY_WAIT_NS, BUSY_WAITS, READ_RETRIES};
 use super::pieces::{both, pieces};
 use super::{Backoff, GRACE_NS, Miss, RemoteError};
-use crate::page::{BlockRef, Layout, MOST_BLOCK_BYTES, block_words};
+use crate::page::{BlockRef, Layout, MOST_BLOCK_BYTES, NodeCarver, block_words};
 use crate::rules;
 use crate::wire::{LISTED_CHUNKS, PoolRequest, Reply};
 use farleaf_fabric::sync::Arc;
@@ -30,8 +30,22 @@ use std::ops::{Bound, Range};
 const PIECES_TOGETHER: usize = 4;
 /// Free pieces of this size that former lives have left go back to the memory servers, in bytes.
 const LEAST_RETURNED_BYTES: u64 = 4096;
+/// Chunks of former lives on one memory server that are searched, at least.
+const MOST_CHUNKS: u32 = 1 << 22;
 /// Attempts to write a block.
 const WRITE_ATTEMPTS: u32 = 16;
+
+/// The offset behind a chunk that `server` lists, if there can be one: of whole nodes, at `from` or
+/// behind it.
+fn end_of_listed(server: ServerId, from: u64, (at, bytes): (GlobalAddr, u64)) -> Option<u64> {
+    let end = at.offset().checked_add(bytes)?;
+    let is_sensible = at == GlobalAddr::new(server, at.offset())
+        && at.offset() >= from
+        && bytes > 0
+        && end < GlobalAddr::OFFSET_LIMIT
+        && [at.offset(), bytes].iter().all(|part| part.is_multiple_of(NodeCarver::NODE_ALIGN));
+    is_sensible.then_some(end)
+}
 
 /// One handle's access to value blocks.
 #[derive(Debug)]
@@ -293,23 +307,25 @@ impl<F: Fabric, L: Layout> BlockClient<F, L> {
         let mut chunks: Vec<(GlobalAddr, u64)> = Vec::new();
         for number in 0..self.fabric().memory_servers() {
             let server = ServerId::new(number);
-            let mut from = 0;
-            loop {
+            let (mut from, mut behind) = (0, NodeCarver::NODE_ALIGN);
+            // The next life finds what is not listed here.
+            while from < MOST_CHUNKS {
                 let request = PoolRequest::ListChunks { from };
                 let told = self.chunks.rpc().ask_harmless(server, &request).await?;
                 let Reply::Chunks { more, chunks: listed } = told else {
                     return Err(RemoteError::BadReply { server });
                 };
-                let is_sensible = |(at, bytes): &(GlobalAddr, u64)| {
-                    at.server() == server && at.offset() > 0 && *bytes > 0
-                };
-                if (more && listed.is_empty()) || !listed.iter().all(is_sensible) {
-                    return Err(RemoteError::BadReply { server });
+                for chunk in &listed {
+                    behind = end_of_listed(server, behind, *chunk)
+                        .ok_or(RemoteError::BadReply { server })?;
                 }
                 from += listed.len() as u32;
+                let is_none = listed.is_empty();
                 chunks.extend(listed);
-                if !more {
-                    break;
+                match more {
+                    true if is_none => return Err(RemoteError::BadReply { server }),
+                    true => {}
+                    false => break,
                 }
             }
         }
@@ -319,11 +335,15 @@ impl<F: Fabric, L: Layout> BlockClient<F, L> {
 
     /// Tells the memory servers that leaves of other compute servers may refer to blocks of this
     /// one from now on, so no later life can tell which of the blocks that it has cut so far are
-    /// free (blocks.X12). Call it when no operation can store another reference that leaves.
+    /// free (blocks.X12). That cannot be taken back if the leaves stay here after all. Call it when
+    /// no operation can store another reference that leaves.
     ///
     /// # Errors
     /// [`RemoteError`] if a memory server does not answer.
     pub async fn share_chunks(&self) -> Result<(), RemoteError> {
+        if self.fabric().breaks(rules::CHUNKS_SHARED) {
+            return Ok(());
+        }
         for number in 0..self.fabric().memory_servers() {
             let server = ServerId::new(number);
             match self.chunks.rpc().ask_harmless(server, &PoolRequest::ForgetChunks).await? {
@@ -335,7 +355,10 @@ impl<F: Fabric, L: Layout> BlockClient<F, L> {
     }
 
     /// Stops looking for free blocks of former lives, because leaves with references to them are
-    /// about to leave. Their chunks are not lost to the next life if they stay after all.
+    /// about to leave the range. A scan of the rest of the range would miss these references, and
+    /// the leaves may come back. So this precedes the release, and the search of this life ends
+    /// even if the leaves stay. The next life searches these chunks again, unless the memory
+    /// servers have been told meanwhile that they are shared ([`BlockClient::share_chunks`]).
     pub fn give_up_former(&self) {
         self.space.give_up_former();
     }
@@ -380,7 +403,12 @@ impl<F: Fabric, L: Layout> BlockClient<F, L> {
                 // Sent once: had it another effect later, the pieces could be in use by then. If it
                 // has none, the next life finds them.
                 let request = PoolRequest::ReturnPieces { pieces: pieces.to_vec() };
-                let _ = self.chunks.rpc().ask(server, &request).await;
+                match self.chunks.rpc().ask(server, &request).await {
+                    Ok(_) | Err(RemoteError::Indeterminate(_) | RemoteError::BadReply { .. }) => {}
+                    // The server has not taken them. If it does not list their chunks any more, as
+                    // after a move of keys, no later life would find them.
+                    Err(_) => self.space.keep(pieces),
+                }
             }
         }
     }
@@ -418,5 +446,29 @@ impl<F: Fabric, L: Layout> BlockClient<F, L> {
     /// The endpoint's time.
     pub fn now_ns(&self) -> u64 {
         self.fabric().now_ns()
+    }
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_of_chunks_can_contain_anything() {
+        let server = ServerId::new(2);
+        let end = |from, at, bytes| end_of_listed(server, from, (at, bytes));
+        let at = |offset| GlobalAddr::new(server, offset);
+        assert_eq!(end(1024, at(1024), 4096), Some(5120));
+        assert_eq!(end(1024, at(2048), 1024), Some(3072));
+        assert_eq!(end(2048, at(1024), 4096), None, "it overlaps the one before it");
+        assert_eq!(end(1024, GlobalAddr::NULL, 4096), None);
+        assert_eq!(end(1024, GlobalAddr::new(ServerId::new(1), 1024), 4096), None);
+        assert_eq!(end(1024, GlobalAddr::from_bits(at(1024).to_bits() | 1 << 63), 4096), None);
+        assert_eq!((end(1024, at(1024), 0), end(1024, at(1024), 1000)), (None, None));
+        assert_eq!(end(1024, at(1536), 1024), None, "it begins within a node");
+        let last = GlobalAddr::OFFSET_LIMIT - 1024;
+        assert_eq!(end(1024, at(1024), last), None, "no address is behind it");
+        assert_eq!(end(1024, at(1024), last - 1024), Some(last));
+        assert_eq!(end(1024, at(last), u64::MAX - 1023), None);
     }
 }

@@ -38,8 +38,9 @@ impl<F: Fabric, L: Layout> ChunkClient<F, L> {
 
     /// Allocates a chunk of `bytes` bytes on `server`, which exists. For nodes (`least` is `None`)
     /// the chunk can be smaller, such as the server's last chunk, or a node that was given back.
-    /// Otherwise it has `least` bytes at least, and no node was ever there. A request that is
-    /// repeated, or arrives late, gets the same chunk.
+    /// Otherwise no node was ever there, and it has `least` bytes at least, except for a chunk of a
+    /// request of unknown outcome that wanted less. A request that is repeated, or arrives late,
+    /// gets the same chunk.
     ///
     /// # Errors
     /// [`RemoteError`]; after an unknown outcome, the next request asks for the same chunk.
@@ -49,7 +50,7 @@ impl<F: Fabric, L: Layout> ChunkClient<F, L> {
         bytes: u64,
         least: Option<u64>,
     ) -> Result<(GlobalAddr, u64), RemoteError> {
-        let token = self.token(server);
+        let (token, is_first) = self.token(server);
         // A request that is dropped on the way may have allocated a chunk, too.
         let mut doubt = Doubt { tokens: &self.in_doubt[server.index()], token: Some(token) };
         let request = match least {
@@ -64,19 +65,24 @@ impl<F: Fabric, L: Layout> ChunkClient<F, L> {
         let Reply::Chunk { at, bytes } = answer? else {
             return Err(RemoteError::BadReply { server });
         };
-        let sensible = at.server() == server
+        // An earlier request with this token may have wanted less.
+        let least = if is_first { least.unwrap_or(0) } else { 0 };
+        let sensible = at == GlobalAddr::new(server, at.offset())
             && at.offset().is_multiple_of(NodeCarver::NODE_ALIGN)
-            && at.offset() > 0;
+            && at.offset() > 0
+            && bytes >= least
+            && bytes < GlobalAddr::OFFSET_LIMIT - at.offset();
         if sensible { Ok((at, bytes)) } else { Err(RemoteError::BadReply { server }) }
     }
 
-    /// The token for the next request to `server`.
-    fn token(&self, server: ServerId) -> u64 {
-        self.in_doubt[server.index()].borrow_mut().pop().unwrap_or_else(|| {
-            let token = self.next_token.get();
-            self.next_token.set(token.wrapping_add(1));
-            token
-        })
+    /// The token for the next request to `server`, and whether this is the first one with it.
+    fn token(&self, server: ServerId) -> (u64, bool) {
+        if let Some(token) = self.in_doubt[server.index()].borrow_mut().pop() {
+            return (token, false);
+        }
+        let token = self.next_token.get();
+        self.next_token.set(token.wrapping_add(1));
+        (token, true)
     }
 }
 

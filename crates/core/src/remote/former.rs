@@ -34,6 +34,15 @@ pub(crate) enum Step {
     Rest,
 }
 
+/// Memory to which no leaf refers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Found {
+    pub(super) at: GlobalAddr,
+    pub(super) bytes: u64,
+    /// Whether it is all of a chunk.
+    pub(super) is_chunk: bool,
+}
+
 /// The chunks, and what is known about them.
 #[derive(Debug)]
 pub(super) struct Former {
@@ -46,7 +55,7 @@ pub(super) struct Former {
     /// Blocks that leaves have lost since the round began.
     gone: BTreeSet<GlobalAddr>,
     /// After the round: memory to which no leaf of the caches refers.
-    free: Vec<(GlobalAddr, u64)>,
+    free: Vec<Found>,
     step: Step,
     most_noted: usize,
 }
@@ -124,14 +133,14 @@ impl Former {
         for (start, bytes) in std::mem::take(&mut self.now) {
             let end = start.plus(bytes);
             let mut free_from = start;
-            for (at, size) in noted.range(start..end) {
-                if *at > free_from {
-                    self.free.push((free_from, at.offset() - free_from.offset()));
+            let blocks = noted.range(start..end).map(|(at, size)| (*at, *size));
+            for (at, size) in blocks.chain([(end, 0)]) {
+                if at > free_from {
+                    let free_bytes = at.offset() - free_from.offset();
+                    let is_chunk = free_bytes == bytes;
+                    self.free.push(Found { at: free_from, bytes: free_bytes, is_chunk });
                 }
-                free_from = free_from.max(at.plus(*size));
-            }
-            if end > free_from {
-                self.free.push((free_from, end.offset() - free_from.offset()));
+                free_from = free_from.max(at.plus(size));
             }
         }
         self.step = Step::Rest;
@@ -139,7 +148,7 @@ impl Former {
     }
 
     /// Takes out what the round has found, and begins the next one. Returns whether there is one.
-    pub(super) fn take_free(&mut self) -> (Vec<(GlobalAddr, u64)>, bool) {
+    pub(super) fn take_free(&mut self) -> (Vec<Found>, bool) {
         self.now = std::mem::take(&mut self.later);
         self.step = Step::Scan(Bound::Unbounded);
         (std::mem::take(&mut self.free), !self.now.is_empty())
@@ -183,8 +192,13 @@ mod tests {
         assert_eq!(former.step(), &Step::Drain);
         assert_eq!(former.end_round(), (3, 64 + 128 + 64));
         assert!(!former.lose(at(0, 1024)), "it is like any other block");
-        let found =
-            vec![(at(0, 1088), 128), (at(0, 1344), 704), (at(1, 2048), 448), (at(1, 4096), 64)];
+        let part = |at, bytes| Found { at, bytes, is_chunk: false };
+        let found = vec![
+            part(at(0, 1088), 128),
+            part(at(0, 1344), 704),
+            part(at(1, 2048), 448),
+            Found { at: at(1, 4096), bytes: 64, is_chunk: true },
+        ];
         assert_eq!(former.take_free(), (found, false));
     }
 
@@ -202,7 +216,7 @@ mod tests {
             rounds += 1;
             noted += former.end_round().0;
             let (found, is_next) = former.take_free();
-            free += found.iter().map(|(_, bytes)| bytes).sum::<u64>();
+            free += found.iter().map(|found| found.bytes).sum::<u64>();
             if !is_next {
                 break;
             }
@@ -218,6 +232,7 @@ mod tests {
         assert!(!former.give_up());
         former.end_round();
         assert!(former.give_up());
-        assert_eq!(former.take_free(), (vec![(at(0, 1024), 1024)], false));
+        let found = Found { at: at(0, 1024), bytes: 1024, is_chunk: true };
+        assert_eq!(former.take_free(), (vec![found], false));
     }
 }

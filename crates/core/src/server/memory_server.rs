@@ -521,11 +521,9 @@ impl<L: Layout> MemoryServer<L> {
                 Ok(Reply::Done)
             }
             PoolRequest::ReturnPieces { pieces } => {
-                if pieces.len() > LISTED_CHUNKS {
+                if pieces.len() > LISTED_CHUNKS || !lock(&self.whole).give_back(client, &pieces) {
                     return Err(Refusal::Malformed);
                 }
-                let mut whole = lock(&self.whole);
-                pieces.into_iter().for_each(|(at, bytes)| whole.give_back(client, at, bytes));
                 Ok(Reply::Done)
             }
         }

@@ -17,8 +17,43 @@ use std::collections::{BTreeMap, BTreeSet};
 pub(super) struct WholeChunks {
     /// Sizes by address, by compute server.
     listed: BTreeMap<u16, BTreeMap<GlobalAddr, u64>>,
-    /// Sizes and addresses of pieces that were returned.
-    free: BTreeSet<(u64, GlobalAddr)>,
+    free: FreePieces,
+}
+
+/// Pieces that were returned.
+#[derive(Debug, Default)]
+struct FreePieces {
+    /// Sizes by address. None of them touches the next one.
+    sizes: BTreeMap<GlobalAddr, u64>,
+    /// The same pieces, by size.
+    by_size: BTreeSet<(u64, GlobalAddr)>,
+}
+
+impl FreePieces {
+    fn remove(&mut self, at: GlobalAddr) {
+        if let Some(bytes) = self.sizes.remove(&at) {
+            self.by_size.remove(&(bytes, at));
+        }
+    }
+
+    /// Adds a piece, as one with the free pieces that it touches. Otherwise the memory would be cut
+    /// ever smaller, life after life.
+    fn insert(&mut self, mut at: GlobalAddr, mut bytes: u64) {
+        let before = self.sizes.range(..at).next_back().map(|(at, bytes)| (*at, *bytes));
+        if let Some((before, size)) = before
+            && before.plus(size) == at
+        {
+            self.remove(before);
+            (at, bytes) = (before, size + bytes);
+        }
+        let behind = at.plus(bytes);
+        if let Some(size) = self.sizes.get(&behind).copied() {
+            self.remove(behind);
+            bytes += size;
+        }
+        self.sizes.insert(at, bytes);
+        self.by_size.insert((bytes, at));
+    }
 }
 
 impl WholeChunks {
@@ -26,15 +61,16 @@ impl WholeChunks {
     /// are, but at least `least`.
     pub(super) fn take(&mut self, bytes: u64, least: u64) -> Option<(GlobalAddr, u64)> {
         let wanted = bytes.max(1).checked_next_multiple_of(NodeCarver::NODE_ALIGN)?;
-        let enough = self.free.range((wanted, GlobalAddr::NULL)..).next();
-        let (held, at) = enough.or_else(|| self.free.last()).copied()?;
+        let by_size = &self.free.by_size;
+        let enough = by_size.range((wanted, GlobalAddr::NULL)..).next();
+        let (held, at) = enough.or_else(|| by_size.last()).copied()?;
         if held < least {
             return None;
         }
-        self.free.remove(&(held, at));
+        self.free.remove(at);
         let taken = held.min(wanted);
         if held > taken {
-            self.free.insert((held - taken, at.plus(taken)));
+            self.free.insert(at.plus(taken), held - taken);
         }
         Some((at, taken))
     }
@@ -63,30 +99,52 @@ impl WholeChunks {
         self.listed.remove(&compute_server);
     }
 
-    /// Takes a piece back, if it is a part of a listed chunk, in whole nodes.
-    pub(super) fn give_back(&mut self, compute_server: u16, at: GlobalAddr, bytes: u64) {
-        let Some(chunks) = self.listed.get_mut(&compute_server) else { return };
-        let Some((start, size)) = chunks.range(..=at).next_back().map(|(at, size)| (*at, *size))
-        else {
-            return;
-        };
-        let before = at.offset() - start.offset();
+    /// Takes pieces back, if each is a part of a listed chunk, in whole nodes; otherwise none of
+    /// them. Returns whether it has.
+    #[must_use]
+    pub(super) fn give_back(&mut self, compute_server: u16, pieces: &[(GlobalAddr, u64)]) -> bool {
+        let Some(chunks) = self.listed.get_mut(&compute_server) else { return pieces.is_empty() };
+        if !pieces.iter().all(|(at, bytes)| Part::of(chunks, *at, *bytes).is_some()) {
+            return false;
+        }
+        for &(at, bytes) in pieces {
+            // `None` if another one of these pieces has a part of it.
+            let Some(Part { start, before, behind }) = Part::of(chunks, at, bytes) else {
+                continue;
+            };
+            chunks.remove(&start);
+            if before > 0 {
+                chunks.insert(start, before);
+            }
+            if behind > 0 {
+                chunks.insert(at.plus(bytes), behind);
+            }
+            self.free.insert(at, bytes);
+        }
+        true
+    }
+}
+
+/// Where a piece is in its chunk.
+struct Part {
+    /// The chunk.
+    start: GlobalAddr,
+    /// Bytes of the chunk before the piece, and behind it.
+    before: u64,
+    behind: u64,
+}
+
+impl Part {
+    /// A piece can be anything that a message can contain.
+    fn of(chunks: &BTreeMap<GlobalAddr, u64>, at: GlobalAddr, bytes: u64) -> Option<Self> {
+        let (start, size) = chunks.range(..=at).next_back().map(|(at, size)| (*at, *size))?;
+        let before = at.offset().checked_sub(start.offset())?;
+        let behind = size.checked_sub(before)?.checked_sub(bytes)?;
         let is_part = bytes > 0
-            && start.server() == at.server()
-            && before.checked_add(bytes).is_some_and(|end| end <= size)
+            && at == GlobalAddr::new(start.server(), at.offset())
             && before.is_multiple_of(NodeCarver::NODE_ALIGN)
             && bytes.is_multiple_of(NodeCarver::NODE_ALIGN);
-        if !is_part {
-            return;
-        }
-        chunks.remove(&start);
-        if before > 0 {
-            chunks.insert(start, before);
-        }
-        if before + bytes < size {
-            chunks.insert(at.plus(bytes), size - before - bytes);
-        }
-        self.free.insert((bytes, at));
+        is_part.then_some(Self { start, before, behind })
     }
 }
 
@@ -107,17 +165,25 @@ mod tests {
         assert_eq!(whole.list(3, 0, 1), (vec![(at(1 << 20), 16 << 10)], true));
         assert_eq!(whole.list(3, 1, 1), (vec![(at(2 << 20), 4 << 10)], false));
         assert_eq!(whole.list(4, 0, 9), (vec![], false));
-        // Of another compute server, in no chunk, beyond its end, and not in whole nodes.
-        whole.give_back(4, at(1 << 20), 1024);
-        whole.give_back(3, at((1 << 20) - 1024), 1024);
-        whole.give_back(3, at((1 << 20) + (15 << 10)), 2048);
-        whole.give_back(3, at((1 << 20) + 512), 1024);
-        whole.give_back(3, at(1 << 20), 1000);
-        whole.give_back(3, at(1 << 20), 0);
-        assert_eq!(whole.take(1, 1), None);
         let middle = at((1 << 20) + (4 << 10));
-        whole.give_back(3, middle, 8 << 10);
-        whole.give_back(3, middle, 8 << 10); // it is no part of a chunk any more
+        // Of another compute server, in no chunk, beyond its end, and not in whole nodes.
+        assert!(!whole.give_back(4, &[(at(1 << 20), 1024)]));
+        for (offset, bytes) in [
+            ((1 << 20) - 1024, 1024),
+            ((1 << 20) + (15 << 10), 2048),
+            ((1 << 20) + 512, 1024),
+            (1 << 20, 1000),
+            (1 << 20, 0),
+            (1 << 20, u64::MAX - 1023),
+        ] {
+            assert!(
+                !whole.give_back(3, &[(middle, 1024), (at(offset), bytes)]),
+                "{offset} {bytes}"
+            );
+        }
+        assert_eq!(whole.take(1, 1), None);
+        assert!(whole.give_back(3, &[(middle, 8 << 10)]));
+        assert!(!whole.give_back(3, &[(middle, 8 << 10)]), "it is no part of a chunk any more");
         let rest = [(1 << 20, 4 << 10), ((1 << 20) + (12 << 10), 4 << 10), (2 << 20, 4 << 10)];
         let rest: Vec<_> = rest.into_iter().map(|(offset, bytes)| (at(offset), bytes)).collect();
         assert_eq!(whole.list(3, 0, 9), (rest, false));
@@ -127,7 +193,49 @@ mod tests {
         assert_eq!(whole.take(1, 1), None);
         whole.forget(3);
         assert_eq!(whole.list(3, 0, 9), (vec![], false));
-        whole.give_back(3, at(2 << 20), 4 << 10);
+        assert!(!whole.give_back(3, &[(at(2 << 20), 4 << 10)]));
+        assert_eq!(whole.take(1, 1), None);
+    }
+
+    /// A piece with the name of another server or of a frame is no part of a chunk, whatever its
+    /// offset.
+    #[test]
+    fn pieces_elsewhere_are_refused() {
+        let mut whole = WholeChunks::default();
+        whole.add(3, at(1 << 20), 16 << 10);
+        for offset in [1024, 1 << 20, 1 << 30] {
+            let elsewhere = GlobalAddr::new(ServerId::new(1), offset);
+            let of_a_frame = GlobalAddr::from_bits(at(offset).to_bits() | 1 << 63);
+            assert!(!whole.give_back(3, &[(elsewhere, 1024)]), "{offset}");
+            assert!(!whole.give_back(3, &[(of_a_frame, 1024)]), "{offset}");
+        }
+        assert_eq!(whole.take(1, 1), None);
+        // The second of these is partly in the first.
+        let pieces = [(at(1 << 20), 4 << 10), (at((1 << 20) + 1024), 4 << 10)];
+        assert!(whole.give_back(3, &pieces));
+        assert_eq!(whole.take(8 << 10, 1), Some((at(1 << 20), 4 << 10)));
+        assert_eq!(whole.take(1, 1), None);
+    }
+
+    #[test]
+    fn free_neighbours_become_one_piece() {
+        let start = at(1 << 20);
+        let kib = |number: u64| start.plus(number << 10);
+        let mut whole = WholeChunks::default();
+        for chunk in 0..4 {
+            whole.add(3, kib(4 * chunk), 4 << 10);
+        }
+        for number in [0, 8, 4] {
+            assert!(whole.give_back(3, &[(kib(number), 4 << 10)]));
+        }
+        assert_eq!(whole.take(12 << 10, 12 << 10), Some((start, 12 << 10)));
+        assert_eq!(whole.take(1, 1), None);
+        whole.add(3, start, 12 << 10);
+        for number in (0..16).step_by(2).chain((1..16).step_by(2)) {
+            assert!(whole.give_back(3, &[(kib(number), 1 << 10)]));
+        }
+        assert_eq!(whole.take(3 << 10, 1), Some((start, 3 << 10)));
+        assert_eq!(whole.take(1 << 20, 13 << 10), Some((kib(3), 13 << 10)));
         assert_eq!(whole.take(1, 1), None);
     }
 }

@@ -49,13 +49,14 @@ messages! {
         /// since its last [`PoolRequest::ForgetChunks`] and in all its lives. Answered by
         /// [`Reply::Chunks`](super::Reply::Chunks).
         29 => ListChunks {
-            /// The first chunk wanted, counted from the oldest.
+            /// The first chunk wanted, counted by address.
             from: u32,
         },
         /// Do not list the chunks any more that this compute server has so far.
         30 => ForgetChunks,
         /// Returns parts of listed chunks, which nothing uses any more. They are allocated again by
-        /// [`PoolRequest::AllocateWhole`]. Must not be sent again if its outcome is unknown.
+        /// [`PoolRequest::AllocateWhole`]. Refused if one of them is no part of a listed chunk.
+        /// Must not be sent again if its outcome is unknown.
         31 => ReturnPieces {
             /// Addresses and sizes, in whole nodes; at most [`LISTED_CHUNKS`].
             pieces: Vec<(GlobalAddr, u64)> as rest,

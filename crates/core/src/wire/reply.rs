@@ -64,7 +64,7 @@ messages! {
         13 => Chunks {
             /// Whether there are more.
             more: bool,
-            /// Addresses and sizes, the oldest first.
+            /// Sizes by address, in ascending order.
             chunks: Vec<(GlobalAddr, u64)> as rest,
         },
         /// A step of a merge was made.

@@ -4,6 +4,7 @@
 #![cfg(not(any(loom, shuttle)))]
 
 mod block_batches;
+mod block_chunks;
 mod block_loads;
 mod blocks;
 mod crashes;

@@ -68,7 +68,17 @@ async fn try_open<V: ValueForm<Small>, F: Fabric>(
     cache: CacheOptions,
     values: &V::Shared,
 ) -> Result<Worker<Dex, F, Small, V>, IndexError> {
-    let map = PartitionMap::new::<Small>(1, Vec::new()).unwrap();
+    open_owned_by::<V, F>(0, fabric, cache, values).await
+}
+
+/// Opens compute server 0 while compute server `owner` owns all keys.
+async fn open_owned_by<V: ValueForm<Small>, F: Fabric>(
+    owner: u16,
+    fabric: F,
+    cache: CacheOptions,
+    values: &V::Shared,
+) -> Result<Worker<Dex, F, Small, V>, IndexError> {
+    let map = PartitionMap::from_owners::<Small>(1, Vec::new(), vec![owner]).unwrap();
     let state = MapState { map: map.clone(), moving: None };
     let store = Rc::new(Alone { state: RefCell::new(state), version: Cell::new(1) });
     let server = Arc::new(ComputeServer::start(0, &cache, map).unwrap());
@@ -587,5 +597,68 @@ fn chunks_that_others_share_are_not_adopted() {
         let (space, fourth) = client();
         fourth.adopt().await.unwrap();
         assert_eq!(space.usage().chunk_bytes, 1 << 16, "only what it has taken since");
+    });
+}
+
+/// Regression test: a client may choose the builder of a bulk load by an old map, so the builder
+/// may own no keys. It took itself for the only owner, so its next life found no reference in its
+/// own range, and reused the blocks of all loaded values.
+#[test]
+fn blocks_that_are_loaded_for_another_compute_server_are_not_adopted() {
+    for owner in [0, 1] {
+        let provider = &sim(SimConfig::default());
+        let cluster = setup(provider, 4 << 20).with_index::<Small, Dex>();
+        cluster.run_one(|fabric| async move {
+            let (cache, blocks) = (caches()[1], shared());
+            <InBlocks as ValueForm<Small>>::mark(&fabric).await.unwrap();
+            let worker = open_owned_by::<InBlocks, _>(owner, fabric.clone(), cache, &blocks);
+            let worker = worker.await.unwrap();
+            let records: Vec<_> = (0..40_u8).map(|key| (vec![key], vec![key; 5_000])).collect();
+            worker.halt().await.unwrap();
+            let mut parts = records.chunks(7).map(<[_]>::to_vec);
+            worker.load(0.7, async || Ok(parts.next())).await.unwrap();
+            assert_eq!(blocks.usage().blocks_in_use, 40);
+            let next_life = shared();
+            <InBlocks as ValueForm<Small>>::adopt(&next_life, fabric).await.unwrap();
+            let adopted = if owner == 0 { blocks.usage().chunk_bytes } else { 0 };
+            assert_eq!(next_life.usage().chunk_bytes, adopted, "owner {owner}");
+        });
+    }
+}
+
+/// Regression test: chunks become shared while a search has found something in them and not yet
+/// returned it, as a move of keys or a bulk load does. The memory servers take none of it back, and
+/// neither this life nor a later one used it.
+#[test]
+fn what_is_found_in_chunks_that_others_share_is_used() {
+    let provider = &sim(SimConfig::default());
+    let cluster = setup(provider, 4 << 20).with_index::<Small, Dex>();
+    cluster.run_one(|fabric| async move {
+        let cache = caches()[1];
+        let upsert_all = async |worker: &Worker<Dex, _, Small, InBlocks>, bytes: usize| {
+            for key in 0..40 {
+                let action = Action::Upsert(vec![key; bytes]);
+                let told = worker.answer(Ask::Edit(LeafEdit { key: vec![key], action })).await;
+                assert!(matches!(told, Told::Edited(_)), "{told:?}");
+            }
+            assert_eq!(worker.answer(Ask::Flush).await, Told::Done);
+        };
+        let first = shared();
+        let worker = open::<InBlocks, _>(fabric.clone(), cache, &first).await;
+        upsert_all(&worker, 5_000).await;
+        upsert_all(&worker, 10).await;
+        let chunk_bytes = first.usage().chunk_bytes;
+        assert!(chunk_bytes >= 3 << 16, "{chunk_bytes}");
+
+        let second = shared();
+        <InBlocks as ValueForm<Small>>::adopt(&second, fabric.clone()).await.unwrap();
+        let worker = open::<InBlocks, _>(fabric.clone(), cache, &second).await;
+        let space = Arc::new(BlockSpace::new(1));
+        BlockClient::<_, Small>::new(fabric, &space, 1 << 16).share_chunks().await.unwrap();
+        worker.reclaim(&|| false).await;
+        assert_eq!(second.usage().chunk_bytes, chunk_bytes);
+        upsert_all(&worker, 4_000).await;
+        assert_eq!(second.usage().chunk_bytes, chunk_bytes, "it needs no other chunk");
+        assert_eq!(second.usage().blocks_in_use, 40);
     });
 }

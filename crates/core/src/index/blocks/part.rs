@@ -13,7 +13,9 @@ use super::below::OfPart;
 use super::handle::Over;
 use super::shared::{SharedBlocks, ValueBlocks};
 use crate::cache::CacheCounters;
-use crate::index::{Answer, LeafEdit, PartIndex, PartValues, Records, Scan, Scanned, ValueForm};
+use crate::index::{
+    Answer, LeafEdit, PartIndex, PartValues, Reclaimed, Records, Scan, Scanned, ValueForm,
+};
 use crate::page::{BlockRef, Layout, Stored, TooLong};
 use crate::remote::{RemoteError, RpcClient, Step};
 use crate::together::all;
@@ -167,9 +169,9 @@ impl<F: Fabric, L: Layout<Key = [u8], Value = [u8]>> PartValues<F, L> for ValueB
     /// A scan of stored values notes the references into chunks of former lives; then everything
     /// else in these chunks is free, once all leaves are written back and a grace period has passed
     /// (blocks.X4, blocks.X10).
-    async fn reclaim<P: PartIndex<F, L>>(&self, part: &P) -> Result<bool, RemoteError> {
+    async fn reclaim<P: PartIndex<F, L>>(&self, part: &P) -> Result<Reclaimed, RemoteError> {
         match self.blocks.former_step() {
-            None => return Ok(false),
+            None => return Ok(Reclaimed::Ended),
             Some(Step::Scan(lower)) => {
                 let (upper, reverse) = (Bound::Unbounded, false);
                 let scan = Scan { lower, upper, reverse, limit: NOTED_TOGETHER };
@@ -186,10 +188,14 @@ impl<F: Fabric, L: Layout<Key = [u8], Value = [u8]>> PartValues<F, L> for ValueB
             Some(Step::Drain) => self.blocks.end_round_if_drained(),
             Some(Step::Rest) => {
                 part.flush().await?;
-                self.blocks.use_found().await;
+                return Ok(Reclaimed::Found);
             }
         }
-        Ok(true)
+        Ok(Reclaimed::GoesOn)
+    }
+
+    async fn use_found(&self) {
+        self.blocks.use_found().await;
     }
 
     fn keys_will_leave(&self) {
