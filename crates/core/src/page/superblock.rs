@@ -4,13 +4,14 @@
 //! word 0  magic            word 1  [reserved:32][page words:16][format:16]
 //! word 2  root address     word 3  placement level M
 //! word 4  pool bytes       word 5  options
-//! word 6  first leaf of the server's share, if leaves are not nodes of the server's tree
+//! word 6  first leaf of the server's share, if leaves are not nodes of the server's tree;
+//!         on server 0, the number of the only compute side that may use a divided index
 //! word 7  1 if values may be in blocks; on server 0 only
 //! ```
 //!
 //! The addresses of the root and of the first leaf never change once they are set. *Thread safety*:
-//! written before the server serves; words 2, 5, 6 and 7 are set once, later, word 7 by a client's
-//! CAS; any client may read it.
+//! written before the server serves; words 2, 5, 6 and 7 are set once, later, word 7 and the
+//! number in word 6 by a client's CAS; any client may read it.
 
 use super::layout::Layout;
 use farleaf_fabric::GlobalAddr;
@@ -107,6 +108,10 @@ impl Superblock {
     pub const WORDS: usize = 8;
     /// The word that becomes 1 if values may be in blocks.
     pub const BLOCKS_WORD: usize = 7;
+
+    /// The word with the number of the only compute side that may use the index, or 0, in a design
+    /// without first leaves.
+    pub const SIDE_WORD: usize = 6;
 
     /// Writes the superblock of a new pool with pages of `L`.
     ///

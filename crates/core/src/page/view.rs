@@ -177,6 +177,15 @@ impl<'a, L: Layout> Page<'a, L> {
         }
     }
 
+    /// Removes an entry lock from the image of an inner page, which has no entries to lock. A
+    /// client that took the page for a leaf may have released the lock since the image was copied,
+    /// and then no client would ever release the copy of it.
+    pub(crate) fn drop_needless_lock(self) {
+        if self.level() > 0 {
+            self.clear_entry_lock();
+        }
+    }
+
     /// The stamp of a leaf in the pool: [`Layout::leaf_sum`] of the leaf after its last complete
     /// WRITE. Only leaves without siblings have one.
     #[inline]

@@ -19,7 +19,8 @@ const PATIENT_AFTER: u32 = 256;
 const PATIENT_EVERY: u32 = 64;
 const MOST_PATIENCE: u32 = 5;
 
-/// Attempts before an operation gives up, about 0.8 s in total; the first 256 attempts take 6 ms.
+/// Attempts before an operation gives up, after about 0.8 s of these waits; the first 256 attempts
+/// take 6 ms.
 const MAX_ATTEMPTS: u32 = 1_500;
 
 /// The failed attempts of one operation.

@@ -10,6 +10,9 @@ use farleaf_fabric::{Fabric, FabricError, GlobalAddr, ServerId};
 /// The memory server that holds the root of an index, in designs that have one.
 pub const ROOT_SERVER: ServerId = ServerId::new(0);
 
+/// Pause before a number is entered again, in nanoseconds.
+const ENTER_PAUSE_NS: u64 = 10_000;
+
 impl<F: Fabric, L: Layout> PageClient<F, L> {
     /// Allocates a node on each of the first `servers` memory servers, and writes there the pages
     /// that `make` returns for these addresses. Call [`RpcClient::claim_all`] with the addresses
@@ -114,6 +117,30 @@ impl<F: Fabric, L: Layout> RpcClient<F, L> {
             outcome = self.fabric().compare_swap(at, 0, 1).await;
         }
         Ok(outcome.map(drop)?)
+    }
+
+    /// Enters `number` into the word at `at`, which is 0 until one has entered. Returns whether it
+    /// is there now; `false` means that another one is.
+    ///
+    /// # Errors
+    /// [`RemoteError`]; the number may enter all the same if the outcome is unknown.
+    pub async fn enter(&self, at: GlobalAddr, number: u64) -> Result<bool, RemoteError> {
+        let mut outcome = Err(RemoteError::Contended { retries: READ_RETRIES });
+        for _ in 0..READ_RETRIES {
+            match self.fabric().compare_swap(at, 0, number).await {
+                Ok(found) => return Ok(found == 0 || found == number),
+                Err(error) => {
+                    if let FabricError::Indeterminate { .. } = error {
+                        // Otherwise the swap could land after the index has gone.
+                        self.fabric().reset(at.server()).await?;
+                    }
+                    outcome = Err(error.into());
+                }
+            }
+            self.fabric().counters().count_retry();
+            self.fabric().sleep(ENTER_PAUSE_NS).await;
+        }
+        outcome
     }
 
     /// Checks that the index, if there is one, was created with value blocks, or without them; one

@@ -67,6 +67,7 @@ impl<'a, L: Layout> Change<'a, L> {
     /// A change of a locked page from `before`, the copy that the lock was taken with, to `after`.
     pub fn new(locked: Locked<'a>, before: &PageCopy<L>, after: Image<L>) -> Self {
         let owner = locked.word.owner();
+        after.page().drop_needless_lock();
         after.page().seal(locked.word.next_by(owner));
         let redo = RedoPage::between(locked.at, before.page(), after.page());
         Self { rewrite: Rewrite { at: locked.at, held: locked.word, after, redo }, locked }

@@ -24,11 +24,11 @@
 
 use super::entry_locks::EntryLocks;
 use super::identity::REGISTRAR;
-use super::pages::{BUSY_WAIT_NS, BUSY_WAITS, READ_RETRIES};
+use super::pages::{BUSY_WAIT_NS, READ_RETRIES};
 use super::{Backoff, Image, Miss, PageClient, PageCopy, RemoteError};
 use crate::page::{ENTRY_LOCK_WORD, Layout, LockWord};
 use crate::rules;
-use crate::wire::{OwnerRequest, Reply};
+use crate::wire::{OwnerRequest, Refusal, Reply};
 use farleaf_fabric::sync::{Arc, Ordering};
 use farleaf_fabric::{Buffer, Fabric, FabricError, GlobalAddr};
 use smallvec::SmallVec;
@@ -37,6 +37,8 @@ use std::ops::Range;
 
 /// CASes of one attempt to take a lock, before the operation starts again.
 const SWAPS: u32 = 8;
+/// Polls for the turn of one attempt: half a millisecond.
+const TURN_WAITS: u32 = 1_000;
 /// Attempts to settle a change of unknown outcome.
 const SETTLES: u32 = 4 * READ_RETRIES;
 /// Longest pause between two CASes, in nanoseconds.
@@ -90,7 +92,7 @@ pub struct EntryHold<'a> {
     ticket: u64,
     /// The word that the leaf has, or may have, because of this hold.
     word: Option<LockWord>,
-    /// Whether a WRITE to the leaf may be in flight, where the turn is the lock.
+    /// Whether a WRITE to the leaf may be in flight that this hold has to outlast.
     may_land: bool,
     in_a_row: u32,
 }
@@ -99,7 +101,7 @@ impl Drop for EntryHold<'_> {
     /// Passes the turn on. What was neither released nor handed over is in doubt (entries.E4).
     fn drop(&mut self) {
         let at = self.at;
-        if self.may_land {
+        if self.may_land && self.locks.is_exclusive() {
             let lock = DoubtfulLock::Turn(self.locks.clone(), self.ticket);
             return self.doubts.borrow_mut().push(EntryDoubt { at, lock });
         }
@@ -114,6 +116,18 @@ impl EntryHold<'_> {
     /// Whether the lock should go to the next client of this compute server.
     fn is_for_next(&self) -> bool {
         self.locks.is_for_next(self.at, self.in_a_row)
+    }
+
+    /// Awaits a change of the whole leaf. If its outcome is unknown, or if it is dropped, the turn
+    /// stays with the doubt about the leaf, which is settled first.
+    pub(crate) async fn rewriting<T>(
+        &mut self,
+        change: impl Future<Output = Result<T, Miss>>,
+    ) -> Result<T, Miss> {
+        self.may_land = true;
+        let outcome = change.await;
+        self.may_land = matches!(outcome, Err(Miss::Failed(RemoteError::Indeterminate(_))));
+        outcome
     }
 
     /// Hands the lock over, if another client still waits.
@@ -142,11 +156,37 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     /// by one RPC.
     async fn entry_owner(&self, locks: &EntryLocks) -> Result<u16, RemoteError> {
         if let Some(owner) = locks.owner() {
-            return Ok(owner);
+            return self.living_owner(owner).await;
         }
         // Retrying after an unknown outcome only wastes a number.
-        match self.rpc.ask_harmless(REGISTRAR, &OwnerRequest::Register).await? {
-            Reply::Owner { owner, .. } => Ok(locks.set_owner(owner)),
+        let reply = self.rpc.ask_harmless(REGISTRAR, &OwnerRequest::Register).await?;
+        let Reply::Owner { owner, .. } = reply else {
+            return Err(RemoteError::BadReply { server: REGISTRAR });
+        };
+        let first = locks.set_owner(owner);
+        self.entry_owner.set(first);
+        if first != owner {
+            // Another client registered one meanwhile. If this request is lost, so is the number.
+            drop(self.rpc.post(REGISTRAR, &OwnerRequest::Retire { owner }));
+        }
+        Ok(first)
+    }
+
+    /// The number that another client has registered, after a check that it was not declared dead:
+    /// other clients take the locks of dead ones over. One RPC by each handle.
+    async fn living_owner(&self, owner: u16) -> Result<u16, RemoteError> {
+        if self.entry_owner.get() == owner {
+            return Ok(owner);
+        }
+        match self.rpc.ask_harmless(REGISTRAR, &OwnerRequest::OwnerState { owner }).await? {
+            Reply::Owner { dead: false, .. } => {
+                self.entry_owner.set(owner);
+                Ok(owner)
+            }
+            Reply::Owner { .. } => {
+                let refusal = Refusal::DeclaredDead;
+                Err(RemoteError::Refused { server: REGISTRAR, refusal })
+            }
             _ => Err(RemoteError::BadReply { server: REGISTRAR }),
         }
     }
@@ -180,7 +220,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         let handed = loop {
             match locks.turn(at, ticket) {
                 Some(handed) => break handed,
-                None if waits == BUSY_WAITS => return Err(Miss::Restart),
+                None if waits == TURN_WAITS => return Err(Miss::Restart),
                 None => self.fabric().sleep(BUSY_WAIT_NS).await,
             }
             waits += 1;
@@ -289,8 +329,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         let mut backoff = Backoff::default();
         for _ in 0..SETTLES {
             if outcome.is_ok() {
-                hold.may_land = false;
-                return Ok(());
+                break;
             }
             self.fabric().counters().count_retry();
             backoff.count();
@@ -301,6 +340,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
             };
             outcome = again.await;
         }
+        hold.may_land = outcome.is_err();
         outcome.map_err(|error| error.after_a_change(at.server()))
     }
 
@@ -354,6 +394,14 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
             Ok(()) => hold.word = None,
             // If it does not help, the lock is in doubt.
             Err(error) => _ = self.settle_entries(hold, &image, &[], error).await,
+        }
+    }
+
+    /// Ends a hold under which the whole leaf was written: if the outcome is unknown, the lock or
+    /// the turn is left with the doubt about it.
+    pub(crate) async fn end_entries(&self, hold: EntryHold<'_>) {
+        if !hold.may_land {
+            self.release_entries(hold).await;
         }
     }
 
@@ -422,7 +470,8 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         let mut unless_done = OnDrop { doubts: &self.entry_doubts, doubt: Some(doubt.clone()) };
         let is_taken = self.swap_entry_lock(at, held, word).await?;
         if is_taken {
-            self.mend_entries(&doubt).await?;
+            // If messages are lost, the doubt remains, and is settled before a later attempt.
+            self.mend_entries(&doubt).await.map_err(|_| Miss::Restart)?;
         }
         unless_done.doubt = None;
         if is_taken { Ok(()) } else { Err(Miss::Restart) }
@@ -444,10 +493,10 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         let at = doubt.at;
         let found = self.read_raw(at).await?;
         let page = found.page();
-        let releases = match doubt.lock {
+        let held = match doubt.lock {
             DoubtfulLock::Word(word) if page.entry_lock() != word => return Ok(()),
-            DoubtfulLock::Word(_) => true,
-            DoubtfulLock::Turn(..) => false,
+            DoubtfulLock::Word(word) => Some(word),
+            DoubtfulLock::Turn(..) => None,
         };
         // An unfinished commit of this client comes first.
         if page.lock_word().is_locked() || !page.has_whole_header() {
@@ -459,7 +508,14 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
             image.words()[place].store(due, Ordering::Relaxed);
             writes.push(place..place + 1);
         }
-        Ok(all_done(self.post_entries(at, &image, &writes, releases).await?).await?)
+        all_done(self.post_entries(at, &image, &writes, false).await?).await?;
+        if let Some(word) = held {
+            // By a CAS: a late WRITE would release the lock of another client.
+            let free = LockWord::from_bits(0).to_bits();
+            let swap = self.fabric().compare_swap(entry_lock_of(at), word.to_bits(), free);
+            swap.await?;
+        }
+        Ok(())
     }
 }
 

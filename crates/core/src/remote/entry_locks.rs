@@ -7,7 +7,8 @@
 //!
 //! *Invariants*
 //! - entries.H1. Of the clients of a compute server, only the one whose turn it is tries to lock a
-//!   leaf or holds its lock.
+//!   free leaf or changes it. Another one may have the lock without changing records: it takes it
+//!   over from a dead client, or left it in doubt, and mends the leaf before it releases the lock.
 //! - entries.H2. A lock is handed over only to a client that waits, and only a bounded number of
 //!   times in a row, so that clients of other compute servers get it too.
 //!
@@ -122,7 +123,8 @@ impl EntryLocks {
         true
     }
 
-    /// Gives a ticket back. Returns the lock if it was handed to this ticket and not taken.
+    /// Gives a ticket back. If the lock was handed to this ticket and not taken, the next client
+    /// gets it; if none waits, it is returned.
     pub(super) fn leave(&self, at: GlobalAddr, ticket: u64) -> Option<Handed> {
         let mut queues = lock(&self.queues);
         let queue = queues.get_mut(&at)?;
@@ -130,12 +132,13 @@ impl EntryLocks {
             queue.waiting.retain(|waiting| *waiting != ticket);
             return None;
         }
-        let handed = queue.handed.take();
         match queue.waiting.pop_front() {
-            Some(next) => queue.turn = next,
-            None => _ = queues.remove(&at),
+            Some(next) => {
+                queue.turn = next;
+                None
+            }
+            None => queues.remove(&at).and_then(|queue| queue.handed),
         }
-        handed
     }
 }
 
@@ -145,7 +148,7 @@ mod tests {
     use farleaf_fabric::ServerId;
 
     #[test]
-    fn turns_are_in_order_and_a_lock_that_is_not_taken_comes_back() {
+    fn turns_are_in_order_and_a_lock_that_is_not_taken_goes_on() {
         let (locks, at) = (EntryLocks::new(2), GlobalAddr::new(ServerId::new(0), 4096));
         let word = locks.new_word(locks.set_owner(7));
         assert_eq!((word.owner(), word.is_locked(), locks.set_owner(8)), (7, true, 7));
@@ -160,7 +163,12 @@ mod tests {
         assert_eq!(locks.turn(at, tickets[2]), Some(Some((word, 1))));
         assert_eq!(locks.turn(at, tickets[2]), Some(None), "taken once");
         assert!(locks.hand_over(at, (word, 2)));
-        assert_eq!(locks.leave(at, tickets[3]), Some((word, 2)), "not taken");
+        // It goes away before it takes the lock: the next one gets it, and counts as often.
+        let later = [(); 2].map(|()| locks.queue_up(at));
+        assert_eq!(locks.leave(at, tickets[3]), None);
+        assert_eq!(locks.turn(at, later[0]), Some(Some((word, 2))));
+        assert!(locks.hand_over(at, (word, 3)));
+        assert_eq!(locks.leave(at, later[1]), Some((word, 3)), "none waits");
         assert!(!locks.is_for_next(at, 0) && !locks.hand_over(at, (word, 3)));
         let last = locks.queue_up(at);
         assert_eq!(locks.turn(at, last), Some(None));

@@ -56,6 +56,8 @@ pub struct PageClient<F: Fabric, L: Layout> {
     pub(super) entry_doubts: RefCell<Vec<EntryDoubt>>,
     /// The turns at entry locks, which the clients of a compute server share.
     pub(super) entry_locks: Arc<EntryLocks>,
+    /// The number of the compute server that this client has found alive; 0 before that.
+    pub(super) entry_owner: Cell<u16>,
     /// Commits that have begun but not finished (W4).
     pub(super) unfinished: RefCell<Vec<Rc<Unfinished<L>>>>,
     /// Whether a user of this client, such as a cache, may have an unsettled operation of its own.
@@ -123,6 +125,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
             doubts: RefCell::default(),
             entry_doubts: RefCell::default(),
             entry_locks: Arc::new(EntryLocks::default()),
+            entry_owner: Cell::new(0),
             unfinished: RefCell::default(),
             doubtful: Cell::new(false),
             settling: Cell::new(false),

@@ -160,6 +160,9 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
             return Ok(());
         }
         let entries = self.log_entries(gone.owner).await?;
+        // A leaf's locked new version has landed whole: only one of its entries may be torn.
+        let by_entries = L::BY_ENTRIES && found.page().level() == 0 && word.is_locked();
+        let lacks_none = of_one_piece || by_entries && found.page().has_whole_header();
         let about = |version: u64| {
             let is_it = move |page: &RedoPage| {
                 page.at == at
@@ -181,7 +184,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         }
         // Finish this page only. Pages before it in the entry were written earlier; pages after it
         // may be in the middle of another entry's change.
-        if !of_one_piece && let Some(entry) = about(word.version()) {
+        if !lacks_none && let Some(entry) = about(word.version()) {
             for page in entry.pages.iter().filter(|page| page.at == at) {
                 self.finish_for(gone, page).await?;
             }
@@ -329,6 +332,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         };
         let mut slot = self.slot(redo.at.server(), None).await?;
         let taken = word.locked_by(owner);
+        after.page().drop_needless_lock();
         after.page().seal(LockWord::from_bits(redo.version).unlocked_by(owner));
         let entry = RedoPage::between(redo.at, found.page(), after.page());
         let words = Redo { owner, pages: vec![entry.clone()] }.words();

@@ -14,12 +14,7 @@ use crate::index::{Design, IndexError};
 use crate::page::{DesignId, Layout};
 use crate::remote::{ExtentClient, ExtentSpace, ROOT_SERVER};
 use farleaf_fabric::sync::Arc;
-use farleaf_fabric::{Fabric, FabricError, GlobalAddr, ServerId};
-
-/// Attempts to enter a process's number.
-const ATTEMPTS: u32 = 16;
-/// The wait before another one, in nanoseconds.
-const WAIT_NS: u64 = 10_000;
+use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
 
 /// The design.
 #[derive(Clone, Copy, Debug)]
@@ -59,7 +54,11 @@ impl<L: Layout<Key: Encoded, Value: Encoded>> Design<L> for Dlsm {
             let server = ServerId::new(number);
             owner = extents.rpc().claimed(server, DesignId::Lsm).await?.0.root;
         }
-        enter(&fabric, owner, compute.owner(fabric.unique())).await?;
+        if !extents.rpc().enter(owner, compute.owner(fabric.unique())).await? {
+            return Err(IndexError::InvalidArgument(
+                "another process has opened this index, which is in its memory",
+            ));
+        }
         Ok(DlsmIndex::new(compute, extents))
     }
 
@@ -67,29 +66,4 @@ impl<L: Layout<Key: Encoded, Value: Encoded>> Design<L> for Dlsm {
         let (memtables, indexes) = compute.local_bytes();
         memtables + indexes
     }
-}
-
-/// Enters this process's number into the word at `at`, unless another one is there.
-async fn enter<F: Fabric>(fabric: &F, at: GlobalAddr, number: u64) -> Result<(), IndexError> {
-    let mut outcome = Err(IndexError::Contended { retries: ATTEMPTS });
-    for _ in 0..ATTEMPTS {
-        match fabric.compare_swap(at, 0, number).await {
-            Ok(found) if found == 0 || found == number => return Ok(()),
-            Ok(_) => {
-                return Err(IndexError::InvalidArgument(
-                    "another process has opened this index, which is in its memory",
-                ));
-            }
-            Err(error) => {
-                if let FabricError::Indeterminate { .. } = error {
-                    // Otherwise the swap could land after the index has gone.
-                    fabric.reset(at.server()).await?;
-                }
-                outcome = Err(error.into());
-            }
-        }
-        fabric.counters().count_retry();
-        fabric.sleep(WAIT_NS).await;
-    }
-    outcome
 }

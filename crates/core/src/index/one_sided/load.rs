@@ -303,6 +303,17 @@ impl<F: Fabric, L: Layout> BlinkTree<F, L> {
 
     /// Writes the content of the top page to the root.
     async fn show(&self, top: &Image<L>) -> Result<(), Miss> {
+        if !L::BY_ENTRIES {
+            return self.replace_root(top).await;
+        }
+        // A change whose outcome its client does not know may still write an entry (entries.E3).
+        let mut hold = self.pages.hold_entries(self.root()).await?;
+        let shown = hold.rewriting(self.replace_root(top)).await;
+        self.pages.end_entries(hold).await;
+        shown
+    }
+
+    async fn replace_root(&self, top: &Image<L>) -> Result<(), Miss> {
         self.check_empty().await?;
         let root = self.pages.read(self.root_pointer()).await?;
         let locked = self.pages.lock(&root).await?;

@@ -29,13 +29,13 @@ const MAX_STEPS: usize = 10_000;
 pub(crate) struct BlinkTree<F: Fabric, L: Layout> {
     pub(crate) pages: PageClient<F, L>,
     root: GlobalAddr,
-    /// The root's level when it was last read.
-    root_level: Cell<u8>,
+    /// The root's level when it was last read, if it was.
+    root_level: Cell<Option<u8>>,
 }
 
 impl<F: Fabric, L: Layout> BlinkTree<F, L> {
     pub(crate) fn new(pages: PageClient<F, L>, root: GlobalAddr) -> Self {
-        Self { pages, root, root_level: Cell::new(0) }
+        Self { pages, root, root_level: Cell::new(None) }
     }
 
     pub(crate) fn root(&self) -> GlobalAddr {
@@ -48,17 +48,22 @@ impl<F: Fabric, L: Layout> BlinkTree<F, L> {
 
     /// The root's level when it was last read; 0 before that.
     pub(crate) fn root_level(&self) -> u8 {
-        self.root_level.get()
+        self.root_level.get().unwrap_or(0)
+    }
+
+    /// Whether this handle has read the root.
+    pub(crate) fn knows_root(&self) -> bool {
+        self.root_level.get().is_some()
     }
 
     pub(crate) fn set_root_level(&self, level: u8) {
-        self.root_level.set(level);
+        self.root_level.set(Some(level));
     }
 
     /// Notes the root's level, if this is the root.
     pub(crate) fn note_root(&self, copy: &PageCopy<L>) {
         if copy.at() == self.root {
-            self.root_level.set(copy.page().level());
+            self.set_root_level(copy.page().level());
         }
     }
 
@@ -156,7 +161,7 @@ impl<F: Fabric, L: Layout> BlinkTree<F, L> {
     pub(crate) async fn provide_all(&self, spare: &mut Vec<GlobalAddr>) -> Result<(), RemoteError> {
         // One node per level up to the root, two for the root, and one in case the root grows
         // meanwhile.
-        self.provide(spare, usize::from(self.root_level.get()) + 3).await
+        self.provide(spare, usize::from(self.root_level()) + 3).await
     }
 
     pub(crate) async fn split_leaf(

@@ -45,6 +45,12 @@ impl<F: Fabric, L: Layout> ShermanIndex<F, L> {
         spare: &mut Vec<GlobalAddr>,
     ) -> Result<Answer<OwnedValue<L>>, Miss> {
         let mut at = self.leaf_of(Probe::At(edit.key)).await?;
+        if at == self.tree.root() && !self.tree.knows_root() {
+            // Entries are locked before the READ, and an inner root has none. Clients that lock it
+            // all the same would keep each other busy.
+            self.read(at).await?;
+            at = self.leaf_of(Probe::At(edit.key)).await?;
+        }
         let mut owner = self.sides.owner(Probe::At(edit.key));
         for _ in 0..MAX_STEPS {
             match self.change_at(at, owner, edit, spare).await? {
@@ -69,7 +75,14 @@ impl<F: Fabric, L: Layout> ShermanIndex<F, L> {
             true => Some(self.read(at).await?),
             false => None,
         };
-        let hold = pages.hold_entries_by(self.sides.locks(owner), at).await?;
+        let mut hold = match pages.hold_entries_by(self.sides.locks(owner), at).await {
+            Err(Miss::Restart) if at == self.tree.root() => {
+                // It may have become an inner page, whose lock others hold in vain.
+                self.read(at).await?;
+                return Err(Miss::Restart);
+            }
+            hold => hold?,
+        };
         let copy = match earlier {
             Some(copy) => Ok(copy),
             None => self.read(at).await,
@@ -124,12 +137,8 @@ impl<F: Fabric, L: Layout> ShermanIndex<F, L> {
                     self.tree.provide_all(spare).await?;
                     self.tree.split_page(&copy, &entry, spare).await
                 };
-                let split = split.await;
-                match &split {
-                    // The leaf may be half written: the lock is released with the doubt about it.
-                    Err(Miss::Failed(RemoteError::Indeterminate(_))) => drop(hold),
-                    _ => pages.release_entries(hold).await,
-                }
+                let split = hold.rewriting(split).await;
+                pages.end_entries(hold).await;
                 self.tree.install_all(split?, spare).await;
                 self.sides.cache(Probe::At(edit.key)).forget(Probe::At(edit.key));
                 Ok(Turn::Done(answer))

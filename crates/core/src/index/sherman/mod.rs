@@ -30,13 +30,14 @@ mod locate;
 mod options;
 mod sides;
 
+use options::DIVIDED;
 pub use options::ShermanOptions;
 pub use sides::ShermanCompute;
 
 use super::one_sided::BlinkTree;
 use super::{Design, IndexError};
-use crate::page::{DesignId, Layout, OwnedKey};
-use crate::remote::{Image, PageClient, RpcClient};
+use crate::page::{DesignId, Layout, OwnedKey, Superblock};
+use crate::remote::{Image, PageClient, ROOT_SERVER, RpcClient};
 use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
 use sides::Sides;
 
@@ -45,11 +46,12 @@ use sides::Sides;
 pub struct Sherman;
 
 /// Sherman with the keys divided among compute servers, as its paper's successors compare with:
-/// only the owner of a leaf changes it, so it needs no lock.
+/// only the owner of a leaf changes it, so a leaf that is written entry by entry needs no lock.
 ///
 /// After Lu et al., *DEX* (VLDB 2024), §8.2, which calls it P-Sherman. Operations take the side of
 /// the owner by a function call, as those of the other partitioned designs do within a process.
 /// Keys do not move, and compute servers must not die: nothing in a leaf says whose change is torn.
+/// The index belongs to the first compute side that opens it, in one process; others are refused.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PSherman;
 
@@ -69,7 +71,7 @@ impl<L: Layout> Design<L> for Sherman {
     type Index<F: Fabric> = ShermanIndex<F, L::Entries>;
 
     async fn create<F: Fabric>(fabric: &F, options: &ShermanOptions) -> Result<(), IndexError> {
-        create::<F, L::Entries>(fabric, *options).await
+        create::<F, L::Entries>(fabric, options.to_word()).await
     }
 
     fn compute(options: &ShermanOptions) -> Result<Self::Compute, IndexError> {
@@ -95,7 +97,7 @@ impl<L: Layout> Design<L> for PSherman {
     type Index<F: Fabric> = ShermanIndex<F, L::Entries>;
 
     async fn create<F: Fabric>(fabric: &F, options: &Self::Options) -> Result<(), IndexError> {
-        create::<F, L::Entries>(fabric, options.sherman).await
+        create::<F, L::Entries>(fabric, options.sherman.to_word() | DIVIDED).await
     }
 
     fn compute(options: &Self::Options) -> Result<Self::Compute, IndexError> {
@@ -117,11 +119,8 @@ impl<L: Layout> Design<L> for PSherman {
     }
 }
 
-async fn create<F: Fabric, L: Layout>(
-    fabric: &F,
-    options: ShermanOptions,
-) -> Result<(), IndexError> {
-    let chunk_bytes = ShermanOptions::chunk_bytes(options.to_word());
+async fn create<F: Fabric, L: Layout>(fabric: &F, options: u64) -> Result<(), IndexError> {
+    let chunk_bytes = ShermanOptions::chunk_bytes(options);
     let pages = PageClient::<F, L>::new(fabric.clone(), chunk_bytes);
     let make = async |roots: &[GlobalAddr]| {
         let image = Image::<L>::empty();
@@ -129,7 +128,7 @@ async fn create<F: Fabric, L: Layout>(
         Ok::<_, IndexError>(vec![image])
     };
     let roots = pages.write_roots(1, make).await?;
-    Ok(pages.rpc().claim_all(options.to_word(), &roots).await?)
+    Ok(pages.rpc().claim_all(options, &roots).await?)
 }
 
 async fn open<F: Fabric, L: Layout>(
@@ -141,6 +140,28 @@ async fn open<F: Fabric, L: Layout>(
     for number in (0..fabric.memory_servers()).rev() {
         let (found, options) = rpc.claimed(ServerId::new(number), DesignId::Sherman).await?;
         (root, word) = (found.root, options);
+    }
+    match (ShermanOptions::is_divided(word), compute.is_divided()) {
+        (true, false) => {
+            return Err(IndexError::InvalidArgument(
+                "the keys of this index are divided among compute servers: open it as p-sherman",
+            ));
+        }
+        (false, true) => {
+            return Err(IndexError::InvalidArgument(
+                "the compute servers of this index share all keys: open it as sherman",
+            ));
+        }
+        // The turns of its owners, and the boundaries, are in one process's memory (sherman.O2).
+        (true, true) => {
+            let at = GlobalAddr::new(ROOT_SERVER, Superblock::SIDE_WORD as u64 * 8);
+            if !rpc.enter(at, compute.number(fabric.unique())).await? {
+                return Err(IndexError::InvalidArgument(
+                    "this index belongs to another process, or to another compute side of this one",
+                ));
+            }
+        }
+        (false, false) => {}
     }
     let sides = compute.sides(fabric.compute_server());
     let pages = PageClient::new(fabric, ShermanOptions::chunk_bytes(word));

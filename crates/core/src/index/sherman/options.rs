@@ -2,10 +2,13 @@
 //! end up:
 //!
 //! ```text
-//! [design:8][log2 of chunk nodes:7][reserved:17][claim id:32]
+//! [design:8][log2 of chunk nodes:7][divided:1][reserved:16][claim id:32]
 //! ```
 
 use crate::page::{DesignId, NodeCarver};
+
+/// In the options' word: the keys are divided among compute servers.
+pub(super) const DIVIDED: u64 = 1 << 15;
 
 /// Options of a new Sherman index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,6 +32,11 @@ impl Default for ShermanOptions {
 impl ShermanOptions {
     pub(super) fn to_word(self) -> u64 {
         DesignId::Sherman as u64 | u64::from(self.chunk_nodes_log2 & 0x7f) << 8
+    }
+
+    /// Whether the keys are divided among compute servers.
+    pub(super) fn is_divided(word: u64) -> bool {
+        word & DIVIDED != 0
     }
 
     pub(super) fn chunk_bytes(word: u64) -> u64 {

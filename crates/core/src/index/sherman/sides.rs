@@ -3,6 +3,8 @@
 //! *Invariants*
 //! - sherman.O1. In the partitioned form, a leaf belongs to the compute server that owns its lowest
 //!   key, which never changes. Its entries are changed in a turn of that compute server.
+//! - sherman.O2. A partitioned index is open to one compute side only, because the turns and the
+//!   boundaries are in its memory. Its number is in the superblock of server 0, for good.
 //!
 //! *Thread safety*: shared by all threads of a process.
 
@@ -10,7 +12,7 @@ use super::ShermanOptions;
 use super::cache::NodeCache;
 use crate::page::{Layout, OwnedKey, Probe};
 use crate::remote::EntryLocks;
-use farleaf_fabric::sync::{Arc, Mutex, lock};
+use farleaf_fabric::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
 use std::collections::BTreeMap;
 
 /// What the clients of one compute server share.
@@ -37,20 +39,37 @@ pub struct ShermanCompute<L: Layout> {
     /// Where the keys of each compute server but the first begin; `None` if they share all keys.
     boundaries: Option<Arc<Vec<OwnedKey<L>>>>,
     sides: Arc<Mutex<BTreeMap<u16, Arc<Side<L>>>>>,
+    /// 0 until it is drawn.
+    number: Arc<AtomicU64>,
 }
 
 // Not derived: the derive would require more of `L`.
 impl<L: Layout> Clone for ShermanCompute<L> {
     fn clone(&self) -> Self {
-        let Self { options, boundaries, sides } = self;
-        Self { options: *options, boundaries: boundaries.clone(), sides: sides.clone() }
+        let Self { options, boundaries, sides, number } = self;
+        let (boundaries, sides) = (boundaries.clone(), sides.clone());
+        Self { options: *options, boundaries, sides, number: number.clone() }
     }
 }
 
 impl<L: Layout> ShermanCompute<L> {
     pub(super) fn new(options: ShermanOptions, boundaries: Option<Vec<OwnedKey<L>>>) -> Self {
         let sides = Arc::new(Mutex::new(BTreeMap::new()));
-        Self { options, boundaries: boundaries.map(Arc::new), sides }
+        let number = Arc::new(AtomicU64::new(0));
+        Self { options, boundaries: boundaries.map(Arc::new), sides, number }
+    }
+
+    /// Whether each compute server owns a range of keys.
+    pub(super) fn is_divided(&self) -> bool {
+        self.boundaries.is_some()
+    }
+
+    /// The number of this compute side: the first one that was drawn.
+    pub(super) fn number(&self, drawn: u64) -> u64 {
+        match self.number.compare_exchange(0, drawn, Ordering::Relaxed, Ordering::Relaxed) {
+            Ok(_) => drawn,
+            Err(earlier) => earlier,
+        }
     }
 
     fn side(&self, compute_server: u16) -> Arc<Side<L>> {
