@@ -37,8 +37,11 @@ use std::ops::Range;
 
 /// CASes of one attempt to take a lock, before the operation starts again.
 const SWAPS: u32 = 8;
-/// Polls for the turn of one attempt: half a millisecond.
-const TURN_WAITS: u32 = 1_000;
+/// Polls for the turn of one attempt. The first ones are close together, because a lock is held for
+/// some round trips; the others are far apart, so that an attempt takes half a millisecond.
+const TURN_WAITS: u32 = 128;
+const CLOSE_TURN_WAITS: u32 = 64;
+const FAR_TURN_WAIT_NS: u64 = 8_000;
 /// Attempts to settle a change of unknown outcome.
 const SETTLES: u32 = 4 * READ_RETRIES;
 /// Longest pause between two CASes, in nanoseconds.
@@ -221,7 +224,8 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
             match locks.turn(at, ticket) {
                 Some(handed) => break handed,
                 None if waits == TURN_WAITS => return Err(Miss::Restart),
-                None => self.fabric().sleep(BUSY_WAIT_NS).await,
+                None if waits < CLOSE_TURN_WAITS => self.fabric().sleep(BUSY_WAIT_NS).await,
+                None => self.fabric().sleep(FAR_TURN_WAIT_NS).await,
             }
             waits += 1;
         };
