@@ -130,6 +130,30 @@ const T2: Figure = Figure {
             "89% fewer operations than Sherman, read-only",
             ratio(Remote, at_t2(RO), (RO, "Sherman", 144.0)),
             Rule::Factor(0.11, RATIO),
+        )
+        .from(Scale::Paper)
+        .because(
+            "its cache has all parents of leaves here, so that a lookup takes one READ, not 3",
+        ),
+        Claim::new(
+            "Sherman, write-intensive: WRITEs",
+            Value::Of(Writes, (WI, "Sherman", 144.0)),
+            Rule::Within(0.99, COUNT),
+        ),
+        Claim::new(
+            "P-Sherman, read-only: READs",
+            Value::Of(Reads, (RO, "P-Sherman", 144.0)),
+            Rule::Within(1.0, COUNT),
+        ),
+        Claim::new(
+            "P-Sherman, write-intensive: READs",
+            Value::Of(Reads, (WI, "P-Sherman", 144.0)),
+            Rule::Within(1.02, COUNT),
+        ),
+        Claim::new(
+            "P-Sherman, write-intensive: WRITEs",
+            Value::Of(Writes, (WI, "P-Sherman", 144.0)),
+            Rule::Within(0.5, COUNT),
         ),
         Claim::new(
             "77% fewer than SMART",

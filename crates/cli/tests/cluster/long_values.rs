@@ -57,7 +57,7 @@ fn long_values_are_served(transport: &str) {
     work(&cluster, &mut model, 2);
     assert_same(&cluster, &model);
 
-    // What was flushed outlives a kill, whose blocks a new life does not know.
+    // What was flushed outlives a kill.
     flush(&cluster);
     next_life(&mut cluster, 0, Signal::KILL);
     assert_same(&cluster, &model);
@@ -106,7 +106,8 @@ fn killed_compute_servers_leave_no_blocks_behind() {
         })
     };
     let mut taken = Vec::new();
-    for life in 0..10 {
+    // The launcher restarts a server five times in a minute.
+    for life in 0..5 {
         work(&cluster, &mut model, 100 + life);
         flush(&cluster);
         taken.push(chunk_bytes(&cluster));
@@ -116,9 +117,10 @@ fn killed_compute_servers_leave_no_blocks_behind() {
         assert!(chunk_bytes(&cluster).iter().all(|bytes| *bytes > 0), "they are taken over");
         assert_same(&cluster, &model);
     }
+    // Without that, each life would take as much again.
     for server in [0, 1] {
-        let later = taken[5..].iter().map(|taken| taken[server]).max();
-        assert!(later <= taken[..5].iter().map(|taken| taken[server]).max(), "{taken:?}");
+        let later = taken[1..].iter().map(|taken| taken[server]).max();
+        assert!(later < Some(2 * taken[0][server]), "{taken:?}");
     }
     assert_eq!(cluster.end(Signal::TERM), Some(1));
 }
