@@ -169,11 +169,11 @@ impl ExtentSpace {
     }
 
     /// The leases of jobs that were given up, whose next attempt is due at `now_ns`.
-    pub(super) fn take_of_jobs(self: &Arc<Self>, now_ns: u64) -> Vec<(JobId, Lease)> {
+    pub(super) fn take_of_jobs(space: &Arc<Self>, now_ns: u64) -> Vec<(JobId, Lease)> {
         let is_due = |of_job: &mut (JobId, Vec<u32>, u64)| of_job.2 <= now_ns;
-        let due: Vec<_> = lock(&self.inner).of_jobs.extract_if(.., is_due).collect();
+        let due: Vec<_> = lock(&space.inner).of_jobs.extract_if(.., is_due).collect();
         let lease = |extents: Vec<u32>| {
-            let mut lease = Lease::new(self);
+            let mut lease = Lease::new(space);
             extents.into_iter().for_each(|extent| lease.add(extent));
             lease.set_settled(false);
             lease

@@ -142,7 +142,7 @@ impl GivenUp {
 
     /// Takes the leases whose attempt is due at `now_ns`, also of jobs of the process.
     fn take(&self, space: &Arc<ExtentSpace>, now_ns: u64) -> Vec<Held<'_>> {
-        let of_jobs = space.take_of_jobs(now_ns).into_iter();
+        let of_jobs = ExtentSpace::take_of_jobs(space, now_ns).into_iter();
         let mut all: Vec<_> = of_jobs.map(|(job, lease)| Doubtful::lent(lease, job)).collect();
         all.extend(self.0.borrow_mut().extract_if(.., |doubtful| doubtful.due_ns <= now_ns));
         all.into_iter().map(|doubtful| Held::new(self, doubtful)).collect()
