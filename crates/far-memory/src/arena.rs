@@ -124,21 +124,21 @@ impl Arena {
         (offset < self.bytes).then(|| (offset / self.page_bytes) as u32)
     }
 
-    /// Gives an advice about the program's mapping.
+    /// Advises the kernel about the program's mapping.
     pub(crate) fn advise(&self, pages: Range<u32>, advice: Advice) -> Result<(), FarError> {
         let (start, bytes) = self.span(&pages);
         // SAFETY: the range is inside the program's mapping, of which the advice changes no
         // content: the file keeps it.
         let advised = unsafe { madvise(start, bytes, advice) };
-        advised.map_err(refused("give the kernel an advice about far memory"))
+        advised.map_err(refused("advise the kernel about far memory"))
     }
 
-    /// Gives an advice about the pager's view.
+    /// Advises the kernel about the pager's view.
     fn advise_view(&self, advice: Advice) -> Result<(), FarError> {
         let start = self.view.words().as_ptr().cast_mut().cast();
         // SAFETY: the range is the view's mapping, and the advice changes no content.
         let advised = unsafe { madvise(start, self.bytes, advice) };
-        advised.map_err(refused("give the kernel an advice about the pager's view of far memory"))
+        advised.map_err(refused("advise the kernel about the pager's view of far memory"))
     }
 
     /// Makes sure that a page has memory, and that it is all zeros.

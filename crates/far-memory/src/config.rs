@@ -58,7 +58,8 @@ pub struct FarConfig {
     /// one attempt only.
     pub patience_ns: u64,
     /// How long a memory server that has failed is left alone before pages are written back there
-    /// again, in nanoseconds.
+    /// again, in nanoseconds. READs get one attempt meanwhile. A space that has refused a chunk is
+    /// asked again after this time, too.
     pub rest_ns: u64,
 }
 

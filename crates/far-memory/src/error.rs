@@ -47,14 +47,14 @@ pub enum FarError {
         /// The reason.
         cause: FabricError,
     },
-    /// The buffer is full of changed pages that cannot be written back.
+    /// The buffer is full of pages that cannot leave it.
     #[error(
-        "page {page} of far memory finds no room: changed pages cannot be written back: {cause}"
+        "page {page} of far memory finds no room, because no page can leave the buffer: {cause}"
     )]
     NoRoom {
         /// The page's number.
         page: u32,
-        /// Why pages cannot be written back.
+        /// Why pages cannot leave.
         cause: Box<FarError>,
     },
     /// No memory server has memory left.

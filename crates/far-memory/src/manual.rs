@@ -33,7 +33,7 @@ impl Manual {
     /// [`FarError`] if the settings are wrong or there is no memory.
     pub fn new(config: &FarConfig) -> Result<Self, FarError> {
         config.check()?;
-        let bytes = config.region_bytes.next_multiple_of(4096);
+        let bytes = config.region_bytes;
         let view = Region::new(bytes).map_err(|error| FarError::System {
             action: "map a region",
             cause: error.to_string(),

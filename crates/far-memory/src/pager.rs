@@ -39,7 +39,7 @@ use std::task::{Context, Poll, Waker};
 /// A READ or a WRITE, and what follows.
 type Job = Pin<Box<dyn Future<Output = ()>>>;
 
-/// Most failures that are remembered for touches that have yet to hear of them.
+/// Maximum number of remembered failures.
 const MOST_FAILURES: usize = 4096;
 
 /// A pager of one region; clones are the same pager.
@@ -895,7 +895,7 @@ impl Pending {
 
     fn fail(&mut self, page: u32, error: FarError) {
         if self.failures.len() >= MOST_FAILURES {
-            // Touches that have yet to hear of one touch again.
+            // A touch that misses its failure retries.
             self.failures.clear();
         }
         self.failure_count += 1;

@@ -13,7 +13,7 @@ use crate::reach::Reach;
 use crate::signal::{SignalMemory, Signals};
 use crate::space::Space;
 use crate::stats::FarStats;
-use crate::thread::{Answer, Request, Requests, SharedRequests, serve};
+use crate::thread::{Answer, Request, Requests, serve};
 use crate::userfault::{Userfault, UserfaultMemory};
 use crate::{FarConfig, FarError};
 use farleaf_fabric::sync::{Arc, AtomicU64};
@@ -76,7 +76,7 @@ pub enum Advice {
 #[derive(Debug)]
 pub struct FarRegion {
     config: FarConfig,
-    requests: SharedRequests,
+    requests: Arc<Requests>,
     thread: Option<JoinHandle<()>>,
     /// A child process has neither the pages nor the thread.
     process: Pid,

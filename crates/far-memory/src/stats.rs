@@ -5,7 +5,7 @@
 /// Counts of a region since it was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FarStats {
-    /// Touches, which with a provider of faults are all faults.
+    /// Touches: faults, or explicit ones, and those by `ensure` and `hold`.
     pub touches: u64,
     /// Pages that began as zeros, without a READ.
     pub zero_fills: u64,
@@ -39,9 +39,9 @@ pub struct FarStats {
     pub waits_for_room: u64,
     /// Operations repeated.
     pub retries: u64,
-    /// READs that failed for good.
+    /// Pages whose READ failed for good.
     pub failed_fills: u64,
-    /// WRITEs that failed; their pages stay.
+    /// Pages whose WRITE failed; they stay.
     pub failed_write_backs: u64,
     /// Bytes taken from memory servers.
     pub remote_bytes: u64,

@@ -13,6 +13,8 @@
 //!                       └ forgotten: Empty                    forgotten: Empty
 //! ```
 //!
+//! An Empty page that is touched to write becomes Dirty at once.
+//!
 //! *Invariants*
 //! - far.P1. A page has a slot of the buffer if and only if it is Filling, Clean, Dirty or Leaving.
 //!   So the pages in local memory are never more than the slots.
@@ -204,11 +206,6 @@ impl Table {
     /// Pages that touches have waited for and not used yet.
     pub(crate) fn awaited(&self) -> u32 {
         self.awaited
-    }
-
-    /// Pages that could leave.
-    pub(crate) fn evictable(&self) -> u32 {
-        self.slots.linked()
     }
 
     /// The state of `page`.
@@ -493,7 +490,7 @@ impl Table {
             held += u32::from(page.holds > 0);
         }
         assert_eq!(resident, self.resident(), "far.P1");
-        assert_eq!(linked, self.evictable(), "far.P2");
+        assert_eq!(linked, self.slots.linked(), "far.P2");
         assert_eq!((filling, leaving, held), (self.filling, self.leaving, self.held));
         assert_eq!(awaited, self.awaited, "far.P2");
         assert!(self.peak <= self.slots.count(), "far.P1");

@@ -19,7 +19,7 @@ use crate::table::Access;
 use crate::{FarConfig, FarError};
 use farleaf_fabric::executor::{Driver, Executor, Turn};
 use farleaf_fabric::provider::WakeFd;
-use farleaf_fabric::sync::{Arc, Mutex, lock};
+use farleaf_fabric::sync::{Mutex, lock};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -295,6 +295,3 @@ impl Faults for crate::signal::SignalMemory {
         self.arena().span(&(page..page)).0.addr()
     }
 }
-
-/// Shares one set of requests between the thread and the handle.
-pub(crate) type SharedRequests = Arc<Requests>;

@@ -27,7 +27,7 @@ use super::{
     mark_clean, mark_dirty,
 };
 use crate::page::{Exclusive, Layout, LockWord, MARK_WORD, Page, SIBLING_WORD, Words};
-use crate::remote::{Image, LogSlot, RemoteError, Settling, both};
+use crate::remote::{Image, LogSlot, RemoteError, Settling, all_done, both};
 use crate::rules;
 use farleaf_fabric::{Buffer, Fabric, FabricError, GlobalAddr, ServerId};
 use std::collections::BTreeSet;
@@ -51,11 +51,7 @@ struct PostedWords<F: Fabric> {
 impl<F: Fabric> PostedWords<F> {
     /// Waits for all of them.
     async fn done(self) -> Result<(), FabricError> {
-        let mut outcome = Ok(());
-        for operation in self.before.into_iter().chain([self.words]).chain(self.after) {
-            outcome = both(outcome, operation.await.map(drop));
-        }
-        outcome
+        all_done(self.before.into_iter().chain([self.words]).chain(self.after)).await
     }
 }
 

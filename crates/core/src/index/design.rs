@@ -1,8 +1,7 @@
 //! The trait of index designs: how to create an index, and how to open handles on it.
 
-use super::{IndexAdmin, IndexError};
+use super::{InLeaves, IndexAdmin, IndexError, ValueForm};
 use crate::page::Layout;
-use crate::remote::RpcClient;
 use farleaf_fabric::Fabric;
 use std::fmt::Debug;
 use std::future::Future;
@@ -64,7 +63,7 @@ pub trait Design<L: Layout>: Copy + Debug + Send + Sync + 'static {
     /// # Errors
     /// [`IndexError::BadPool`] if it has not: references to value blocks would pass for values.
     fn check_values<F: Fabric>(fabric: &F) -> impl Future<Output = Result<(), IndexError>> {
-        async move { Ok(RpcClient::<F, L>::new(fabric.clone()).check_blocks(false).await?) }
+        async move { Ok(<InLeaves as ValueForm<L>>::check_index(fabric).await?) }
     }
 
     /// Size of the pages in the caches of all compute servers, in bytes.

@@ -251,9 +251,7 @@ fn replace<L: Layout>(
 
 fn remove<L: Layout>(page: Page<'_, L>, key: &L::Key) -> LeafOutcome<Answer<OwnedValue<L>>> {
     match L::leaf_delete(page, key) {
-        LeafDelete::Deleted(lost) => {
-            changed(lost, L::deleted_words(page).into(), is_sparse::<L>(L::weight(page)))
-        }
+        LeafDelete::Deleted(words, lost) => changed(lost, words, is_sparse::<L>(L::weight(page))),
         LeafDelete::Absent => nothing(),
     }
 }

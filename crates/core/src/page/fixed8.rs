@@ -365,7 +365,8 @@ impl<const WORDS: usize> Layout for Fixed8<WORDS> {
         match Self::find(page, *key) {
             Some(slot) if !Self::is_deleted(page, slot) => {
                 Self::set_deleted(page, slot, true);
-                LeafDelete::Deleted(None)
+                // The bits of deleted records are in the header.
+                LeafDelete::Deleted((META_WORD..HEADER_WORDS).into(), None)
             }
             _ => LeafDelete::Absent,
         }
@@ -392,11 +393,6 @@ impl<const WORDS: usize> Layout for Fixed8<WORDS> {
 
     fn record_window(_key: &u64) -> Range<usize> {
         HEADER_WORDS..Self::page_words()
-    }
-
-    fn deleted_words(_page: View<'_, WORDS>) -> Range<usize> {
-        // The bits of deleted records are in the header.
-        META_WORD..HEADER_WORDS
     }
 
     #[inline]
@@ -613,23 +609,5 @@ impl<const WORDS: usize> Layout for Fixed8<WORDS> {
 
     fn is_filled(_filling: &(), page: View<'_, WORDS>, fill: usize) -> bool {
         page.count() >= fill
-    }
-
-    fn fill_leaf_end(
-        _filling: (),
-        page: View<'_, WORDS>,
-        high: Option<&u64>,
-    ) -> Option<(u64, (u64, u64))> {
-        Self::set_high(page, high);
-        None
-    }
-
-    fn fill_inner_end(
-        _filling: (),
-        page: View<'_, WORDS>,
-        high: Option<&u64>,
-    ) -> Option<(u64, GlobalAddr)> {
-        Self::set_high(page, high);
-        None
     }
 }

@@ -74,9 +74,9 @@ pub enum LeafReplace<V> {
 /// Outcome of deleting a key from a leaf.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LeafDelete<V> {
-    /// The key was marked as deleted. Its value is here too, if it can be a reference to a value
-    /// block ([`super::BlockRef`]).
-    Deleted(Option<V>),
+    /// The key was marked as deleted. No other words have changed. Its value is here too, if it can
+    /// be a reference to a value block ([`super::BlockRef`]).
+    Deleted(Words, Option<V>),
     /// The key is absent. The leaf is unchanged.
     Absent,
 }
@@ -343,8 +343,6 @@ pub trait Layout: Copy + Debug + Send + Sync + 'static {
     /// Leaf: the words that can hold the record of `key`, whatever the leaf contains. A READ must
     /// fetch these to look up the key.
     fn record_window(key: &Self::Key) -> Range<usize>;
-    /// Leaf: a range that includes every word that [`Layout::leaf_delete`] has changed in the page.
-    fn deleted_words(page: Page<'_, Self>) -> Range<usize>;
 
     /// The words that a search of the page may read besides its header and its child words. The
     /// range lies within the page, whatever the page contains.
@@ -489,13 +487,17 @@ pub trait Layout: Copy + Debug + Send + Sync + 'static {
     }
     /// Bulk load: ends a leaf at `high` (`None`: infinite). With that fence, the leaf may have no
     /// room for its last record. It then ends before that record, and returns the record and the
-    /// leaf's high fence.
+    /// leaf's high fence. A page of fixed fields always has room.
     #[must_use]
     fn fill_leaf_end(
         filling: Self::Filling,
         page: Page<'_, Self>,
         high: Option<&Self::Key>,
-    ) -> Option<(OwnedKey<Self>, OwnedRecord<Self>)>;
+    ) -> Option<(OwnedKey<Self>, OwnedRecord<Self>)> {
+        let _ = filling;
+        Self::set_high(page, high);
+        None
+    }
     /// Bulk load: ends an inner page, as [`Layout::fill_leaf_end`] does a leaf. What it may return
     /// is a child and its key, which is the page's high fence.
     #[must_use]
@@ -503,7 +505,11 @@ pub trait Layout: Copy + Debug + Send + Sync + 'static {
         filling: Self::Filling,
         page: Page<'_, Self>,
         high: Option<&Self::Key>,
-    ) -> Option<(OwnedKey<Self>, GlobalAddr)>;
+    ) -> Option<(OwnedKey<Self>, GlobalAddr)> {
+        let _ = filling;
+        Self::set_high(page, high);
+        None
+    }
 }
 
 /// The entry that a page had no room for.

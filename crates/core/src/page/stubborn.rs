@@ -155,10 +155,6 @@ impl<const WORDS: usize, const SEED: u64> Layout for Stubborn<WORDS, SEED> {
         Fixed8::<WORDS>::record_window(key)
     }
 
-    fn deleted_words(page: View<'_, WORDS, SEED>) -> Range<usize> {
-        Fixed8::deleted_words(plain(page))
-    }
-
     fn deleted_count(page: View<'_, WORDS, SEED>) -> usize {
         Fixed8::deleted_count(plain(page))
     }
@@ -287,21 +283,5 @@ impl<const WORDS: usize, const SEED: u64> Layout for Stubborn<WORDS, SEED> {
 
     fn is_filled(filling: &(), page: View<'_, WORDS, SEED>, fill: usize) -> bool {
         Self::refuses_entry(page) || Fixed8::is_filled(filling, plain(page), fill)
-    }
-
-    fn fill_leaf_end(
-        filling: (),
-        page: View<'_, WORDS, SEED>,
-        high: Option<&u64>,
-    ) -> Option<(u64, (u64, u64))> {
-        Fixed8::fill_leaf_end(filling, plain(page), high)
-    }
-
-    fn fill_inner_end(
-        filling: (),
-        page: View<'_, WORDS, SEED>,
-        high: Option<&u64>,
-    ) -> Option<(u64, GlobalAddr)> {
-        Fixed8::fill_inner_end(filling, plain(page), high)
     }
 }

@@ -30,7 +30,7 @@ use std::ops::{Bound, Range};
 const PIECES_TOGETHER: usize = 4;
 /// Free pieces of this size that former lives have left go back to the memory servers, in bytes.
 const LEAST_RETURNED_BYTES: u64 = 4096;
-/// Chunks of former lives on one memory server that are searched, at least.
+/// Maximum number of chunks of former lives on one memory server, rounded up to a whole reply.
 const MOST_CHUNKS: u32 = 1 << 22;
 /// Attempts to write a block.
 const WRITE_ATTEMPTS: u32 = 16;

@@ -52,7 +52,7 @@ impl<F: Fabric, L: Layout> ChunkClient<F, L> {
     ) -> Result<(GlobalAddr, u64), RemoteError> {
         let (token, is_first) = self.token(server);
         // A request that is dropped on the way may have allocated a chunk, too.
-        let mut doubt = Doubt { tokens: &self.in_doubt[server.index()], token: Some(token) };
+        let mut doubt = TokenInDoubt { tokens: &self.in_doubt[server.index()], token: Some(token) };
         let request = match least {
             None => PoolRequest::AllocateChunk { bytes, token },
             Some(least) => PoolRequest::AllocateWhole { bytes, least, token },
@@ -87,12 +87,12 @@ impl<F: Fabric, L: Layout> ChunkClient<F, L> {
 }
 
 /// The token of a request. Unless it is taken out, the next request to the server uses it again.
-struct Doubt<'c> {
+struct TokenInDoubt<'c> {
     tokens: &'c RefCell<Vec<u64>>,
     token: Option<u64>,
 }
 
-impl Drop for Doubt<'_> {
+impl Drop for TokenInDoubt<'_> {
     fn drop(&mut self) {
         self.tokens.borrow_mut().extend(self.token);
     }

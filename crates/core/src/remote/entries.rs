@@ -16,7 +16,6 @@
 //!   mended, then the lock is released.
 //! - entries.E5. A dead holder's lock is taken over by a CAS from its word, after its compute
 //!   server was fenced. The entries are mended before the lock is released.
-//!
 //! - entries.E6. Where only one compute server changes a leaf, its turn is the lock: there is no
 //!   CAS and no release. The turn is passed on only when no WRITE to the leaf can land any more.
 //!
@@ -25,6 +24,7 @@
 use super::entry_locks::EntryLocks;
 use super::identity::REGISTRAR;
 use super::pages::{BUSY_WAIT_NS, READ_RETRIES};
+use super::pieces::all_done;
 use super::{Backoff, Image, Miss, PageClient, PageCopy, RemoteError};
 use crate::page::{ENTRY_LOCK_WORD, Layout, LockWord};
 use crate::rules;
@@ -161,11 +161,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         if let Some(owner) = locks.owner() {
             return self.living_owner(owner).await;
         }
-        // Retrying after an unknown outcome only wastes a number.
-        let reply = self.rpc.ask_harmless(REGISTRAR, &OwnerRequest::Register).await?;
-        let Reply::Owner { owner, .. } = reply else {
-            return Err(RemoteError::BadReply { server: REGISTRAR });
-        };
+        let owner = self.register().await?;
         let first = locks.set_owner(owner);
         self.entry_owner.set(first);
         if first != owner {
@@ -345,7 +341,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
             outcome = again.await;
         }
         hold.may_land = outcome.is_err();
-        outcome.map_err(|error| error.after_a_change(at.server()))
+        outcome.map_err(|error: RemoteError| error.after_a_change(at.server()))
     }
 
     /// Finds out, after WRITEs of unknown outcome, whether they have landed, and repeats them if
@@ -512,7 +508,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
             image.words()[place].store(due, Ordering::Relaxed);
             writes.push(place..place + 1);
         }
-        all_done(self.post_entries(at, &image, &writes, false).await?).await?;
+        all_done::<_, RemoteError>(self.post_entries(at, &image, &writes, false).await?).await?;
         if let Some(word) = held {
             // By a CAS: a late WRITE would release the lock of another client.
             let free = LockWord::from_bits(0).to_bits();
@@ -524,18 +520,6 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
 }
 
 type Posted<F> = SmallVec<[<F as Fabric>::Op<Buffer>; 4]>;
-
-/// Waits for all WRITEs.
-async fn all_done<O>(posted: SmallVec<[O; 4]>) -> Result<(), RemoteError>
-where
-    O: Future<Output = Result<Buffer, FabricError>>,
-{
-    let mut outcome = Ok(());
-    for operation in posted {
-        outcome = super::both(outcome, operation.await.map(drop));
-    }
-    Ok(outcome?)
-}
 
 /// Where the entry lock of a leaf is.
 fn entry_lock_of(leaf: GlobalAddr) -> GlobalAddr {

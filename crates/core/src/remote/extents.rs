@@ -389,9 +389,6 @@ impl<F: Fabric, L: Layout> ExtentWriter<'_, F, L> {
             outcome = both(outcome, self.next().await);
         }
         self.lease.set_settled(!self.is_in_doubt); // K3
-        if let Err(error) = &outcome {
-            self.failed.get_or_insert_with(|| error.clone().into());
-        }
         Ok(outcome?)
     }
 

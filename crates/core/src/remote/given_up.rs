@@ -35,7 +35,7 @@ impl JobId {
 
 /// What may still write to a lease.
 #[derive(Debug)]
-pub(super) enum Doubt {
+enum Doubt {
     /// WRITEs of this endpoint to these servers.
     Writes(BTreeSet<ServerId>),
     /// A job.
@@ -46,7 +46,7 @@ pub(super) enum Doubt {
 #[derive(Debug)]
 pub(super) struct Doubtful {
     pub(super) lease: Lease,
-    pub(super) doubt: Doubt,
+    doubt: Doubt,
     /// When the next attempt to settle it is due.
     pub(super) due_ns: u64,
 }

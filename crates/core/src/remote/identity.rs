@@ -233,16 +233,22 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         if let Some(owner) = self.identity.owner() {
             return Ok(owner);
         }
-        // Retrying after an unknown outcome only wastes a number.
-        let reply = self.rpc.ask_harmless(REGISTRAR, &OwnerRequest::Register).await?;
-        let Reply::Owner { owner, .. } = reply else {
-            return Err(RemoteError::BadReply { server: REGISTRAR });
-        };
+        let owner = self.register().await?;
         // Another task of this thread may have registered first.
         if self.identity.owner().is_none() {
             self.identity.owner.set(owner);
         }
         Ok(self.identity.owner.get())
+    }
+
+    /// Registers a number.
+    pub(super) async fn register(&self) -> Result<u16, RemoteError> {
+        // Retrying after an unknown outcome only wastes a number.
+        let reply = self.rpc.ask_harmless(REGISTRAR, &OwnerRequest::Register).await?;
+        let Reply::Owner { owner, .. } = reply else {
+            return Err(RemoteError::BadReply { server: REGISTRAR });
+        };
+        Ok(owner)
     }
 
     /// Where a client's log is on `server`.

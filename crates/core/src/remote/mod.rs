@@ -70,7 +70,7 @@ pub use lock::Locked;
 pub(crate) use lock::Settling;
 pub use near::NearMerge;
 pub use pages::{GRACE_NS, PageClient, PendingRead};
-pub(crate) use pieces::both;
+pub(crate) use pieces::{all_done, both};
 pub use rpc::RpcClient;
 pub use shares::{BadShares, Partitioning, ShareMap};
 pub use split::Separator;

@@ -50,12 +50,24 @@ impl<F: Fabric> Pieces<F> {
     /// # Errors
     /// The first error, or one that leaves an outcome unknown.
     pub(crate) async fn done(self) -> Result<(), FabricError> {
-        let mut outcome = Ok(());
-        for operation in self.earlier.into_iter().chain(self.last) {
-            outcome = both(outcome, operation.await.map(drop));
-        }
-        outcome
+        all_done(self.earlier.into_iter().chain(self.last)).await
     }
+}
+
+/// Waits for several WRITEs.
+///
+/// # Errors
+/// The first error, or one that leaves an outcome unknown.
+pub(crate) async fn all_done<O, E>(posted: impl IntoIterator<Item = O>) -> Result<(), E>
+where
+    O: Future<Output = Result<Buffer, FabricError>>,
+    E: From<FabricError>,
+{
+    let mut outcome = Ok(());
+    for operation in posted {
+        outcome = both(outcome, operation.await.map(drop));
+    }
+    Ok(outcome?)
 }
 
 /// Combines the outcomes of two operations. If one is unknown and the other failed, the result is

@@ -151,23 +151,23 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     async fn recover(&self, gone: Gone, at: GlobalAddr) -> Result<(), Miss> {
         let found = self.read_raw(at).await?;
         let word = found.word();
-        let entries = found.page().entry_lock();
-        if entries.is_locked() && entries.owner() == gone.owner {
+        let entry_lock = found.page().entry_lock();
+        if entry_lock.is_locked() && entry_lock.owner() == gone.owner {
             return self.recover_entries(&found).await;
         }
-        let of_one_piece = found.is_complete();
-        if word.owner() != gone.owner || (!word.is_locked() && of_one_piece) {
+        let is_complete = found.is_complete();
+        if word.owner() != gone.owner || (!word.is_locked() && is_complete) {
             return Ok(());
         }
         let entries = self.log_entries(gone.owner).await?;
         // A leaf's locked new version has landed whole: only one of its entries may be torn.
         let by_entries = L::BY_ENTRIES && found.page().level() == 0 && word.is_locked();
-        let lacks_none = of_one_piece || by_entries && found.page().has_whole_header();
+        let lacks_none = is_complete || by_entries && found.page().has_whole_header();
         let about = |version: u64| {
             let is_it = move |page: &RedoPage| {
                 page.at == at
                     && page.version == version
-                    && self.belongs(word, gone, page, of_one_piece)
+                    && self.belongs(word, gone, page, is_complete)
             };
             entries.iter().find(move |entry| entry.pages.iter().any(is_it))
         };
@@ -191,10 +191,10 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
             return Ok(());
         }
         let is_own = self.identity.owner() == Some(gone.owner);
-        if is_own && word.is_locked() && !of_one_piece {
+        if is_own && word.is_locked() && !is_complete {
             return Err(Miss::Restart); // its entry has yet to be found
         }
-        if word.is_locked() && of_one_piece && !self.fabric().breaks(rules::UNTOUCHED_UNLOCKED) {
+        if word.is_locked() && is_complete && !self.fabric().breaks(rules::UNTOUCHED_UNLOCKED) {
             let free = word.unlocked_by(gone.owner);
             let swap = self.fabric().compare_swap(at, word.to_bits(), free.to_bits()).await;
             // If the outcome is unknown, the next attempt will find it out.
@@ -369,7 +369,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     }
 
     /// Whether a page with this word is an unfinished page of the entry.
-    fn belongs(&self, word: LockWord, gone: Gone, redo: &RedoPage, of_one_piece: bool) -> bool {
+    fn belongs(&self, word: LockWord, gone: Gone, redo: &RedoPage, is_complete: bool) -> bool {
         let breaks = |rule| self.fabric().breaks(rule);
         let held = word.version() + 1 == redo.version && !breaks(rules::HELD_PAGES_FINISHED);
         let again = word.version() == redo.version && !breaks(rules::RELOCKED_PAGES_FINISHED);
@@ -377,7 +377,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         word.owner() == gone.owner
             && match word.is_locked() {
                 true => held || again,
-                false => half && !of_one_piece,
+                false => half && !is_complete,
             }
     }
 }

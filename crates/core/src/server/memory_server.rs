@@ -326,19 +326,17 @@ impl<L: Layout> MemoryServer<L> {
         if let Some(&LatestChunk { at, bytes, .. }) = same {
             return Ok(Reply::Chunk { at, bytes });
         }
-        // Memory that was once a node stays a node, because clients may still CAS its word 0 (V3).
-        let given_back = match least {
-            Some(_) => None,
-            None => lock(&self.given_back).pop_first(),
-        };
-        let chunk = match (given_back, least) {
-            (Some(at), _) => {
-                Some((at, (L::page_words() as u64 * 8).next_multiple_of(NodeCarver::NODE_ALIGN)))
-            }
-            (None, Some(least)) => lock(&self.whole)
+        let node_bytes = (L::page_words() as u64 * 8).next_multiple_of(NodeCarver::NODE_ALIGN);
+        let chunk = match least {
+            Some(least) => lock(&self.whole)
                 .take(bytes.max(least), least)
                 .or_else(|| self.chunks.allocate_whole(bytes.max(least))),
-            (None, None) => self.chunks.allocate(bytes),
+            // Memory that was once a node stays a node, because clients may still CAS its word 0
+            // (V3).
+            None => {
+                let given_back = lock(&self.given_back).pop_first();
+                given_back.map(|at| (at, node_bytes)).or_else(|| self.chunks.allocate(bytes))
+            }
         };
         let (at, bytes) = chunk.ok_or(Refusal::OutOfMemory)?;
         if let Some(asked) = asked {

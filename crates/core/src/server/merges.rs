@@ -84,8 +84,6 @@ struct Job {
     /// The latest step and its reply.
     step: u32,
     reply: Result<Stepped, Refusal>,
-    /// Records that were merged when their cost was last charged.
-    charged: u64,
 }
 
 /// What a step has come to.
@@ -205,6 +203,7 @@ impl Merges {
     ) -> Result<Stepped, Refusal> {
         let mut taken = self.take(id)?;
         let Some(job) = &mut taken.job else { return Err(Refusal::NoSuchJob) };
+        let before = job.merge.counts().records_in;
         let is_repeated = step == job.step && !cpu.breaks(rules::STEPS_ONCE);
         let outcome = match is_repeated {
             true if step > 0 => job.reply.clone(),
@@ -219,8 +218,7 @@ impl Merges {
                 job.reply.clone()
             }
         };
-        let records = job.merge.counts().records_in - job.charged;
-        job.charged += records;
+        let records = job.merge.counts().records_in - before;
         drop(taken);
         cpu.charge(Work::CopyRecords(records as u32)).await;
         outcome
@@ -308,7 +306,6 @@ impl Job {
             extent: 0,
             step: 0,
             reply: Ok(Stepped { done: false, outputs: Vec::new() }),
-            charged: 0,
             description,
         }
     }

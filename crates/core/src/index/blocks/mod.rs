@@ -33,9 +33,9 @@ pub use options::{BlockOptions, MOST_LOST};
 pub use part::InBlocks;
 pub use shared::{SharedBlocks, ValueBlocks};
 
-use super::{Design, IndexError};
+use super::{Design, IndexError, ValueForm};
 use crate::page::Layout;
-use crate::remote::{BlockUsage, RpcClient};
+use crate::remote::BlockUsage;
 use farleaf_fabric::Fabric;
 use std::marker::PhantomData;
 
@@ -71,7 +71,7 @@ impl<L: Layout<Key = [u8], Value = [u8]>, D: Design<L>> Design<L> for Blocks<D> 
 
     async fn create<F: Fabric>(fabric: &F, options: &Self::Options) -> Result<(), IndexError> {
         D::create(fabric, &options.design).await?;
-        Ok(RpcClient::<F, L>::new(fabric.clone()).mark_blocks().await?)
+        Ok(<InBlocks as ValueForm<L>>::mark(fabric).await?)
     }
 
     fn compute(options: &Self::Options) -> Result<Self::Compute, IndexError> {
@@ -90,7 +90,7 @@ impl<L: Layout<Key = [u8], Value = [u8]>, D: Design<L>> Design<L> for Blocks<D> 
     /// Leaves must have been written with blocks: a value of a reference's length would pass for
     /// one, and a longer one lose a byte.
     async fn check_values<F: Fabric>(fabric: &F) -> Result<(), IndexError> {
-        Ok(RpcClient::<F, L>::new(fabric.clone()).check_blocks(true).await?)
+        Ok(<InBlocks as ValueForm<L>>::check_index(fabric).await?)
     }
 
     fn cached_bytes(compute: &Self::Compute) -> u64 {

@@ -126,7 +126,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         sources: Vec<Vec<Arc<Table>>>,
         level: usize,
     ) -> Result<(), IndexError> {
-        let inputs: Vec<Arc<Table>> = sources.iter().flatten().cloned().collect();
+        let inputs = sources.concat();
         let below = version.levels[level + 1..].iter().flatten();
         let options = MergeOptions {
             range: Clip::default(),

@@ -50,16 +50,16 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
 
     /// Waits until versions up to `bound` no longer appear (memtable.Q7).
     pub(super) async fn until_settled(&self, bound: u64) -> Result<(), IndexError> {
-        let mut wait = self.wait();
+        let mut wait = None;
         while !self.shard.sequences.is_settled(bound) {
-            wait.again().await?;
+            wait.get_or_insert_with(|| self.wait()).again().await?;
         }
         Ok(())
     }
 
     /// A writer for one operation. Waits if all seats are taken.
     pub(super) async fn writer(&self) -> Result<LentWriter<'_>, IndexError> {
-        let mut wait = self.wait();
+        let mut wait = None;
         loop {
             let kept = lock(&self.shard.writers).pop();
             let writer = kept.or_else(|| {
@@ -69,7 +69,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
             if let Some(writer) = writer {
                 return Ok(LentWriter { writer: Some(writer), home: &self.shard.writers });
             }
-            wait.again().await?;
+            wait.get_or_insert_with(|| self.wait()).again().await?;
         }
     }
 
@@ -126,9 +126,7 @@ impl<F: Fabric> Wait<'_, F> {
         if steps != self.steps {
             (self.steps, self.began_ns) = (steps, now_ns);
         }
-        if now_ns.saturating_sub(self.began_ns) > PATIENCE_NS {
-            return Err(IndexError::Contended { retries: self.waits });
-        }
+        self.check(now_ns)?;
         self.waits += 1;
         shard.changed.sleep(self.fabric, seen, LONGEST_SLEEP_NS).await;
         Ok(())
@@ -139,12 +137,17 @@ impl<F: Fabric> Wait<'_, F> {
     /// # Errors
     /// [`IndexError::Contended`] once it has taken too long.
     pub(super) async fn again(&mut self) -> Result<(), IndexError> {
-        if self.fabric.now_ns().saturating_sub(self.began_ns) > PATIENCE_NS {
-            return Err(IndexError::Contended { retries: self.waits });
-        }
+        self.check(self.fabric.now_ns())?;
         self.fabric.sleep(self.next_ns).await;
         (self.next_ns, self.waits) = ((self.next_ns * 2).min(LONGEST_WAIT_NS), self.waits + 1);
         Ok(())
+    }
+
+    fn check(&self, now_ns: u64) -> Result<(), IndexError> {
+        match now_ns.saturating_sub(self.began_ns) > PATIENCE_NS {
+            true => Err(IndexError::Contended { retries: self.waits }),
+            false => Ok(()),
+        }
     }
 }
 

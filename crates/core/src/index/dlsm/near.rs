@@ -16,8 +16,8 @@ use crate::table::{ExtentRun, FOOTER_WORDS, Index, JobTable, MergeJob, Meta};
 use farleaf_fabric::sync::{Arc, lock};
 use farleaf_fabric::{Fabric, GlobalAddr, MAX_MESSAGE_BYTES, ServerId};
 
-/// Words of input for which a job may need a step. It takes far fewer steps; a server that never
-/// ends must not keep the right to merge.
+/// A job that needs more than one step for this many words of input is given up: a server that never
+/// finishes must not keep the right to merge.
 const LEAST_STEP_WORDS: u64 = 1 << 10;
 /// Steps that a job may need for each output beside.
 const OUTPUT_STEPS: u64 = 16;
@@ -75,7 +75,6 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         if words * 8 + 64 > MAX_MESSAGE_BYTES {
             return false;
         }
-        let inputs: Vec<Arc<Table>> = sources.iter().flatten().cloned().collect();
         let Ok(lease) = self.extents.lease(plan.server, plan.extents).await else {
             return false;
         };
@@ -84,7 +83,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         // Whatever has failed, the compute side can merge. It finds a damaged table again.
         let Ok(outputs) = self.run_job(&plan, lease, words).await else { return false };
         self.shard.count_near_merge();
-        merging.merged(&inputs, level, outputs);
+        merging.merged(&sources.concat(), level, outputs);
         true
     }
 

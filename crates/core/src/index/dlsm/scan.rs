@@ -275,11 +275,9 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
             return Ok(Vec::new());
         }
         self.fabric().charge(Work::Client).await;
-        let mut snapshot = Some(Snapshot::take(&self.shard.sequences));
-        let bound = snapshot.as_ref().map_or(0, Snapshot::bound);
-        if self.fabric().breaks(SNAPSHOT_HELD) {
-            snapshot = None;
-        }
+        let snapshot = Snapshot::take(&self.shard.sequences);
+        let bound = snapshot.bound();
+        let snapshot = (!self.fabric().breaks(SNAPSHOT_HELD)).then_some(snapshot);
         if !self.fabric().breaks(SCANS_SETTLED) {
             self.until_settled(bound).await?;
         }

@@ -3,11 +3,11 @@
 //! *Invariants* (`docs/internals/lsm-tree.md`)
 //! - lsm.V2. One handle at a time flushes, the oldest MemTable first, so level 0 is in the order of
 //!   the numbers. One handle at a time merges. A flush and a merge may run together.
-//! - lsm.V3. One change adds a table and takes away what it was made from.
+//! - lsm.V3. One change adds tables and takes away what they were made from.
 //! - memtable.Q6. A new MemTable is in the current version before a write to it returns.
 //!
-//! *Thread safety*: any number of threads. One mutex holds everything that changes, and is never
-//! held across a wait.
+//! *Thread safety*: any number of threads. One mutex holds the version and the rights; those for
+//! idle writers, costs of merges and sleepers have no other inside. None is held across a wait.
 
 use super::place::{MergeCosts, MergePlace};
 use super::signal::Signal;

@@ -33,7 +33,6 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         let mut edit = Edit::new(key, action, options)?;
         self.fabric().charge(Work::Client).await;
         let mut writer = self.writer().await?;
-        let mut wait = self.wait();
         loop {
             let version = self.shard.pin();
             let table = &version.active;
@@ -71,9 +70,6 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
                     // Flushes and merges free nothing that this version has.
                     drop(version);
                     self.replace(&table).await?;
-                    if Arc::ptr_eq(&self.shard.pin().active, &table) {
-                        wait.again().await?;
-                    }
                 }
                 Next::Contended => return Err(IndexError::Contended { retries: 0 }),
             }

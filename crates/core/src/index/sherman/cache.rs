@@ -4,8 +4,8 @@
 //! *Invariants*
 //! - sherman.C1. A cached node is a hint: a leaf's fences show whether it covers a key. If it does
 //!   not, the node is forgotten.
-//! - sherman.C2. The nodes take at most the given bytes. When one too many has entered, the one of
-//!   two random ones leaves that was used less recently.
+//! - sherman.C2. The nodes take at most the given bytes. To make room, the cache evicts the less
+//!   recently used of two nodes chosen at random.
 //!
 //! *Thread safety*: shared by all threads of a compute server.
 
@@ -13,7 +13,7 @@ use crate::index::Scan;
 use crate::page::{FencePosition, Layout, OwnedKey, Page, Probe};
 use crate::remote::Image;
 use farleaf_fabric::GlobalAddr;
-use farleaf_fabric::sync::{Mutex, lock};
+use farleaf_fabric::sync::{Mutex, Ordering, lock};
 use std::collections::BTreeMap;
 use std::ops::Bound;
 
@@ -125,9 +125,17 @@ impl<L: Layout> NodeCache<L> {
         let mut nodes = lock(&self.nodes);
         let nodes = &mut *nodes;
         nodes.clock += 1;
-        let node = Node { low: L::low(page), image: Image::of(page), used: nodes.clock };
-        if let Some(place) = nodes.by_low.get(L::key(&node.low)) {
-            nodes.held[*place] = node;
+        let low = L::low(page);
+        let held = nodes.by_low.get(L::key(&low)).copied();
+        if let Some(node) = held.map(|place| &mut nodes.held[place])
+            && is_same_version(node.image.page(), page)
+        {
+            node.used = nodes.clock;
+            return;
+        }
+        let node = Node { low, image: Image::of(page), used: nodes.clock };
+        if let Some(place) = held {
+            nodes.held[place] = node;
             return;
         }
         if nodes.held.len() == self.most {
@@ -146,6 +154,12 @@ impl<L: Layout> NodeCache<L> {
             nodes.remove(place);
         }
     }
+}
+
+/// Whether two copies are of the same version of a node.
+fn is_same_version<L: Layout>(one: Page<'_, L>, other: Page<'_, L>) -> bool {
+    let version = |page: Page<'_, L>| (page.address(), page.words()[0].load(Ordering::Relaxed));
+    version(one) == version(other)
 }
 
 /// The leaf of `start` and at most `most` - 1 leaves after it that a parent names and the scan

@@ -5,7 +5,6 @@ use crate::index::IndexError;
 use crate::page::{Answer, Layout, LeafEdit, LeafOutcome, OwnedValue, Probe, Step, step};
 use crate::remote::{EntryWords, Image, Miss, PageCopy, Pointer, RemoteError};
 use crate::rules;
-use farleaf_fabric::sync::Ordering;
 use farleaf_fabric::{Fabric, GlobalAddr, Work};
 use smallvec::SmallVec;
 
@@ -101,7 +100,7 @@ impl<F: Fabric, L: Layout> ShermanIndex<F, L> {
         };
         if next != Step::Here {
             pages.release_entries(hold).await;
-            self.sides.cache(Probe::At(edit.key)).forget(Probe::At(edit.key));
+            self.forget(Probe::At(edit.key));
             return match next {
                 Step::Right(to) => Ok(Turn::Right(to)),
                 _ => Err(Miss::Restart),
@@ -120,11 +119,7 @@ impl<F: Fabric, L: Layout> ShermanIndex<F, L> {
             }
             LeafOutcome::Changed { answer, words, .. } => {
                 pages.fabric().charge(Work::ChangeNode).await;
-                let words = match words.front() {
-                    all if all.len() > NEW_RECORD_WORDS => changed_words(&copy, &image),
-                    words => words,
-                };
-                pages.write_entries(hold, &image, &writes_of(words)).await?;
+                pages.write_entries(hold, &image, &writes_of(words.front())).await?;
                 Ok(Turn::Done(answer))
             }
             LeafOutcome::Full => {
@@ -140,29 +135,19 @@ impl<F: Fabric, L: Layout> ShermanIndex<F, L> {
                 let split = hold.rewriting(split).await;
                 pages.end_entries(hold).await;
                 self.tree.install_all(split?, spare).await;
-                self.sides.cache(Probe::At(edit.key)).forget(Probe::At(edit.key));
+                self.forget(Probe::At(edit.key));
                 Ok(Turn::Done(answer))
             }
         }
     }
 
-    async fn read(&self, at: GlobalAddr) -> Result<PageCopy<L>, Miss> {
+    /// READs a leaf whose address a parent has named.
+    pub(super) async fn read(&self, at: GlobalAddr) -> Result<PageCopy<L>, Miss> {
         let copy = self.tree.pages.read(Pointer::fixed(at)).await?;
         self.tree.note_root(&copy);
         self.tree.pages.fabric().charge(Work::VisitNode).await;
         Ok(copy)
     }
-}
-
-/// The words in which an image differs from the leaf.
-fn changed_words<L: Layout>(copy: &PageCopy<L>, image: &Image<L>) -> EntryWords {
-    let (before, after) = (copy.page().words(), image.page().words());
-    let differs = |word: &usize| {
-        before[*word].load(Ordering::Relaxed) != after[*word].load(Ordering::Relaxed)
-    };
-    let mut changed = (0..before.len()).filter(differs);
-    let first = changed.next().unwrap_or(0);
-    first..changed.next_back().unwrap_or(first) + 1
 }
 
 /// The WRITEs of a change: key and value of a new record come before its check (entries.N3).

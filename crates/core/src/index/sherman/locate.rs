@@ -22,6 +22,11 @@ impl<F: Fabric, L: Layout> ShermanIndex<F, L> {
         self.sides.cache(probe).admit(parent.page(), || self.tree.pages.fabric().random());
     }
 
+    /// Drops the cached parent of the probe's leaf (sherman.C1).
+    pub(super) fn forget(&self, probe: Probe<'_, L::Key>) {
+        self.sides.cache(probe).forget(probe);
+    }
+
     /// Reads the parent of the probe's leaf, and caches it.
     async fn parent(&self, probe: Probe<'_, L::Key>) -> Result<PageCopy<L>, Miss> {
         let parent = self.tree.walk(self.tree.root_pointer(), probe, 1).await?;
@@ -57,9 +62,7 @@ impl<F: Fabric, L: Layout> Locate for ShermanIndex<F, L> {
 
     async fn find(&self, probe: Probe<'_, L::Key>) -> Result<PageCopy<L>, Miss> {
         let at = self.leaf_of(probe).await?;
-        let copy = self.tree.pages.read(Pointer::fixed(at)).await?;
-        self.tree.note_root(&copy);
-        self.tree.pages.fabric().charge(Work::VisitNode).await;
+        let copy = self.read(at).await?;
         match step(copy.page(), probe, 0) {
             Step::Here => Ok(copy),
             _ if copy.page().level() == 0
@@ -68,11 +71,11 @@ impl<F: Fabric, L: Layout> Locate for ShermanIndex<F, L> {
                 Ok(copy)
             }
             Step::Child(to) | Step::Right(to) => {
-                self.sides.cache(probe).forget(probe);
+                self.forget(probe);
                 self.tree.walk(copy.pointer(to), probe, 0).await
             }
             Step::Lost => {
-                self.sides.cache(probe).forget(probe);
+                self.forget(probe);
                 Err(Miss::Restart)
             }
         }
@@ -100,9 +103,7 @@ impl<F: Fabric, L: Layout> Locate for ShermanIndex<F, L> {
             self.tree.note_root(copy);
             match (copy.page().level(), step) {
                 (1, Step::Child(_)) => self.admit(copy, Probe::At(key)),
-                (0, Step::Right(_) | Step::Lost) => {
-                    self.sides.cache(Probe::At(key)).forget(Probe::At(key))
-                }
+                (0, Step::Right(_) | Step::Lost) => self.forget(Probe::At(key)),
                 _ => {}
             }
         };
@@ -126,7 +127,7 @@ impl<F: Fabric, L: Layout> Locate for ShermanIndex<F, L> {
         spare: &mut Vec<GlobalAddr>,
     ) -> Result<(), Miss> {
         let split = self.tree.split_leaf(full, entry, spare).await;
-        self.sides.cache(Probe::At(entry.key())).forget(Probe::At(entry.key()));
+        self.forget(Probe::At(entry.key()));
         split
     }
 

@@ -125,7 +125,8 @@ impl<L: Layout> Sides<L> {
         &self.of[owner].locks
     }
 
-    /// The locks of the first side, for recovery.
+    /// The locks of the first side, for recovery and for a bulk load, which locks the root: the
+    /// first side owns its lowest key (sherman.O1).
     pub(super) fn any_locks(&self) -> Arc<EntryLocks> {
         self.of[0].locks.clone()
     }

@@ -507,7 +507,8 @@ impl<const WORDS: usize> Layout for Bytes<WORDS> {
     fn leaf_delete(page: View<'_, WORDS>, key: &[u8]) -> LeafDelete<Vec<u8>> {
         let Some((number, slot)) = Self::live_slot(page, key) else { return LeafDelete::Absent };
         Self::mark(page, number, true);
-        LeafDelete::Deleted(Self::reference(page, slot))
+        let words = 3..(Front::of(page).first + page.count()).min(Self::size(page));
+        LeafDelete::Deleted(words.into(), Self::reference(page, slot))
     }
 
     fn leaf_compact(page: View<'_, WORDS>) -> usize {
@@ -529,10 +530,6 @@ impl<const WORDS: usize> Layout for Bytes<WORDS> {
 
     fn record_window(_key: &[u8]) -> Range<usize> {
         HEADER_WORDS..Self::page_words()
-    }
-
-    fn deleted_words(page: View<'_, WORDS>) -> Range<usize> {
-        3..(Front::of(page).first + page.count()).min(Self::size(page))
     }
 
     fn search_words(page: View<'_, WORDS>) -> Range<usize> {
