@@ -27,7 +27,6 @@ const SUITES: [(&str, &[&str]); 2] =
 /// The crates, each with the project's crates that it may depend on.
 const CRATES: [(&str, &[&str]); 10] = [
     ("fabric", &[]),
-    // Uses the library only in its tests, which keep pages on the memory servers of an index.
     ("far-memory", &["farleaf-core", "farleaf-fabric"]),
     // Uses the library only in its tests, which run every design over a device.
     ("fabric-verbs", &["farleaf-core", "farleaf-fabric"]),
