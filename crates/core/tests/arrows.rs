@@ -25,7 +25,7 @@ const SUITES: [(&str, &[&str]); 2] =
     [("index/conformance.rs", &["server"]), ("remote/identity_tests.rs", &["server"])];
 
 /// The crates, each with the project's crates that it may depend on.
-const CRATES: [(&str, &[&str]); 10] = [
+const CRATES: [(&str, &[&str]); 11] = [
     ("fabric", &[]),
     ("far-memory", &["farleaf-core", "farleaf-fabric"]),
     // Uses the library only in its tests, which run every design over a device.
@@ -52,6 +52,7 @@ const CRATES: [(&str, &[&str]); 10] = [
             "farleaf-sim",
         ],
     ),
+    ("far-alloc", &["farleaf-fabric", "farleaf-far-memory"]),
     ("compare", &["farleaf-core", "farleaf-bench", "farleaf-fabric"]),
 ];
 

@@ -7,13 +7,13 @@
 //! passed without a renewal, or one that has declared the owner's compute server dead.
 //!
 //! *Invariants*
-//! - leases.L1. A lease that its owner has not ended is ended only after its compute server was
-//!   fenced at that memory server (F10). So nothing that the owner has posted reaches chunks that
-//!   another owner has by then.
+//! - leases.L1. A lease that its owner has not ended is ended only after all compute servers of the
+//!   owner were fenced at that memory server (F10). So nothing that the owner has posted reaches
+//!   chunks that another owner has by then.
 //! - leases.L2. A compute server is fenced for its terms only if each of its leases on that memory
-//!   server has a term, and this client saw none of them renewed for as long as its term. Between
-//!   two looks no more than [`STRIDES`] allows counts: a client that was stopped itself, perhaps
-//!   together with the owner, has seen nothing.
+//!   server, and of those that share a lease with it, has a term, and this client saw none of them
+//!   renewed for as long as its term. Between two looks no more than [`STRIDES`] allows counts: a
+//!   client that was stopped itself, perhaps together with the owner, has seen nothing.
 //! - leases.L3. A number is of one owner ever, so a request to end its lease can arrive late, or
 //!   twice.
 //!
@@ -32,7 +32,7 @@ use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The term of leases that end only with their compute server.
+/// The term of leases that end only with their compute servers.
 pub const ENDLESS: u32 = 0;
 
 /// A term has ended after more looks than this, in which nothing was renewed.
@@ -147,9 +147,12 @@ impl Leases {
         let leases = list(rpc, server).await?;
         let ended = self.judge(server, &leases, rpc.fabric().now_ns());
         let mut bytes = 0;
-        // Its own compute server could be fenced only with itself.
-        for compute_server in ended.into_iter().filter(|it| *it != rpc.fabric().compute_server()) {
-            bytes += end_leases_of(rpc, server, compute_server).await?;
+        let mine = rpc.fabric().compute_server();
+        for compute_server in ended {
+            // Its own compute server could be fenced only with itself.
+            if !together(&leases, compute_server).contains(&mine) {
+                bytes += end_leases_of(rpc, server, compute_server).await?;
+            }
         }
         Ok(bytes)
     }
@@ -163,7 +166,8 @@ impl Leases {
         for lease in leases {
             let term_ns = u64::from(lease.term_ms) * 1_000_000;
             let new = Seen { renewals: lease.renewals, at_ns: now_ns, silent_ns: 0 };
-            let known = seen.entry((server.number(), lease.owner)).or_insert(new);
+            let place = (server.number(), lease.owner);
+            let known = seen.entry(place).or_insert(new);
             if known.renewals == lease.renewals {
                 known.silent_ns += (now_ns - known.at_ns).min(term_ns / STRIDES);
                 known.at_ns = now_ns;
@@ -174,13 +178,27 @@ impl Leases {
             let group = if has_ended { &mut ended } else { &mut alive };
             group.insert(lease.compute_server);
         }
-        ended.difference(&alive).copied().collect()
+        let is_alive = |it: &u16| together(leases, *it).iter().any(|one| alive.contains(one));
+        ended.into_iter().filter(|it| !is_alive(it)).collect()
     }
 }
 
-/// Fences `compute_server` at `server`, and ends all its leases there. For a compute server that
-/// was declared dead. Call it over an endpoint of another one. Returns how many bytes have come
-/// back.
+/// `compute_server` and those that share leases with it: the process is the same.
+fn together(leases: &[LeaseState], compute_server: u16) -> BTreeSet<u16> {
+    let (mut all, mut known) = (BTreeSet::from([compute_server]), 0);
+    while all.len() > known {
+        known = all.len();
+        let shared = leases.iter().filter(|lease| all.contains(&lease.compute_server));
+        let owners: BTreeSet<u64> = shared.map(|lease| lease.owner).collect();
+        let of_owners = leases.iter().filter(|lease| owners.contains(&lease.owner));
+        all.extend(of_owners.map(|lease| lease.compute_server));
+    }
+    all
+}
+
+/// Fences `compute_server` at `server`, with those that share leases with it, and ends all their
+/// leases there. For a process that was declared dead. Call it over an endpoint of another one.
+/// Returns how many bytes have come back.
 ///
 /// # Errors
 /// [`RemoteError`] if the memory server does not answer; then the call can be repeated.
@@ -191,10 +209,14 @@ pub async fn end_leases_of<F: Fabric, L: Layout>(
 ) -> Result<u64, RemoteError> {
     // Those that begin later are of endpoints that the fence does not concern.
     let mut leases = list(rpc, server).await?;
-    leases.retain(|lease| lease.compute_server == compute_server);
-    rpc.fabric().fence(server, compute_server).await?; // L1
-    for lease in &leases {
-        end(rpc, server, lease.owner).await?;
+    let fenced = together(&leases, compute_server);
+    for compute_server in &fenced {
+        rpc.fabric().fence(server, *compute_server).await?; // L1
+    }
+    leases.retain(|lease| fenced.contains(&lease.compute_server));
+    let owners: BTreeSet<u64> = leases.iter().map(|lease| lease.owner).collect();
+    for owner in owners {
+        end(rpc, server, owner).await?;
     }
     Ok(leases.iter().map(|lease| lease.bytes).sum())
 }
@@ -253,10 +275,17 @@ mod tests {
         assert_eq!(judge(&states[1..], 1_031 * ms), [4]);
         assert_eq!(judge(&states, 1_040 * ms), [4], "a lease that was gone is noted anew");
         assert_eq!(leases.judge(ServerId::new(1), &states, 2_000 * ms), BTreeSet::new());
-        // A compute server with an endless lease does not lose those with a term.
+        // A compute server with an endless lease does not lose those with a term, nor does another
+        // one of the same process.
         states[0].compute_server = 5;
         for now_ms in 1_041..1_099 {
             assert_eq!(judge(&states, now_ms * ms), [4]);
+        }
+        states[2].owner = 2;
+        states[2].compute_server = 5;
+        assert_eq!(together(&states, 4), BTreeSet::from([4, 5]));
+        for now_ms in 1_099..1_199 {
+            assert_eq!(judge(&states, now_ms * ms), []);
         }
     }
 }

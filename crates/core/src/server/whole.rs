@@ -28,7 +28,8 @@ pub(super) struct WholeChunks {
 /// Chunks that come back all together, when their owner has ended.
 #[derive(Debug)]
 struct Lease {
-    compute_server: u16,
+    /// Those that the owner's process has asked by.
+    compute_servers: BTreeSet<u16>,
     term_ms: u32,
     renewals: u64,
     /// Addresses and sizes.
@@ -97,11 +98,10 @@ impl WholeChunks {
 
     /// Whether `owner` can have another chunk in its lease, which begins if there is none.
     pub(super) fn check_lease(&self, owner: u64, compute_server: u16) -> Result<(), Refusal> {
-        match self.leases.get(&owner) {
-            Some(lease) if lease.compute_server != compute_server => Err(Refusal::Malformed),
-            None if self.leases.len() >= MOST_LEASES => Err(Refusal::TooManyLeases),
-            _ => Ok(()),
-        }
+        let lease = self.leases.get(&owner);
+        let is_known = lease.is_some_and(|lease| lease.compute_servers.contains(&compute_server));
+        let listed: usize = self.leases.values().map(|lease| lease.compute_servers.len()).sum();
+        if is_known || listed < MOST_LEASES { Ok(()) } else { Err(Refusal::TooManyLeases) }
     }
 
     /// Adds a chunk to the lease of `owner`, which renews it.
@@ -110,8 +110,10 @@ impl WholeChunks {
         (owner, compute_server, term_ms): (u64, u16, u32),
         chunk: (GlobalAddr, u64),
     ) {
-        let begin = || Lease { compute_server, term_ms, renewals: 0, chunks: Vec::new() };
+        let begin =
+            || Lease { compute_servers: BTreeSet::new(), term_ms, renewals: 0, chunks: Vec::new() };
         let lease = self.leases.entry(owner).or_insert_with(begin);
+        lease.compute_servers.insert(compute_server);
         lease.renewals += 1;
         lease.chunks.push(chunk);
     }
@@ -131,16 +133,18 @@ impl WholeChunks {
         }
     }
 
-    /// All leases.
+    /// All leases, once for each compute server of their owners. The first one has the bytes.
     pub(super) fn leases(&self) -> Vec<LeaseState> {
-        let state = |(&owner, lease): (&u64, &Lease)| LeaseState {
-            owner,
-            compute_server: lease.compute_server,
-            term_ms: lease.term_ms,
-            renewals: lease.renewals,
-            bytes: lease.chunks.iter().map(|(_, bytes)| bytes).sum(),
-        };
-        self.leases.iter().map(state).collect()
+        let mut states = Vec::new();
+        for (&owner, lease) in &self.leases {
+            let (term_ms, renewals) = (lease.term_ms, lease.renewals);
+            let mut bytes = lease.chunks.iter().map(|(_, bytes)| bytes).sum();
+            for &compute_server in &lease.compute_servers {
+                states.push(LeaseState { owner, compute_server, term_ms, renewals, bytes });
+                bytes = 0;
+            }
+        }
+        states
     }
 
     /// At most `most` chunks of a compute server, by address, from the one numbered `from` on, and
@@ -299,7 +303,11 @@ mod tests {
         // No piece of it can be returned, and nothing is listed.
         assert!(!whole.give_back(3, &[(at(1 << 20), 1024)]));
         assert_eq!((whole.list(3, 0, 9), whole.take(1, 1)), ((vec![], false), None));
-        assert_eq!(whole.check_lease(7, 4), Err(Refusal::Malformed), "it is compute server 3's");
+        assert_eq!(whole.check_lease(7, 4), Ok(()));
+        whole.lease((7, 4, 50), (at(5 << 20), 4 << 10));
+        let two =
+            [state(7, 50, 5, 16 << 10), LeaseState { compute_server: 4, ..state(7, 50, 5, 0) }];
+        assert_eq!(whole.leases()[..2], two, "it has two compute servers");
         whole.end_lease(7);
         whole.end_lease(7);
         assert_eq!(whole.renew(7), Err(Refusal::NoSuchLease));

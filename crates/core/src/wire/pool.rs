@@ -64,13 +64,13 @@ messages! {
             /// Addresses and sizes, in whole nodes; at most [`LISTED_CHUNKS`].
             pieces: Vec<(GlobalAddr, u64)> as rest,
         },
-        /// Requests a chunk as [`PoolRequest::AllocateWhole`] does, in the lease of `owner`. The
-        /// first chunk begins the lease, for the compute server that asks.
+        /// Requests a chunk as [`PoolRequest::AllocateWhole`] does, in the lease of `owner`, which
+        /// begins with the first one. All compute servers that ask for it are of one process.
         35 => Lease {
             /// The owner's number, which no other owner ever has.
             owner: u64,
-            /// For how long the lease goes on without a [`PoolRequest::Renew`]. The lease of a
-            /// compute server that is alive, and renews nothing, has the term 0: it has no end.
+            /// For how long the lease goes on without a [`PoolRequest::Renew`]; 0 without an end,
+            /// for owners that renew nothing.
             term_ms: u32,
             /// The chunk's size.
             bytes: u64,
@@ -83,7 +83,7 @@ messages! {
             owner: u64,
         },
         /// Takes all chunks of a lease back. Can be repeated. If it is not the owner that asks, the
-        /// owner's compute server must be fenced before.
+        /// owner's compute servers must be fenced before.
         37 => EndLease {
             /// The owner.
             owner: u64,
@@ -93,19 +93,19 @@ messages! {
     }
 }
 
-/// A lease, as its memory server knows it. The server has no clock: whether the term has ended is
-/// judged by a client, from the renewals that it sees.
+/// A lease and a compute server of its owner, as the memory server knows them. The server has no
+/// clock: whether the term has ended is judged by a client, from the renewals that it sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LeaseState {
     /// The owner's number.
     pub owner: u64,
-    /// The compute server that the lease began for.
+    /// One of the compute servers that have asked for its chunks.
     pub compute_server: u16,
     /// For how long the lease goes on without a renewal; 0 without an end.
     pub term_ms: u32,
     /// Requests of the owner so far.
     pub renewals: u64,
-    /// Bytes of its chunks.
+    /// Bytes of its chunks, in the first entry of the owner; otherwise 0.
     pub bytes: u64,
 }
 
