@@ -208,7 +208,7 @@ fn metadata_places(count: usize) -> Result<(), Box<dyn Error>> {
     for touches in [true, false] {
         for page_kib in [4, 64] {
             for percent in [2, 10, 50] {
-                let local = (count << 10) * percent / 100 + MIB;
+                let local = (count << 10) * percent / 100;
                 let mut bytes = 0;
                 for place in ["together", "separated", "pinned"] {
                     let metadata = match place {

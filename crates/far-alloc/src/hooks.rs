@@ -271,3 +271,67 @@ unsafe extern "C" fn merge(
 ) -> bool {
     false
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use farleaf_fabric::conformance::TestService;
+    use farleaf_fabric::local::LocalConfig;
+    use farleaf_fabric::sync::Arc;
+    use farleaf_fabric::{GlobalAddr, Provider, ServerId};
+    use farleaf_far_memory::{FarConfig, Over, Reserved};
+
+    const BYTES: usize = 1 << 20;
+    const PAGE: usize = 64 << 10;
+
+    fn source() -> Source {
+        let cluster = Arc::new(LocalConfig::default().start(vec![TestService::new(2 * BYTES)]));
+        let space = Reserved::new(vec![(GlobalAddr::new(ServerId::new(0), 0), BYTES as u64)]);
+        let config = FarConfig::new(BYTES, PAGE, 8);
+        Source::new(FarRegion::new(config, Over::new(cluster, 0, 0), space).unwrap(), false, None)
+    }
+
+    fn words(source: &Source, extent: &Range<usize>) -> Vec<u64> {
+        let words = source.region.words();
+        let range = (extent.start - source.base) / 8..(extent.end - source.base) / 8;
+        words[range].iter().map(|word| word.load(Ordering::Relaxed)).collect()
+    }
+
+    fn fill(source: &Source, extent: &Range<usize>, value: u64) {
+        let range = (extent.start - source.base) / 8..(extent.end - source.base) / 8;
+        source.region.words()[range].iter().for_each(|word| word.store(value, Ordering::Relaxed));
+    }
+
+    /// Extents that share a page of the pager keep their content, whatever becomes of the others.
+    #[test]
+    fn shared_pages_are_discarded_with_their_last_extent() {
+        let source = &source();
+        let take = |bytes: usize, is_zero| {
+            let (at, is_zero) = source.take(bytes, 4096, is_zero).unwrap();
+            (at..at + bytes, is_zero)
+        };
+        let discarded = || source.region.stats().unwrap().write_backs_saved;
+        let (first, is_zero) = take(3 * PAGE / 2, false);
+        assert!(!is_zero, "its second page is shared");
+        let (second, _) = take(PAGE / 2, false);
+        assert_eq!((second.start, second.len()), (first.end, PAGE / 2));
+        fill(source, &first, 7);
+        fill(source, &second, 8);
+        assert!(source.give_back(first.clone()));
+        assert_eq!(discarded(), 1, "the second page is in use");
+        assert!(words(source, &second).iter().all(|word| *word == 8));
+
+        let (again, is_zero) = take(3 * PAGE / 2, true);
+        assert_eq!((&again, is_zero), (&first, true));
+        assert!(words(source, &again).iter().all(|word| *word == 0));
+        assert!(words(source, &second).iter().all(|word| *word == 8));
+        fill(source, &again, 9);
+        assert!(source.give_back(second));
+        assert_eq!(discarded(), 1, "the second page is still in use");
+        assert!(source.give_back(again));
+        assert_eq!(discarded(), 3);
+        let (all, is_zero) = take(BYTES, false);
+        assert!(is_zero && words(source, &all).iter().all(|word| *word == 0));
+        assert!(source.take(4096, 4096, false).is_none());
+    }
+}
