@@ -52,7 +52,7 @@ const CRATES: [(&str, &[&str]); 11] = [
             "farleaf-sim",
         ],
     ),
-    ("far-alloc", &["farleaf-fabric", "farleaf-far-memory"]),
+    ("far-alloc", &["farleaf-core", "farleaf-fabric", "farleaf-far-memory"]),
     ("compare", &["farleaf-core", "farleaf-bench", "farleaf-fabric"]),
 ];
 

@@ -14,6 +14,7 @@
 #![deny(missing_docs)]
 
 mod arena;
+mod c;
 mod control;
 mod current;
 mod error;
