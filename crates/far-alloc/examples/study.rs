@@ -176,10 +176,14 @@ fn page_sizes(mib: usize) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Churn of small blocks: each round frees one and allocates another, and touches it or not.
+/// Churn: each round frees a block and allocates another. Those of about 1 KiB are written. Those of
+/// 16 KiB are not touched, so that all faults are of metadata.
 fn churn(arena: &FarArena, count: usize, rounds: usize, touches: bool) -> Option<()> {
     let mut dice = Dice(7);
-    let layout = |dice: &mut Dice| Layout::from_size_align(512 + dice.below(1024), 8).ok();
+    let layout = |dice: &mut Dice| {
+        let bytes = if touches { 512 + dice.below(1024) } else { 16 << 10 };
+        Layout::from_size_align(bytes, 8).ok()
+    };
     let mut blocks = Vec::new();
     for round in 0..count + rounds {
         if round >= count {
@@ -204,30 +208,31 @@ fn churn(arena: &FarArena, count: usize, rounds: usize, touches: bool) -> Option
 
 /// Where metadata matters: with equal local memory, so that separated metadata is charged.
 fn metadata_places(count: usize) -> Result<(), Box<dyn Error>> {
-    head(&format!("churn of {count} blocks of about 1 KiB, local memory for data and metadata"));
-    for touches in [true, false] {
+    head(&format!("churn of {count} blocks, with equal local memory for data and metadata"));
+    let data = [2, 10, 50].map(|percent| (true, "of the data", percent, count << 10));
+    // What was separated is charged to the buffer, as far as that is more than the least one.
+    let metadata = (92 << 10) + 128 * count;
+    let alone = [25, 50, 100].map(|percent| (false, "of the metadata", percent, metadata));
+    for (touches, of, percent, whole) in data.into_iter().chain(alone) {
         for page_kib in [4, 64] {
-            for percent in [2, 10, 50] {
-                let local = (count << 10) * percent / 100;
-                let mut bytes = 0;
-                for place in ["together", "separated", "pinned"] {
-                    let metadata = match place {
-                        "together" => Metadata::Together,
-                        "separated" => Metadata::Separated,
-                        _ => Metadata::Pinned { bytes: 4 * bytes },
-                    };
-                    // The metadata of the first one, which the others keep out of the buffer.
-                    let buffer = local.saturating_sub(bytes);
-                    let config = ArenaConfig { metadata, ..ArenaConfig::default() };
-                    let arena = arena(512 * MIB, page_kib << 10, buffer, true, config)?;
-                    let mut outcome = None;
-                    let cost = measure(&arena, || outcome = churn(&arena, count, count, touches))?;
-                    outcome.ok_or(NO_ROOM)?;
-                    bytes = arena.stats()?.metadata_bytes;
-                    let touched = if touches { "written" } else { "not touched" };
-                    let label = format!("{touched}, {page_kib} KiB, {percent}% local, {place}");
-                    print(&label, &cost);
-                }
+            let local = whole * percent / 100;
+            let mut bytes = 0;
+            for place in ["together", "separated", "pinned"] {
+                let metadata = match place {
+                    "together" => Metadata::Together,
+                    "separated" => Metadata::Separated,
+                    _ => Metadata::Pinned { bytes: 4 * bytes },
+                };
+                // The metadata of the first one, which the others keep out of the buffer.
+                let buffer = local.saturating_sub(bytes);
+                let config = ArenaConfig { metadata, ..ArenaConfig::default() };
+                let arena = arena(512 * MIB, page_kib << 10, buffer, true, config)?;
+                let mut outcome = None;
+                let cost = measure(&arena, || outcome = churn(&arena, count, count, touches))?;
+                outcome.ok_or(NO_ROOM)?;
+                bytes = arena.stats()?.metadata_bytes;
+                let label = format!("{page_kib} KiB, {percent}% {of} local, {place}");
+                print(&label, &cost);
             }
         }
     }
