@@ -176,8 +176,8 @@ fn page_sizes(mib: usize) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Churn: each round frees a block and allocates another. Those of about 1 KiB are written. Those of
-/// 16 KiB are not touched, so that all faults are of metadata.
+/// Churn: each round frees a block and allocates another. Blocks of about 1 KiB are written. Those
+/// of 16 KiB are not touched, so that all faults are of metadata.
 fn churn(arena: &FarArena, count: usize, rounds: usize, touches: bool) -> Option<()> {
     let mut dice = Dice(7);
     let layout = |dice: &mut Dice| {
