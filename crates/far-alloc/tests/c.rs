@@ -53,7 +53,7 @@ fn a_program_in_c_has_buffers_on_memory_servers() {
     let server = TcpServer::start(listener, Arc::clone(&service), &token, settings).unwrap();
     let address = server.local_address().to_string();
     let mut after = Vec::new();
-    // A region takes 64 MiB, so the second one has no room if the first one's memory does not come back.
+    // A region takes 64 MiB, so the second one has room only if the first one's came back.
     for _ in 0..2 {
         let ended = run(&program, &address);
         let error = String::from_utf8_lossy(&ended.stderr).into_owned();
