@@ -25,9 +25,8 @@ const SUITES: [(&str, &[&str]); 2] =
     [("index/conformance.rs", &["server"]), ("remote/identity_tests.rs", &["server"])];
 
 /// The crates, each with the project's crates that it may depend on.
-const CRATES: [(&str, &[&str]); 10] = [
+const CRATES: [(&str, &[&str]); 11] = [
     ("fabric", &[]),
-    // Uses the library only in its tests, which keep pages on the memory servers of an index.
     ("far-memory", &["farleaf-core", "farleaf-fabric"]),
     // Uses the library only in its tests, which run every design over a device.
     ("fabric-verbs", &["farleaf-core", "farleaf-fabric"]),
@@ -53,6 +52,7 @@ const CRATES: [(&str, &[&str]); 10] = [
             "farleaf-sim",
         ],
     ),
+    ("far-alloc", &["farleaf-core", "farleaf-fabric", "farleaf-far-memory"]),
     ("compare", &["farleaf-core", "farleaf-bench", "farleaf-fabric"]),
 ];
 

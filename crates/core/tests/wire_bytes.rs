@@ -3,8 +3,8 @@
 
 use farleaf_core::page::{Action, Answer, Fixed8, LeafEdit};
 use farleaf_core::wire::{
-    ClientRequest, ClientResponse, ErrorCode, MergeRequest, OffloadRequest, OwnerRequest,
-    PoolRequest, Refusal, Reply, Request, Share, Ticket, TreeRequest, Usage,
+    ClientRequest, ClientResponse, ErrorCode, LeaseState, MergeRequest, OffloadRequest,
+    OwnerRequest, PoolRequest, Refusal, Reply, Request, Share, Ticket, TreeRequest, Usage,
 };
 use farleaf_fabric::{GlobalAddr, Message, ServerId};
 use std::ops::Bound::{Excluded, Included, Unbounded};
@@ -69,6 +69,13 @@ fn requests() -> Vec<(Request<Fixed8>, &'static str)> {
             PoolRequest::ReturnPieces { pieces: vec![(node, value)] }.into(),
             "1f00040605040302010807060504030201",
         ),
+        (
+            PoolRequest::Lease { owner: key, term_ms: 0x0403_0201, bytes: value, token: 7 }.into(),
+            "2388776655443322110102030408070605040302010700000000000000",
+        ),
+        (PoolRequest::Renew { owner: key }.into(), "248877665544332211"),
+        (PoolRequest::EndLease { owner: key }.into(), "258877665544332211"),
+        (PoolRequest::ListLeases.into(), "26"),
         (
             PoolRequest::AllocateChunk { bytes: value, token: 7 }.into(),
             "0908070605040302010700000000000000",
@@ -157,6 +164,13 @@ fn replies() -> Vec<(Reply<Fixed8>, &'static str)> {
         height: 6,
     };
     let (owner, compute_server) = (0x0201, 0x0403);
+    let lease = LeaseState {
+        owner: KEY,
+        compute_server,
+        term_ms: 0x0102_0304,
+        renewals: VALUE,
+        bytes: 1 << 10,
+    };
     let mut replies = vec![
         (Reply::Done, "00"),
         (Reply::Applied(false), "0100"),
@@ -192,6 +206,10 @@ fn replies() -> Vec<(Reply<Fixed8>, &'static str)> {
             "0d0100040605040302010807060504030201",
         ),
         (Reply::Merged { done: true, outputs: vec![VALUE] }, "0e010807060504030201"),
+        (
+            Reply::Leases(vec![lease]),
+            "0f887766554433221103040403020108070605040302010004000000000000",
+        ),
     ];
     let refusals = [
         (Refusal::Malformed, "0800"),
@@ -214,6 +232,8 @@ fn replies() -> Vec<(Reply<Fixed8>, &'static str)> {
         (Refusal::NoSuchJob, "0811"),
         (Refusal::NoSuchTable, "0812"),
         (Refusal::TooManyMerges, "0813"),
+        (Refusal::NoSuchLease, "0814"),
+        (Refusal::TooManyLeases, "0815"),
     ];
     replies.extend(refusals.map(|(refusal, bytes)| (Reply::Refused(refusal), bytes)));
     replies
@@ -358,7 +378,7 @@ fn unknown_tags_are_no_messages() {
     for tag in 0..=u8::MAX {
         for rest in 0..64 {
             let message = [&[tag][..], &vec![0; rest]].concat();
-            let known = [tag < 35, tag < 15, tag < 16, tag < 9];
+            let known = [tag < 39, tag < 16, tag < 16, tag < 9];
             assert!(known[0] || Request::<Fixed8>::decode(&message).is_none(), "request {tag}");
             assert!(known[1] || Reply::<Fixed8>::decode(&message).is_none(), "reply {tag}");
             assert!(known[2] || ClientRequest::<Fixed8>::decode(&message).is_none(), "ask {tag}");

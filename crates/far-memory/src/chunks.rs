@@ -113,6 +113,18 @@ impl<S> Chunks<S> {
         Ok(self.find(page).expect("the chunk has just got its place"))
     }
 
+    /// Renews the space's claim to the memory, for ever.
+    pub(crate) async fn keep<F: Fabric>(&self, fabric: &F)
+    where
+        S: Space<F>,
+    {
+        let Some(ns) = self.space.renew_every_ns() else { return std::future::pending().await };
+        loop {
+            fabric.sleep(ns).await;
+            self.space.renew(fabric).await;
+        }
+    }
+
     /// Gives back the memory at `at`, which was a chunk's.
     pub(crate) async fn give_back<F: Fabric>(&self, fabric: &F, at: GlobalAddr)
     where

@@ -32,7 +32,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::future::poll_fn;
 use std::ops::Range;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
@@ -483,6 +483,7 @@ impl<F: Fabric, M: Memory + 'static, S: Space<F>> Pager<F, M, S> {
     /// outcome may still reach.
     pub async fn run(&self) {
         let mut jobs = FuturesUnordered::new();
+        let mut keeping = pin!(self.0.chunks.keep(self.0.transfers.fabric()));
         loop {
             while let Some(job) = self.next_job() {
                 jobs.push(job);
@@ -498,6 +499,7 @@ impl<F: Fabric, M: Memory + 'static, S: Space<F>> Pager<F, M, S> {
                     }
                     state.task = Some(context.waker().clone());
                 }
+                let _: Poll<()> = keeping.as_mut().poll(context);
                 match jobs.poll_next_unpin(context) {
                     Poll::Ready(Some(())) => Poll::Ready(()),
                     Poll::Ready(None) | Poll::Pending => Poll::Pending,

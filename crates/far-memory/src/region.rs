@@ -8,6 +8,8 @@
 //! to answer; the pager's thread must not make them, so a [`Space`] must not use far memory.
 
 use crate::arena::Arena;
+use crate::metrics;
+use crate::mode::{FaultMode, FaultProvider};
 use crate::pager::pages_of;
 use crate::reach::Reach;
 use crate::signal::{SignalMemory, Signals};
@@ -18,47 +20,10 @@ use crate::userfault::{Userfault, UserfaultMemory};
 use crate::{FarConfig, FarError};
 use farleaf_fabric::sync::{Arc, AtomicU64};
 use rustix::process::{Pid, getpid};
-use std::fmt;
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::mpsc::sync_channel;
 use std::thread::JoinHandle;
-
-/// How accesses to pages outside the buffer are noticed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum FaultMode {
-    /// By `userfaultfd`.
-    Userfaultfd {
-        /// Whether system calls wait for pages too. Otherwise a system call that reads a page
-        /// outside the buffer, or writes a page that is not changed, fails with `EFAULT`.
-        kernel_faults: bool,
-    },
-    /// By memory protection and the handler of SIGSEGV. A system call on a page outside the buffer,
-    /// or one that writes a page that is not changed, fails with `EFAULT`.
-    Signal,
-}
-
-/// A way to notice faults.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FaultProvider {
-    /// `userfaultfd`, as far as it is allowed.
-    Userfaultfd,
-    /// Memory protection and signals.
-    Signal,
-}
-
-impl fmt::Display for FaultMode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Userfaultfd { kernel_faults: true } => "userfaultfd",
-            Self::Userfaultfd { kernel_faults: false } => {
-                "userfaultfd in user mode: system calls on pages outside the buffer fail"
-            }
-            Self::Signal => "signals: system calls on pages outside the buffer fail",
-        })
-    }
-}
 
 /// What a program says about its coming accesses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -281,6 +246,15 @@ impl FarRegion {
     /// [`FarError::Stopped`] if the pager has ended.
     pub fn stats(&self) -> Result<FarStats, FarError> {
         self.ask(Request::Stats)
+    }
+
+    /// The counts so far as text in Prometheus' format, which the program may serve at a path of
+    /// its own. All have the label `region` with this name.
+    ///
+    /// # Errors
+    /// [`FarError::Stopped`] if the pager has ended.
+    pub fn metrics(&self, name: &str) -> Result<String, FarError> {
+        Ok(metrics::text(name, self.mode(), &self.stats()?))
     }
 
     /// Checks the invariants of the page table, in time proportional to the region. If one does not

@@ -19,6 +19,16 @@ pub trait Space<F: Fabric>: 'static {
     /// Takes memory back that the region no longer uses. No operation on it is in flight, and no
     /// earlier one can still take effect.
     fn give_back(&self, fabric: &F, at: GlobalAddr, bytes: u64) -> impl Future<Output = ()>;
+
+    /// The time between two calls of [`Space::renew`], in nanoseconds; `None` if it is not needed.
+    fn renew_every_ns(&self) -> Option<u64> {
+        None
+    }
+
+    /// Tells memory servers that the region still uses the memory. It may be given up half-way.
+    fn renew(&self, _fabric: &F) -> impl Future<Output = ()> {
+        std::future::ready(())
+    }
 }
 
 /// Memory that this process has for itself: parts of the regions of memory servers, which nothing

@@ -1,49 +1,16 @@
-//! Far memory on the memory servers of an index: chunks come by the same request as its own.
+//! Far memory on the memory servers of an index: its chunks are in a lease there.
 
 use farleaf_core::page::Fixed8;
-use farleaf_core::remote::{RemoteError, RpcClient};
 use farleaf_core::server::{MemoryServer, MemoryServerConfig};
-use farleaf_core::wire::{PoolRequest, Reply};
 use farleaf_fabric::executor::Executor;
+use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::shm::ShmConfig;
-use farleaf_fabric::sync::{Arc, Mutex, Ordering, lock};
+use farleaf_fabric::sync::{Arc, Ordering};
 use farleaf_fabric::tcp::TcpConfig;
-use farleaf_fabric::{Backing, Fabric, GlobalAddr, Provider, ServerId};
-use farleaf_far_memory::{Advice, FarConfig, FarError, FarRegion, Over, Reach, Space};
-
-/// Chunks of the memory servers' pools. What was taken stays taken: memory servers take chunks back
-/// only when their pool ends.
-struct Pool {
-    /// A request of unknown outcome, to be repeated: its server, its size and its token.
-    in_doubt: Mutex<Option<(ServerId, u64, u64)>>,
-}
-
-impl<F: Fabric> Space<F> for Pool {
-    async fn take(&self, fabric: &F, bytes: u64) -> Result<GlobalAddr, FarError> {
-        let client = RpcClient::<F, Fixed8>::new(fabric.clone());
-        for number in 0..fabric.memory_servers() {
-            let server = ServerId::new(number);
-            let known = lock(&self.in_doubt).filter(|doubt| (doubt.0, doubt.1) == (server, bytes));
-            let token = known.map_or_else(|| fabric.unique(), |(_, _, token)| token);
-            let request = PoolRequest::AllocateWhole { bytes, least: bytes, token };
-            match client.ask_harmless(server, &request).await {
-                Ok(Reply::Chunk { at, .. }) => {
-                    lock(&self.in_doubt).take_if(|doubt| doubt.2 == token);
-                    return Ok(at);
-                }
-                Err(RemoteError::OutOfMemory { .. }) => {}
-                outcome => {
-                    *lock(&self.in_doubt) = Some((server, bytes, token));
-                    let cause = format!("{:?}", outcome.err());
-                    return Err(FarError::System { action: "take a chunk", cause });
-                }
-            }
-        }
-        Err(FarError::NoSpace { bytes })
-    }
-
-    async fn give_back(&self, _: &F, _: GlobalAddr, _: u64) {}
-}
+use farleaf_fabric::{Backing, Provider, ServerId};
+use farleaf_far_memory::{
+    Advice, FarConfig, FarError, FarRegion, Leased, Over, Reach, Space, TERM_MS,
+};
 
 const PAGE_BYTES: usize = 4096;
 const PAGES: usize = 512;
@@ -59,12 +26,19 @@ fn servers() -> Vec<Arc<MemoryServer<Fixed8>>> {
         .collect()
 }
 
+fn space() -> Leased<Fixed8> {
+    Leased::new(TERM_MS).unwrap()
+}
+
+fn config() -> FarConfig {
+    let chunk_bytes = PAGES * PAGE_BYTES / 8;
+    FarConfig { chunk_bytes, ..FarConfig::new(PAGES * PAGE_BYTES, PAGE_BYTES, 32) }
+}
+
 fn write_and_compare<R: Reach>(reach: R, servers: &[Arc<MemoryServer<Fixed8>>]) {
     let allocated = || servers.iter().map(|server| server.usage().allocated_bytes).sum::<u64>();
     let before = allocated();
-    let chunk_bytes = PAGES * PAGE_BYTES / 8;
-    let config = FarConfig { chunk_bytes, ..FarConfig::new(PAGES * PAGE_BYTES, PAGE_BYTES, 32) };
-    let region = FarRegion::new(config, reach, Pool { in_doubt: Mutex::new(None) }).unwrap();
+    let region = FarRegion::new(config(), reach, space()).unwrap();
     println!("provider: {}", region.mode());
     for round in 1..3 {
         for (number, word) in (0..).zip(region.words()) {
@@ -77,6 +51,9 @@ fn write_and_compare<R: Reach>(reach: R, servers: &[Arc<MemoryServer<Fixed8>>]) 
     region.advise(0..region.bytes(), Advice::DontNeed).unwrap();
     let bytes = (PAGES * PAGE_BYTES) as u64;
     assert_eq!(region.stats().unwrap().remote_bytes, bytes);
+    let metrics = region.metrics("a region").unwrap();
+    let line = format!("farleaf_far_remote_bytes{{region=\"a region\"}} {bytes}");
+    assert!(metrics.lines().any(|one| one == line), "{metrics}");
     assert!(allocated() - before >= bytes, "{} of {bytes} bytes", allocated() - before);
     assert_eq!(region.local_bytes(), 0);
 }
@@ -104,9 +81,31 @@ fn full_memory_servers_are_an_error() {
     let fabric = driver.open(0, 0).unwrap();
     let mut executor = Executor::new();
     executor.spawn(0, async move {
-        let pool = Pool { in_doubt: Mutex::new(None) };
         let bytes = (PAGES * PAGE_BYTES) as u64;
-        assert_eq!(pool.take(&fabric, bytes).await, Err(FarError::NoSpace { bytes }));
+        assert_eq!(space().take(&fabric, bytes).await, Err(FarError::NoSpace { bytes }));
     });
     assert!(executor.run(&driver));
+}
+
+/// Each region takes all of the memory servers' memory, so the second one could not have any if the
+/// first one's did not come back.
+#[test]
+fn regions_give_their_memory_back() {
+    let servers = servers();
+    let cluster = Arc::new(LocalConfig::default().start(servers.clone()));
+    let allocated = || servers.iter().map(|server| server.usage().allocated_bytes).sum::<u64>();
+    let mut after_first = None;
+    for round in 1..=12 {
+        let region = FarRegion::new(config(), Over::new(Arc::clone(&cluster), 0, 0), space());
+        let region = region.unwrap();
+        for word in region.words().iter().step_by(PAGE_BYTES / 8) {
+            word.store(round, Ordering::Relaxed);
+        }
+        region.advise(0..region.bytes(), Advice::DontNeed).unwrap();
+        assert_eq!(region.stats().unwrap().remote_bytes, (PAGES * PAGE_BYTES) as u64);
+        drop(region);
+        let first = *after_first.get_or_insert(allocated());
+        assert_eq!(allocated(), first, "round {round} has taken more");
+    }
+    const { assert!(2 * PAGES * PAGE_BYTES > 3 * (PAGES * PAGE_BYTES / 2 + (64 << 10))) };
 }

@@ -1,17 +1,20 @@
 //! Memory servers that are stopped or killed under use, and programs that access what is lost with
 //! them: each is a process of its own, this program in another role.
 
+use farleaf_core::page::Fixed8;
+use farleaf_core::server::{MemoryServer, MemoryServerConfig};
 use farleaf_fabric::conformance::TestService;
+use farleaf_fabric::executor::Executor;
 use farleaf_fabric::handshake::Token;
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sync::{Arc, Ordering};
 use farleaf_fabric::tcp::{TcpCluster, TcpConfig, TcpServer, TcpServerConfig};
-use farleaf_fabric::{Cluster, GlobalAddr, Provider, ServerId};
+use farleaf_fabric::{Cluster, Fabric, GlobalAddr, Provider, ServerId};
 use farleaf_far_memory::{
-    Advice, FarConfig, FarError, FarRegion, FaultProvider, Over, Reach, Reserved,
+    Advice, FarConfig, FarError, FarRegion, FaultProvider, Leased, Over, Reach, Reserved, Space,
 };
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, Stdio};
@@ -37,10 +40,14 @@ fn region<R: Reach>(provider: FaultProvider, reach: R) -> Result<FarRegion, FarE
 
 /// This program in another role.
 fn start(role: &str, provider: FaultProvider) -> Child {
+    start_with(role, provider, "")
+}
+
+/// The same, with an argument.
+fn start_with(role: &str, provider: FaultProvider, argument: &str) -> Child {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command
-        .arg(role)
-        .arg(format!("{provider:?}"))
+        .args([role, &format!("{provider:?}"), argument])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
@@ -270,12 +277,7 @@ fn a_server_that_is_stopped_and_killed_is_an_error(provider: FaultProvider) {
     let mut address = String::new();
     BufReader::new(server.stdout.take().unwrap()).read_line(&mut address).unwrap();
     let address: SocketAddr = address.trim().parse().unwrap();
-    let config = TcpConfig {
-        timeout_ns: 200_000_000,
-        connect_timeout_ns: 200_000_000,
-        ..Default::default()
-    };
-    let cluster = Arc::new(TcpCluster::connect(vec![address], &token(), config));
+    let cluster = Arc::new(TcpCluster::connect(vec![address], &token(), tcp()));
     let region = region(provider, Over::new(cluster, 0, 0)).unwrap();
     fill(&region, 100);
     assert_eq!(look(&region, 100), (None, PAGES));
@@ -310,9 +312,97 @@ fn a_server_that_is_stopped_and_killed_is_an_error(provider: FaultProvider) {
     drop(region);
 }
 
+/// The terms of the leases below.
+const SHORT_TERM_MS: u32 = 400;
+
+fn tcp() -> TcpConfig {
+    TcpConfig { timeout_ns: 200_000_000, connect_timeout_ns: 200_000_000, ..TcpConfig::default() }
+}
+
+/// A program with a region in a lease on the memory server at `address`. It writes all pages, and
+/// says so; with the next line on its standard input, it reads them and says the first error.
+fn be_tenant(provider: FaultProvider, address: &str) {
+    let cluster = TcpCluster::connect(vec![address.parse().unwrap()], &token(), tcp());
+    let space = Leased::<Fixed8>::new(SHORT_TERM_MS).unwrap();
+    let region = FarRegion::by(provider, config(), Over::new(Arc::new(cluster), 1, 0), space);
+    let region = region.unwrap();
+    fill(&region, 100);
+    region.advise(0..region.bytes(), Advice::DontNeed).unwrap();
+    println!("{}", region.stats().unwrap().remote_bytes);
+    let _ = std::io::stdin().read(&mut [0]);
+    println!("{}", look(&region, 100).0.map_or("none".to_owned(), |error| error.to_string()));
+}
+
+/// A program that has all of a memory server's memory dies, or is stopped for longer than its term.
+/// Its memory goes to another program, but not before. If it goes on, it is an error there.
+fn memory_of_an_owner_that_ends_comes_back(provider: FaultProvider) {
+    for by in [Signal::KILL, Signal::STOP] {
+        let bytes = (PAGES * PAGE_BYTES) as u64;
+        let pool_bytes = PAGES * PAGE_BYTES * 3 / 2;
+        let config = MemoryServerConfig { pool_bytes, ..MemoryServerConfig::default() };
+        let service = Arc::new(MemoryServer::<Fixed8>::new(ServerId::new(0), &config).unwrap());
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let server = TcpServer::start(listener, service, &token(), TcpServerConfig::default());
+        let server = server.unwrap();
+        let address = server.local_address().to_string();
+        let mut tenant = start_with("tenant", provider, &address);
+        let mut told = BufReader::new(tenant.stdout.take().unwrap());
+        let mut line = String::new();
+        told.read_line(&mut line).unwrap();
+        assert_eq!(line.trim(), bytes.to_string(), "it has its memory");
+
+        let cluster =
+            Arc::new(TcpCluster::connect(vec![address.parse().unwrap()], &token(), tcp()));
+        let driver = cluster.driver().unwrap();
+        let fabric = driver.open(2, 0).unwrap();
+        let mut executor = Executor::new();
+        let pid = &tenant;
+        executor.spawn(0, async move {
+            let space = Leased::<Fixed8>::new(SHORT_TERM_MS).unwrap();
+            let term_ns = u64::from(SHORT_TERM_MS) * 1_000_000;
+            // It is alive, and renews its lease.
+            for _ in 0..12 {
+                let outcome = space.take(&fabric, bytes).await;
+                assert_eq!(outcome, Err(FarError::NoSpace { bytes }));
+                fabric.sleep(term_ns / 4).await;
+            }
+            signal(pid, by);
+            let mut at = space.take(&fabric, bytes).await;
+            assert_eq!(at, Err(FarError::NoSpace { bytes }), "the term goes on");
+            for _ in 0..100 {
+                if at.is_ok() {
+                    break;
+                }
+                fabric.sleep(term_ns / 4).await;
+                at = space.take(&fabric, bytes).await;
+            }
+            space.give_back(&fabric, at.unwrap(), bytes).await;
+        });
+        assert!(executor.run(&driver));
+        drop(executor);
+
+        let space = Leased::<Fixed8>::new(SHORT_TERM_MS).unwrap();
+        let region = FarRegion::by(provider, self::config(), Over::new(cluster, 3, 0), space);
+        let region = region.unwrap();
+        fill(&region, 700);
+        region.advise(0..region.bytes(), Advice::DontNeed).unwrap();
+        if by == Signal::STOP {
+            signal(&tenant, Signal::CONT);
+            tenant.stdin.as_mut().unwrap().write_all(b"\n").unwrap();
+            line.clear();
+            told.read_line(&mut line).unwrap();
+            assert!(line.contains("is on memory server 0, which fails"), "{line}");
+        }
+        assert_eq!(look(&region, 700), (None, PAGES), "by {by:?}");
+        tenant.kill().unwrap();
+        tenant.wait().unwrap();
+    }
+}
+
 type Test = fn(FaultProvider);
 
-const TESTS: [(&str, Test); 7] = [
+const TESTS: [(&str, Test); 8] = [
+    ("memory_of_an_owner_that_ends_comes_back", memory_of_an_owner_that_ends_comes_back),
     ("an_abort_needs_no_lock", an_abort_needs_no_lock),
     ("a_signal_that_is_sent_ends_the_process", a_signal_that_is_sent_ends_the_process),
     ("what_is_not_allowed_has_a_fallback", what_is_not_allowed_has_a_fallback),
@@ -338,6 +428,9 @@ fn main() {
         (Some("writer"), Some(provider)) => return be_writer(provider),
         (Some("target"), Some(provider)) => return be_target(provider),
         (Some("parent"), Some(provider)) => return be_parent(provider),
+        (Some("tenant"), Some(provider)) => {
+            return be_tenant(provider, &std::env::args().nth(3).unwrap());
+        }
         _ => {}
     }
     for provider in providers {

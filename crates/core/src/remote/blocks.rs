@@ -13,7 +13,7 @@
 //! *Thread safety*: belongs to its endpoint's thread; tasks of that thread share it.
 
 use super::block_space::{BlockSpace, EditUnderWay, LostBlocks, Place, SizeClass};
-use super::chunks::ChunkClient;
+use super::chunks::{ChunkClient, Purpose};
 use super::former::Step;
 use super::pages::{BUSY_WAIT_NS, BUSY_WAITS, READ_RETRIES};
 use super::pieces::{both, pieces};
@@ -93,7 +93,7 @@ impl<F: Fabric, L: Layout> BlockClient<F, L> {
             if let Some(place) = self.space.take(server, class, self.now_ns()) {
                 return Ok(place.at());
             }
-            match self.chunks.allocate(server, wanted, Some(class.bytes())).await {
+            match self.chunks.allocate(server, wanted, Purpose::Whole(class.bytes())).await {
                 Ok((at, bytes)) => self.space.add_chunk(at, bytes),
                 // There is no room for a chunk, but there may be room for this block.
                 Err(RemoteError::OutOfMemory { .. }) if wanted > class.bytes() => {

@@ -16,7 +16,8 @@
 //! avoids that (lsm.K3). Those that a job may still write to stay leased until it is closed
 //! (lsm.J3).
 //!
-//! The metadata is in this process only. What a process has taken stays taken when it ends.
+//! The metadata is in this process only. What an index has taken is in one lease of the memory
+//! servers (`leases.rs`), which comes back when the compute server of its process is fenced.
 //!
 //! *Thread safety*: any number of threads; a mutex that is never held across a wait.
 
@@ -60,6 +61,8 @@ pub struct ExtentSpace {
 
 #[derive(Debug, Default)]
 struct Inner {
+    /// The owner of the lease that chunks are in.
+    owner: Option<u64>,
     /// Where each extent lies, by its number.
     places: Vec<GlobalAddr>,
     /// By server: extents that can be leased.
@@ -86,6 +89,16 @@ impl ExtentSpace {
     /// only tables of its own.
     pub fn together(self) -> Self {
         Self { is_together: true, ..self }
+    }
+
+    /// Puts chunks in the lease of `owner` from now on. Without that they are in none.
+    pub fn lease_for(&self, owner: u64) {
+        lock(&self.inner).owner = Some(owner);
+    }
+
+    /// The owner of its lease.
+    pub(super) fn owner(&self) -> Option<u64> {
+        lock(&self.inner).owner
     }
 
     /// The size of an extent, in bytes.

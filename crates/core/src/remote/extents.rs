@@ -12,9 +12,10 @@
 //!
 //! *Thread safety*: belongs to its endpoint's thread; tasks of that thread share it.
 
-use super::chunks::ChunkClient;
+use super::chunks::{ChunkClient, Purpose};
 use super::extent_space::{ExtentSpace, JobId, Lease};
 use super::given_up::{Doubtful, GivenUp, Held};
+use super::leases::ENDLESS;
 use super::pages::{BUSY_WAIT_NS, BUSY_WAITS, READ_RETRIES};
 use super::pieces::both;
 use super::{Backoff, GRACE_NS, RemoteError, RpcClient};
@@ -270,7 +271,11 @@ impl<F: Fabric, L: Layout> ExtentClient<F, L> {
             if let Some(extent) = self.space.take(server, before, time) {
                 return Ok(extent);
             }
-            match self.chunks.allocate(server, wanted, Some(wanted)).await {
+            let purpose = match self.space.owner() {
+                Some(owner) => Purpose::Leased(owner, ENDLESS),
+                None => Purpose::Whole(wanted),
+            };
+            match self.chunks.allocate(server, wanted, purpose).await {
                 Ok((at, bytes)) => self.space.add_chunk(at, bytes),
                 // There is no room for a chunk, but perhaps for one extent.
                 Err(RemoteError::OutOfMemory { .. }) if wanted > extent_bytes => {

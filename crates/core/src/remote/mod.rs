@@ -33,6 +33,7 @@ mod heads;
 mod identity;
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod identity_tests;
+mod leases;
 mod leaves;
 mod loads;
 mod lock;
@@ -65,6 +66,7 @@ pub use fresh::{FreshNode, FreshWriter};
 pub use heads::{head_image, head_leaves};
 pub(crate) use heads::{list_leaf, open_head};
 pub(crate) use identity::Slot as LogSlot;
+pub use leases::{ENDLESS, Leases, end_leases_of};
 pub use leaves::LeafStream;
 pub use lock::Locked;
 pub(crate) use lock::Settling;

@@ -41,6 +41,15 @@ struct LatestChunk {
     bytes: u64,
 }
 
+/// What a chunk must be that is not for nodes.
+#[derive(Clone, Copy, Debug)]
+struct Whole {
+    /// Its least size.
+    least: u64,
+    /// The owner and the term of its lease.
+    lease: Option<(u64, u32)>,
+}
+
 /// Settings of a memory server.
 #[derive(Clone, Debug)]
 pub struct MemoryServerConfig {
@@ -319,16 +328,19 @@ impl<L: Layout> MemoryServer<L> {
         &self,
         bytes: u64,
         asked: Option<(u16, u64)>,
-        least: Option<u64>,
+        whole: Option<Whole>,
     ) -> Result<Reply<L>, Refusal> {
         let mut latest = lock(&self.latest_chunks);
         let same = latest.iter().find(|chunk| asked == Some(chunk.asked));
         if let Some(&LatestChunk { at, bytes, .. }) = same {
             return Ok(Reply::Chunk { at, bytes });
         }
+        if let (Some(Whole { lease: Some((owner, _)), .. }), Some((client, _))) = (whole, asked) {
+            lock(&self.whole).check_lease(owner, client)?;
+        }
         let node_bytes = (L::page_words() as u64 * 8).next_multiple_of(NodeCarver::NODE_ALIGN);
-        let chunk = match least {
-            Some(least) => lock(&self.whole)
+        let chunk = match whole {
+            Some(Whole { least, .. }) => lock(&self.whole)
                 .take(bytes.max(least), least)
                 .or_else(|| self.chunks.allocate_whole(bytes.max(least))),
             // Memory that was once a node stays a node, because clients may still CAS its word 0
@@ -344,8 +356,12 @@ impl<L: Layout> MemoryServer<L> {
                 latest.pop_front();
             }
             latest.push_back(LatestChunk { asked, at, bytes });
-            if least.is_some() {
-                lock(&self.whole).add(asked.0, at, bytes);
+            match whole {
+                Some(Whole { lease: Some((owner, term_ms)), .. }) => {
+                    lock(&self.whole).lease((owner, asked.0, term_ms), (at, bytes));
+                }
+                Some(Whole { lease: None, .. }) => lock(&self.whole).add(asked.0, at, bytes),
+                None => {}
             }
         }
         Ok(Reply::Chunk { at, bytes })
@@ -505,8 +521,21 @@ impl<L: Layout> MemoryServer<L> {
                 self.allocate(bytes, once.then_some((client, token)), None)
             }
             PoolRequest::AllocateWhole { bytes, least, token } => {
-                self.allocate(bytes, Some((client, token)), Some(least))
+                self.allocate(bytes, Some((client, token)), Some(Whole { least, lease: None }))
             }
+            PoolRequest::Lease { owner, term_ms, bytes, token } => {
+                let whole = Whole { least: bytes, lease: Some((owner, term_ms)) };
+                self.allocate(bytes, Some((client, token)), Some(whole))
+            }
+            PoolRequest::Renew { owner } => {
+                lock(&self.whole).renew(owner)?;
+                Ok(Reply::Done)
+            }
+            PoolRequest::EndLease { owner } => {
+                lock(&self.whole).end_lease(owner);
+                Ok(Reply::Done)
+            }
+            PoolRequest::ListLeases => Ok(Reply::Leases(lock(&self.whole).leases())),
             PoolRequest::Usage => Ok(Reply::Usage(self.usage())),
             PoolRequest::Claim { options, root } => self.claim(options, root),
             PoolRequest::GiveBack { nodes } => self.give_back(&nodes),

@@ -5,10 +5,13 @@
 //! - whole.C1. A piece is free, or part of the chunk of one compute server, or forgotten for good.
 //!   Pieces never overlap.
 //! - whole.C2. Only parts of a listed chunk can be returned, and only by its compute server.
+//! - whole.C3. The chunk of a lease is part of no list. It is free when the lease ends, and never
+//!   before.
 //!
 //! *Thread safety*: belongs to its owner, which has a lock.
 
 use crate::page::NodeCarver;
+use crate::wire::{LeaseState, MOST_LEASES, Refusal};
 use farleaf_fabric::GlobalAddr;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,7 +20,20 @@ use std::collections::{BTreeMap, BTreeSet};
 pub(super) struct WholeChunks {
     /// Sizes by address, by compute server.
     listed: BTreeMap<u16, BTreeMap<GlobalAddr, u64>>,
+    /// By owner.
+    leases: BTreeMap<u64, Lease>,
     free: FreePieces,
+}
+
+/// Chunks that come back all together, when their owner has ended.
+#[derive(Debug)]
+struct Lease {
+    /// Those that the owner's process has asked by.
+    compute_servers: BTreeSet<u16>,
+    term_ms: u32,
+    renewals: u64,
+    /// Addresses and sizes.
+    chunks: Vec<(GlobalAddr, u64)>,
 }
 
 /// Pieces that were returned.
@@ -78,6 +94,57 @@ impl WholeChunks {
     /// Lists a chunk that a compute server got.
     pub(super) fn add(&mut self, compute_server: u16, at: GlobalAddr, bytes: u64) {
         self.listed.entry(compute_server).or_default().insert(at, bytes);
+    }
+
+    /// Whether `owner` can have another chunk in its lease, which begins if there is none.
+    pub(super) fn check_lease(&self, owner: u64, compute_server: u16) -> Result<(), Refusal> {
+        let lease = self.leases.get(&owner);
+        let is_known = lease.is_some_and(|lease| lease.compute_servers.contains(&compute_server));
+        let listed: usize = self.leases.values().map(|lease| lease.compute_servers.len()).sum();
+        if is_known || listed < MOST_LEASES { Ok(()) } else { Err(Refusal::TooManyLeases) }
+    }
+
+    /// Adds a chunk to the lease of `owner`, which renews it.
+    pub(super) fn lease(
+        &mut self,
+        (owner, compute_server, term_ms): (u64, u16, u32),
+        chunk: (GlobalAddr, u64),
+    ) {
+        let begin =
+            || Lease { compute_servers: BTreeSet::new(), term_ms, renewals: 0, chunks: Vec::new() };
+        let lease = self.leases.entry(owner).or_insert_with(begin);
+        lease.compute_servers.insert(compute_server);
+        lease.renewals += 1;
+        lease.chunks.push(chunk);
+    }
+
+    /// Renews the lease of `owner`.
+    pub(super) fn renew(&mut self, owner: u64) -> Result<(), Refusal> {
+        let lease = self.leases.get_mut(&owner).ok_or(Refusal::NoSuchLease)?;
+        lease.renewals += 1;
+        Ok(())
+    }
+
+    /// Ends the lease of `owner`, if there is one.
+    pub(super) fn end_lease(&mut self, owner: u64) {
+        let lease = self.leases.remove(&owner);
+        for (at, bytes) in lease.into_iter().flat_map(|lease| lease.chunks) {
+            self.free.insert(at, bytes);
+        }
+    }
+
+    /// All leases, once for each compute server of their owners. The first one has the bytes.
+    pub(super) fn leases(&self) -> Vec<LeaseState> {
+        let mut states = Vec::new();
+        for (&owner, lease) in &self.leases {
+            let (term_ms, renewals) = (lease.term_ms, lease.renewals);
+            let mut bytes = lease.chunks.iter().map(|(_, bytes)| bytes).sum();
+            for &compute_server in &lease.compute_servers {
+                states.push(LeaseState { owner, compute_server, term_ms, renewals, bytes });
+                bytes = 0;
+            }
+        }
+        states
     }
 
     /// At most `most` chunks of a compute server, by address, from the one numbered `from` on, and
@@ -215,6 +282,51 @@ mod tests {
         assert!(whole.give_back(3, &pieces));
         assert_eq!(whole.take(8 << 10, 1), Some((at(1 << 20), 4 << 10)));
         assert_eq!(whole.take(1, 1), None);
+    }
+
+    #[test]
+    fn chunks_of_a_lease_come_back_when_it_ends() {
+        let mut whole = WholeChunks::default();
+        for chunk in 0..3 {
+            whole.lease((7, 3, 50), (at((1 + chunk) << 20), 4 << 10));
+        }
+        whole.lease((8, 3, 0), (at((1 << 20) + (4 << 10)), 4 << 10));
+        whole.renew(7).unwrap();
+        let state = |owner, term_ms, renewals, bytes| LeaseState {
+            owner,
+            compute_server: 3,
+            term_ms,
+            renewals,
+            bytes,
+        };
+        assert_eq!(whole.leases(), [state(7, 50, 4, 12 << 10), state(8, 0, 1, 4 << 10)]);
+        // No piece of it can be returned, and nothing is listed.
+        assert!(!whole.give_back(3, &[(at(1 << 20), 1024)]));
+        assert_eq!((whole.list(3, 0, 9), whole.take(1, 1)), ((vec![], false), None));
+        assert_eq!(whole.check_lease(7, 4), Ok(()));
+        whole.lease((7, 4, 50), (at(5 << 20), 4 << 10));
+        let two =
+            [state(7, 50, 5, 16 << 10), LeaseState { compute_server: 4, ..state(7, 50, 5, 0) }];
+        assert_eq!(whole.leases()[..2], two, "it has two compute servers");
+        whole.end_lease(7);
+        whole.end_lease(7);
+        assert_eq!(whole.renew(7), Err(Refusal::NoSuchLease));
+        assert_eq!(whole.take(5 << 10, 5 << 10), None, "lease 8 is between the pieces");
+        whole.end_lease(8);
+        assert_eq!(whole.take(8 << 10, 8 << 10), Some((at(1 << 20), 8 << 10)));
+    }
+
+    #[test]
+    fn there_are_so_many_leases_at_most() {
+        let mut whole = WholeChunks::default();
+        for owner in 0..MOST_LEASES as u64 {
+            assert_eq!(whole.check_lease(owner, 1), Ok(()));
+            whole.lease((owner, 1, 1), (at(owner << 10), 1 << 10));
+        }
+        assert_eq!(whole.check_lease(u64::MAX, 1), Err(Refusal::TooManyLeases));
+        assert_eq!(whole.check_lease(5, 1), Ok(()));
+        whole.end_lease(5);
+        assert_eq!(whole.check_lease(u64::MAX, 1), Ok(()));
     }
 
     #[test]

@@ -26,7 +26,7 @@ pub use front::{ClientRequest, ClientResponse, ErrorCode, MOST_VALUE_BYTES, chec
 pub use merge::MergeRequest;
 pub use offload::{AskOffload, OffloadRequest, TICKETS, Ticket};
 pub use owners::{DEAD_OWNERS, LOG_SLOTS, OwnerRequest, log_slot_bytes};
-pub use pool::{GIVE_BACK_NODES, LISTED_CHUNKS, PoolRequest, Usage};
+pub use pool::{GIVE_BACK_NODES, LISTED_CHUNKS, LeaseState, MOST_LEASES, PoolRequest, Usage};
 pub use reply::{Refusal, Reply};
 pub use room::RecordRoom;
 pub use tree::{SCAN_REPLY_RECORDS, Share, TreeRequest};

@@ -7,6 +7,9 @@ use farleaf_fabric::GlobalAddr;
 pub const GIVE_BACK_NODES: usize = 1024;
 /// Maximum number of chunks in one reply to [`PoolRequest::ListChunks`].
 pub const LISTED_CHUNKS: usize = 4096;
+/// Maximum number of leases of a memory server, all of which are in one reply to
+/// [`PoolRequest::ListLeases`].
+pub const MOST_LEASES: usize = 1024;
 
 messages! {
     /// A request for a memory server's memory.
@@ -61,8 +64,52 @@ messages! {
             /// Addresses and sizes, in whole nodes; at most [`LISTED_CHUNKS`].
             pieces: Vec<(GlobalAddr, u64)> as rest,
         },
+        /// Requests a chunk as [`PoolRequest::AllocateWhole`] does, in the lease of `owner`, which
+        /// begins with the first one. All compute servers that ask for it are of one process.
+        35 => Lease {
+            /// The owner's number, which no other owner ever has.
+            owner: u64,
+            /// For how long the lease goes on without a [`PoolRequest::Renew`]; 0 without an end,
+            /// for owners that renew nothing.
+            term_ms: u32,
+            /// The chunk's size.
+            bytes: u64,
+            /// As for [`PoolRequest::AllocateChunk`].
+            token: u64,
+        },
+        /// Says that the owner of a lease is alive.
+        36 => Renew {
+            /// The owner.
+            owner: u64,
+        },
+        /// Takes all chunks of a lease back. Can be repeated. If it is not the owner that asks, the
+        /// owner's compute servers must be fenced before.
+        37 => EndLease {
+            /// The owner.
+            owner: u64,
+        },
+        /// Requests all leases. Answered by [`Reply::Leases`](super::Reply::Leases).
+        38 => ListLeases,
     }
 }
+
+/// A lease and a compute server of its owner, as the memory server knows them. The server has no
+/// clock: whether the term has ended is judged by a client, from the renewals that it sees.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LeaseState {
+    /// The owner's number.
+    pub owner: u64,
+    /// One of the compute servers that have asked for its chunks.
+    pub compute_server: u16,
+    /// For how long the lease goes on without a renewal; 0 without an end.
+    pub term_ms: u32,
+    /// Requests of the owner so far.
+    pub renewals: u64,
+    /// Bytes of its chunks, in the first entry of the owner; otherwise 0.
+    pub bytes: u64,
+}
+
+fields!(LeaseState { owner, compute_server, term_ms, renewals, bytes });
 
 /// How much of a memory server's memory is used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

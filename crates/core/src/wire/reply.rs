@@ -1,7 +1,7 @@
 //! Replies of a memory server.
 
 use super::table::messages;
-use super::{Share, Usage};
+use super::{LeaseState, Share, Usage};
 use crate::page::{Action, Answer, Layout, LeafEdit, OwnedKey, OwnedValue, Put};
 use farleaf_fabric::{GlobalAddr, Message};
 use thiserror::Error;
@@ -75,6 +75,8 @@ messages! {
             /// with places in the job's list of extents.
             outputs: Vec<u64> as rest,
         },
+        /// All leases of the server, by owner.
+        15 => Leases(leases: Vec<LeaseState> as rest),
     }
 }
 
@@ -144,6 +146,12 @@ messages! {
         /// As many merges run as the server allows.
         #[error("too many merges are running")]
         19 => TooManyMerges,
+        /// The lease has ended.
+        #[error("there is no such lease, or it has ended")]
+        20 => NoSuchLease,
+        /// The memory server has as many leases as it can have.
+        #[error("the memory server has too many leases")]
+        21 => TooManyLeases,
     }
 }
 

@@ -12,6 +12,7 @@ mod designs;
 mod dlsm;
 mod dlsm_near;
 mod dlsm_work;
+mod leases;
 mod limits;
 mod loads;
 mod marks;

@@ -54,7 +54,9 @@ impl<L: Layout<Key: Encoded, Value: Encoded>> Design<L> for Dlsm {
             let server = ServerId::new(number);
             owner = extents.rpc().claimed(server, DesignId::Lsm).await?.0.root;
         }
-        if !extents.rpc().enter(owner, compute.owner(fabric.unique())).await? {
+        let process = compute.owner(fabric.unique());
+        compute.space.lease_for(process);
+        if !extents.rpc().enter(owner, process).await? {
             return Err(IndexError::InvalidArgument(
                 "another process has opened this index, which is in its memory",
             ));

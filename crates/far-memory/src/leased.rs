@@ -1,0 +1,130 @@
+//! Memory of memory servers that have an index, or could have one, in a lease.
+//!
+//! The invariants are those of [`Leases`], leases.L1 to L3.
+//!
+//! *Thread safety*: belongs to the pager's thread, and can move there from another.
+
+use crate::{FarError, Space};
+use farleaf_core::page::Layout;
+use farleaf_core::remote::{Leases, RemoteError, RpcClient};
+use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
+use futures_util::future::join_all;
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::marker::PhantomData;
+
+/// The usual term of a lease: longer than a server pauses, and than the deadlines of several calls.
+pub const TERM_MS: u32 = 60_000;
+
+/// A space in the pools of memory servers with pages of layout `L`. The region's chunks are in a
+/// lease, which the pager's thread renews. It ends with the region; if the program dies, another
+/// program that finds no room ends it when its term is over.
+///
+/// For that, the memory servers fence the whole compute server that the region's endpoint has. So
+/// use a number that nothing else has whose loss would matter, and that the region's own
+/// predecessor had not: a region does not end leases of its own compute server.
+pub struct Leased<L> {
+    leases: Leases,
+    /// By memory server: the chunks that the region has there.
+    chunks: RefCell<BTreeMap<u16, u64>>,
+    next_server: Cell<u16>,
+    layout: PhantomData<fn() -> L>,
+}
+
+impl<L> std::fmt::Debug for Leased<L> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Leased").field("leases", &self.leases).finish_non_exhaustive()
+    }
+}
+
+impl<L: Layout> Leased<L> {
+    /// A space without chunks, with leases of this term in milliseconds, such as [`TERM_MS`]. A
+    /// program that cannot run, or reach its memory servers, for that long may lose the content.
+    ///
+    /// # Errors
+    /// [`FarError::Config`] if the term is zero.
+    pub fn new(term_ms: u32) -> Result<Self, FarError> {
+        if term_ms == 0 {
+            let fault = "leases with a term of 0 ms: use some seconds".to_owned();
+            return Err(FarError::Config { fault });
+        }
+        Ok(Self {
+            leases: Leases::new(term_ms),
+            chunks: RefCell::default(),
+            next_server: Cell::new(0),
+            layout: PhantomData,
+        })
+    }
+
+    /// Takes a chunk from the first server that has room, from the next one in turn on.
+    async fn try_take<F: Fabric>(
+        &self,
+        rpc: &RpcClient<F, L>,
+        bytes: u64,
+    ) -> Result<GlobalAddr, FarError> {
+        let servers = rpc.fabric().memory_servers();
+        let first = self.next_server.get() % servers.max(1);
+        let mut outcome = Err(FarError::NoSpace { bytes });
+        for number in (first..servers).chain(0..first) {
+            match self.leases.take(rpc, ServerId::new(number), bytes).await {
+                Ok(at) => {
+                    self.next_server.set(number + 1);
+                    *self.chunks.borrow_mut().entry(number).or_default() += 1;
+                    return Ok(at);
+                }
+                Err(RemoteError::OutOfMemory { .. }) => {}
+                // Others may have room.
+                Err(error) => outcome = Err(refused(&error)),
+            }
+        }
+        outcome
+    }
+}
+
+fn refused(error: &RemoteError) -> FarError {
+    FarError::System { action: "take a chunk of far memory", cause: error.to_string() }
+}
+
+impl<F: Fabric, L: Layout> Space<F> for Leased<L> {
+    async fn take(&self, fabric: &F, bytes: u64) -> Result<GlobalAddr, FarError> {
+        let rpc = RpcClient::<F, L>::new(fabric.clone());
+        let outcome = self.try_take(&rpc, bytes).await;
+        if !matches!(outcome, Err(FarError::NoSpace { .. })) {
+            return outcome;
+        }
+        let mut freed = 0;
+        for number in 0..fabric.memory_servers() {
+            // A server that does not answer has no room either.
+            freed += self.leases.reclaim(&rpc, ServerId::new(number)).await.unwrap_or(0);
+        }
+        if freed == 0 { outcome } else { self.try_take(&rpc, bytes).await }
+    }
+
+    async fn give_back(&self, fabric: &F, at: GlobalAddr, _bytes: u64) {
+        let number = at.server().number();
+        let left = {
+            let mut chunks = self.chunks.borrow_mut();
+            let left = chunks.get_mut(&number).expect("the chunk is from this space");
+            *left -= 1;
+            *left
+        };
+        if left == 0 {
+            let rpc = RpcClient::<F, L>::new(fabric.clone());
+            // Without an answer, the lease ends with its term.
+            let _ = self.leases.end(&rpc, at.server()).await;
+        }
+    }
+
+    fn renew_every_ns(&self) -> Option<u64> {
+        // Some renewals may be lost.
+        Some(u64::from(self.leases.term_ms()) * 1_000_000 / 4)
+    }
+
+    async fn renew(&self, fabric: &F) {
+        let rpc = &RpcClient::<F, L>::new(fabric.clone());
+        // At the same time: a server that does not answer must not cost the leases on others. If
+        // one has ended, its server refuses the region's operations, too (leases.L1).
+        let servers = self.leases.servers().into_iter();
+        join_all(servers.map(|server| self.leases.renew(rpc, server))).await;
+    }
+}
