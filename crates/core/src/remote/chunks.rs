@@ -4,9 +4,48 @@
 
 use super::{RemoteError, RpcClient};
 use crate::page::{Layout, NodeCarver};
-use crate::wire::{PoolRequest, Reply};
+use crate::wire::{DirectoryRequest, PoolRequest, Reply, Request};
 use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
 use std::cell::{Cell, RefCell};
+
+/// Maximum number of listed chunks on one memory server, rounded up to a whole reply.
+const MOST_CHUNKS: u32 = 1 << 22;
+
+/// The offset behind a chunk that `server` lists, if there can be one: of whole nodes, at `from` or
+/// behind it.
+pub(super) fn end_of_listed(
+    server: ServerId,
+    from: u64,
+    (at, bytes): (GlobalAddr, u64),
+) -> Option<u64> {
+    let end = at.offset().checked_add(bytes)?;
+    let is_sensible = at == GlobalAddr::new(server, at.offset())
+        && at.offset() >= from
+        && bytes > 0
+        && end < GlobalAddr::OFFSET_LIMIT
+        && [at.offset(), bytes].iter().all(|part| part.is_multiple_of(NodeCarver::NODE_ALIGN));
+    is_sensible.then_some(end)
+}
+
+/// What a chunk is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ChunkUse {
+    /// Nodes. The chunk can be smaller, such as the server's last chunk, or a node that was given
+    /// back.
+    Nodes,
+    /// Anything else. No node was ever there.
+    Whole {
+        /// The least size.
+        least: u64,
+    },
+    /// The tables of a shard.
+    Shard {
+        /// The shard and its epoch.
+        shard: (u64, u64),
+        /// The least size.
+        least: u64,
+    },
+}
 
 /// Requests chunks from every memory server, for one endpoint.
 #[derive(Debug)]
@@ -36,11 +75,9 @@ impl<F: Fabric, L: Layout> ChunkClient<F, L> {
         &self.client
     }
 
-    /// Allocates a chunk of `bytes` bytes on `server`, which exists. For nodes (`least` is `None`)
-    /// the chunk can be smaller, such as the server's last chunk, or a node that was given back.
-    /// Otherwise no node was ever there, and it has `least` bytes at least, except for a chunk of a
-    /// request of unknown outcome that wanted less. A request that is repeated, or arrives late,
-    /// gets the same chunk.
+    /// Allocates a chunk of `bytes` bytes on `server`, which exists. It has the least size of its
+    /// use, except for a chunk of a request of unknown outcome that wanted less. A request that is
+    /// repeated, or arrives late, gets the same chunk.
     ///
     /// # Errors
     /// [`RemoteError`]; after an unknown outcome, the next request asks for the same chunk.
@@ -48,14 +85,20 @@ impl<F: Fabric, L: Layout> ChunkClient<F, L> {
         &self,
         server: ServerId,
         bytes: u64,
-        least: Option<u64>,
+        purpose: ChunkUse,
     ) -> Result<(GlobalAddr, u64), RemoteError> {
         let (token, is_first) = self.token(server);
         // A request that is dropped on the way may have allocated a chunk, too.
         let mut doubt = TokenInDoubt { tokens: &self.in_doubt[server.index()], token: Some(token) };
-        let request = match least {
-            None => PoolRequest::AllocateChunk { bytes, token },
-            Some(least) => PoolRequest::AllocateWhole { bytes, least, token },
+        let (request, least): (Request<L>, _) = match purpose {
+            ChunkUse::Nodes => (PoolRequest::AllocateChunk { bytes, token }.into(), 0),
+            ChunkUse::Whole { least } => {
+                (PoolRequest::AllocateWhole { bytes, least, token }.into(), least)
+            }
+            ChunkUse::Shard { shard: (shard, epoch), least } => {
+                let request = DirectoryRequest::Allocate { shard, epoch, bytes, least, token };
+                (request.into(), least)
+            }
         };
         // Retries are safe: all requests with the same token get the same chunk.
         let answer = self.client.ask_harmless(server, &request).await;
@@ -66,13 +109,45 @@ impl<F: Fabric, L: Layout> ChunkClient<F, L> {
             return Err(RemoteError::BadReply { server });
         };
         // An earlier request with this token may have wanted less.
-        let least = if is_first { least.unwrap_or(0) } else { 0 };
+        let least = if is_first { least } else { 0 };
         let sensible = at == GlobalAddr::new(server, at.offset())
             && at.offset().is_multiple_of(NodeCarver::NODE_ALIGN)
             && at.offset() > 0
             && bytes >= least
             && bytes < GlobalAddr::OFFSET_LIMIT - at.offset();
         if sensible { Ok((at, bytes)) } else { Err(RemoteError::BadReply { server }) }
+    }
+
+    /// The chunks that `server` lists in the replies to `ask`, which gets the number of the first
+    /// one wanted. Those beyond [`MOST_CHUNKS`] are left out.
+    ///
+    /// # Errors
+    /// [`RemoteError`].
+    pub(super) async fn listed(
+        &self,
+        server: ServerId,
+        ask: impl Fn(u32) -> Request<L>,
+    ) -> Result<Vec<(GlobalAddr, u64)>, RemoteError> {
+        let bad_reply = RemoteError::BadReply { server };
+        let (mut chunks, mut behind) = (Vec::new(), NodeCarver::NODE_ALIGN);
+        let mut from = 0;
+        while from < MOST_CHUNKS {
+            let told = self.client.ask_harmless(server, &ask(from)).await?;
+            let Reply::Chunks { more, chunks: listed } = told else { return Err(bad_reply) };
+            for chunk in &listed {
+                behind = end_of_listed(server, behind, *chunk).ok_or(bad_reply.clone())?;
+            }
+            from += listed.len() as u32;
+            match more {
+                true if listed.is_empty() => return Err(bad_reply),
+                true => chunks.extend(listed),
+                false => {
+                    chunks.extend(listed);
+                    break;
+                }
+            }
+        }
+        Ok(chunks)
     }
 
     /// The token for the next request to `server`, and whether this is the first one with it.
