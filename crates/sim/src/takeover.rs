@@ -48,7 +48,7 @@ where
     let (Some(spec), DesignSpec::Dlsm { workers, .. }) = (&scenario.crash, &scenario.design) else {
         return Err("this is no scenario of dlsm with [crash]".to_owned());
     };
-    let (options, workers) = (dlsm_options(scenario)?, u16::from(*workers));
+    let (options, workers) = (dlsm_options(scenario)?, *workers);
     let servers: Servers<L> = start::<L, Dlsm>(scenario, &options)?;
     let sim = sim_config(scenario, &mut workload::rng(seed, 0)).start(servers.clone());
     let run = Run { scenario, seed, servers, options, workers };

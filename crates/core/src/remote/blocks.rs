@@ -415,27 +415,3 @@ impl<F: Fabric, L: Layout> BlockClient<F, L> {
         self.fabric().now_ns()
     }
 }
-
-#[cfg(all(test, not(any(loom, shuttle))))]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_list_of_chunks_can_contain_anything() {
-        let server = ServerId::new(2);
-        let end = |from, at, bytes| end_of_listed(server, from, (at, bytes));
-        let at = |offset| GlobalAddr::new(server, offset);
-        assert_eq!(end(1024, at(1024), 4096), Some(5120));
-        assert_eq!(end(1024, at(2048), 1024), Some(3072));
-        assert_eq!(end(2048, at(1024), 4096), None, "it overlaps the one before it");
-        assert_eq!(end(1024, GlobalAddr::NULL, 4096), None);
-        assert_eq!(end(1024, GlobalAddr::new(ServerId::new(1), 1024), 4096), None);
-        assert_eq!(end(1024, GlobalAddr::from_bits(at(1024).to_bits() | 1 << 63), 4096), None);
-        assert_eq!((end(1024, at(1024), 0), end(1024, at(1024), 1000)), (None, None));
-        assert_eq!(end(1024, at(1536), 1024), None, "it begins within a node");
-        let last = GlobalAddr::OFFSET_LIMIT - 1024;
-        assert_eq!(end(1024, at(1024), last), None, "no address is behind it");
-        assert_eq!(end(1024, at(1024), last - 1024), Some(last));
-        assert_eq!(end(1024, at(last), u64::MAX - 1023), None);
-    }
-}
