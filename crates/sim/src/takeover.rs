@@ -3,9 +3,9 @@
 //!
 //! A run consists of rounds. In every round but the last, clients work until the crash. An auditor
 //! then takes the tree over for the next process, inspects its tables and extents, and reads every
-//! key in every way. The contents must be among those that the crash may leave ([`check_kept`]). The
-//! next round begins with these contents, in the auditor's process or in one more. In the last round
-//! no compute server dies.
+//! key in every way. The contents must be among those that the crash may leave ([`check_kept`]).
+//! The next round begins with these contents, in the auditor's process or in one more. In the last
+//! round no compute server dies.
 //!
 //! *Thread safety*: a run is one thread.
 

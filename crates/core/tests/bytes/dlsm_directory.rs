@@ -223,8 +223,8 @@ fn a_directory_refuses_what_makes_no_sense() {
     });
 }
 
-/// A process that lives on while another one takes its tree over. Its compute servers are fenced, so
-/// what it still writes reaches no extent that the other one uses. Returns how many of the other
+/// A process that lives on while another one takes its tree over. Its compute servers are fenced,
+/// so what it still writes reaches no extent that the other one uses. Returns how many of the other
 /// one's records can be read.
 fn read_beside_the_former_process(broken: Option<Rule>) -> usize {
     const RECORDS: u64 = 400;
