@@ -155,6 +155,11 @@ rules! {
     TABLES_LAND_FIRST: "publishes_unwritten_tables", "lsm.F1", "All WRITEs of a table have completed before a version has it.";
     EXTENTS_PINNED: "frees_pinned_tables", "lsm.K2", "The extents of a table are used again only when no version in use has it.";
     STEPS_ONCE: "steps_twice", "lsm.J2", "A repeated step of a merge gets the reply of the first one, and merges nothing.";
+    SHARD_EPOCHS: "heeds_late_edits", "lsm.H3", "A directory refuses changes of a shard's tables by a process of an earlier epoch.";
+    EDITS_ONCE: "edits_twice", "lsm.V5", "A repeated change of a shard's tables gets the answer of the first one.";
+    TABLES_LISTED: "publishes_unlisted_tables", "lsm.V6", "The directory has a change of the tables before the version has it.";
+    ORPHANS_ONLY: "reclaims_listed_extents", "lsm.K5", "A process that opens a shard keeps the memory of all tables in its directory.";
+    OWNERS_FENCED: "opens_unfenced", "lsm.H4", "A process that takes a shard over fences all compute servers of the process before.";
     // Moving keys, and lives.
     BOUNDARY_LOOKED_AT: "trusts_the_plan", "H1", "Before it gives keys up, a compute server checks again that a leaf begins at the boundary.";
     GIVEN_UP_CLEAN: "gives_up_dirty_nodes", "H2", "A node is clean before another compute server owns its keys.";

@@ -3,7 +3,8 @@
 
 use farleaf_core::page::{Action, Answer, Fixed8, LeafEdit};
 use farleaf_core::wire::{
-    ClientRequest, ClientResponse, ErrorCode, LeaseState, MergeRequest, OffloadRequest,
+    ClientRequest, ClientResponse, DirectoryRequest, ErrorCode, LeaseState, MergeRequest,
+    OffloadRequest,
     OwnerRequest, PoolRequest, Refusal, Reply, Request, Share, Ticket, TreeRequest, Usage,
 };
 use farleaf_fabric::{GlobalAddr, Message, ServerId};
@@ -71,11 +72,11 @@ fn requests() -> Vec<(Request<Fixed8>, &'static str)> {
         ),
         (
             PoolRequest::Lease { owner: key, term_ms: 0x0403_0201, bytes: value, token: 7 }.into(),
-            "2388776655443322110102030408070605040302010700000000000000",
+            "2b88776655443322110102030408070605040302010700000000000000",
         ),
-        (PoolRequest::Renew { owner: key }.into(), "248877665544332211"),
-        (PoolRequest::EndLease { owner: key }.into(), "258877665544332211"),
-        (PoolRequest::ListLeases.into(), "26"),
+        (PoolRequest::Renew { owner: key }.into(), "2c8877665544332211"),
+        (PoolRequest::EndLease { owner: key }.into(), "2d8877665544332211"),
+        (PoolRequest::ListLeases.into(), "2e"),
         (
             PoolRequest::AllocateChunk { bytes: value, token: 7 }.into(),
             "0908070605040302010700000000000000",
@@ -150,6 +151,47 @@ fn requests() -> Vec<(Request<Fixed8>, &'static str)> {
             "218877665544332211070000000000000001020000",
         ),
         (MergeRequest::Close { owner: key, job: 7 }.into(), "2288776655443322110700000000000000"),
+        (DirectoryRequest::State { shard: key }.into(), "2b8877665544332211"),
+        (
+            DirectoryRequest::Open { shard: key, owner: value, after: 3, extent_bytes: 4 }.into(),
+            "2c8877665544332211080706050403020103000000000000000400000000000000",
+        ),
+        (
+            DirectoryRequest::Join { shard: key, owner: value }.into(),
+            "2d88776655443322110807060504030201",
+        ),
+        (
+            DirectoryRequest::Fenced { shard: key, epoch: 3 }.into(),
+            "2688776655443322110300000000000000",
+        ),
+        (
+            DirectoryRequest::Edit {
+                shard: key,
+                epoch: 3,
+                number: 4,
+                part: 5,
+                more: true,
+                words: vec![value],
+            }
+            .into(),
+            "278877665544332211030000000000000004000000000000000500000001\
+             0807060504030201",
+        ),
+        (
+            DirectoryRequest::Tables { shard: key, epoch: 3, from: value }.into(),
+            "28887766554433221103000000000000000807060504030201",
+        ),
+        (
+            DirectoryRequest::Allocate { shard: key, epoch: 3, bytes: value, least: 4, token: 5 }
+                .into(),
+            "298877665544332211030000000000000008070605040302010400000000000000\
+             0500000000000000",
+        ),
+        (
+            DirectoryRequest::Chunks { shard: key, epoch: 3, from: 0x0403_0201 }.into(),
+            "2a887766554433221103000000000000000102\
+             0304",
+        ),
     ]
 }
 
@@ -207,8 +249,21 @@ fn replies() -> Vec<(Reply<Fixed8>, &'static str)> {
         ),
         (Reply::Merged { done: true, outputs: vec![VALUE] }, "0e010807060504030201"),
         (
+            Reply::Shard {
+                epoch: 1,
+                owner: VALUE,
+                edit: 2,
+                highest_table: 3,
+                extent_bytes: 4,
+                unfenced: vec![0x0201],
+            },
+            "0f01000000000000000807060504030201020000000000000003000000000000000400000000000000\
+             0102",
+        ),
+        (Reply::Tables { more: true, words: vec![VALUE] }, "10010807060504030201"),
+        (
             Reply::Leases(vec![lease]),
-            "0f887766554433221103040403020108070605040302010004000000000000",
+            "11887766554433221103040403020108070605040302010004000000000000",
         ),
     ];
     let refusals = [
@@ -232,8 +287,11 @@ fn replies() -> Vec<(Reply<Fixed8>, &'static str)> {
         (Refusal::NoSuchJob, "0811"),
         (Refusal::NoSuchTable, "0812"),
         (Refusal::TooManyMerges, "0813"),
-        (Refusal::NoSuchLease, "0814"),
-        (Refusal::TooManyLeases, "0815"),
+        (Refusal::NoSuchShard, "0814"),
+        (Refusal::OtherOwner, "0815"),
+        (Refusal::LateEdit, "0816"),
+        (Refusal::NoSuchLease, "0817"),
+        (Refusal::TooManyLeases, "0818"),
     ];
     replies.extend(refusals.map(|(refusal, bytes)| (Reply::Refused(refusal), bytes)));
     replies
@@ -378,7 +436,7 @@ fn unknown_tags_are_no_messages() {
     for tag in 0..=u8::MAX {
         for rest in 0..64 {
             let message = [&[tag][..], &vec![0; rest]].concat();
-            let known = [tag < 39, tag < 16, tag < 16, tag < 9];
+            let known = [tag < 47, tag < 18, tag < 16, tag < 9];
             assert!(known[0] || Request::<Fixed8>::decode(&message).is_none(), "request {tag}");
             assert!(known[1] || Reply::<Fixed8>::decode(&message).is_none(), "reply {tag}");
             assert!(known[2] || ClientRequest::<Fixed8>::decode(&message).is_none(), "ask {tag}");

@@ -11,6 +11,7 @@
 //!
 //! *Thread safety*: a run is one thread.
 
+use crate::audit::{Found, Reader};
 use crate::checker::{Verdict, check, check_kept, values_written};
 use crate::client::{self, Active, Board, Over, join_all};
 use crate::death::DeathAt;
@@ -32,12 +33,6 @@ use farleaf_fabric::{Cluster, Fabric, GlobalAddr, Provider};
 use rand::RngExt;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
-
-/// The contents that the auditor found.
-struct Found {
-    contents: BTreeMap<u64, u64>,
-    damaged: BTreeSet<u64>,
-}
 
 /// The longest time that compute servers stay dead while others work, in nanoseconds.
 const LONGEST_DEATH_NS: u64 = 40_000;
@@ -252,6 +247,14 @@ async fn write_back<L: Named>(fabric: impl Fabric, pool: &Arc<ComputePool<Dex, L
 }
 
 impl<L: Named> Run<'_, L> {
+    /// Reads everything after a crash. A WRITE that stopped half-way can damage only leaves,
+    /// because inner nodes are logged (D9).
+    fn reader(&self) -> Reader<'_, impl Fn(GlobalAddr) -> bool> {
+        let allows_damage = self.scenario.allowed_errors.contains(&ErrorKind::Damaged);
+        let may_be_damaged = move |at| allows_damage && self.inspector.is_leaf(at);
+        Reader { spec: &self.scenario.workload, may_be_damaged }
+    }
+
     /// Streams of operations in a round, including the keeper's.
     fn streams(&self) -> u32 {
         let cluster = &self.scenario.cluster;
@@ -408,76 +411,10 @@ impl<L: Named> Run<'_, L> {
                     .map(ByName::<L, _>::new)
                     .map_err(|error| format!("the index cannot be opened: {error}"))
             };
-            let found = self.read_each(&open(0).await?).await?;
-            let up = self.read_all(&open(1).await?, Scan::range(..)).await?;
-            let down = self.read_all(&open(2).await?, Scan::range(..).reverse()).await?;
-            let expected: Vec<(u64, u64)> =
-                found.contents.iter().map(|(key, value)| (*key, *value)).collect();
-            let down = down.map(|down| down.into_iter().rev().collect::<Vec<_>>());
-            for (what, records) in [("ascending", up), ("descending", down)] {
-                match records {
-                    Some(records) if records == expected => {}
-                    None if !found.damaged.is_empty() => {}
-                    other => {
-                        return Err(format!(
-                            "after the crash an {what} scan finds {other:?}, gets {expected:?}"
-                        ));
-                    }
-                }
-            }
-            Ok(found)
+            let indexes = [&open(0).await?, &open(1).await?, &open(2).await?];
+            self.reader().read_all(indexes).await
         });
         outcome.into_iter().next().flatten().ok_or("the auditor did not end")?
-    }
-
-    /// Returns the answer, or `None` if a damaged leaf prevented one.
-    fn unless_damaged<T>(&self, outcome: Result<T, IndexError>) -> Result<Option<T>, String> {
-        match outcome {
-            Ok(answer) => Ok(Some(answer)),
-            Err(IndexError::Damaged { at }) if self.may_be_damaged(at) => Ok(None),
-            Err(error) => Err(format!("after the crash: {error}")),
-        }
-    }
-
-    /// Whether a WRITE that stopped half-way can have damaged the page. It can damage only leaves,
-    /// because inner nodes are logged (D9).
-    fn may_be_damaged(&self, at: GlobalAddr) -> bool {
-        self.scenario.allowed_errors.contains(&ErrorKind::Damaged) && self.inspector.is_leaf(at)
-    }
-
-    async fn read_all<I: RangeIndex<Key = u64, Value = u64>>(
-        &self,
-        index: &I,
-        scan: Scan<u64>,
-    ) -> Result<Option<Vec<(u64, u64)>>, String> {
-        self.unless_damaged(index.scan(&scan).await)
-    }
-
-    /// Reads each key by a get, and by scans of that key alone.
-    async fn read_each<I: RangeIndex<Key = u64, Value = u64>>(
-        &self,
-        index: &I,
-    ) -> Result<Found, String> {
-        let mut found = Found { contents: BTreeMap::new(), damaged: BTreeSet::new() };
-        let spec = &self.scenario.workload;
-        let places = 0..spec.key_space;
-        for key in places.map(|place| workload::key_at(place, spec)) {
-            let alone = Scan::range(key..=key);
-            let got = self.unless_damaged(index.get(&key).await)?;
-            let up = self.read_all(index, alone.clone()).await?;
-            let down = self.read_all(index, alone.reverse()).await?;
-            let expected = got.map(|value| Vec::from_iter(value.map(|value| (key, value))));
-            if up != expected || down != expected {
-                return Err(format!(
-                    "after the crash a get of {key} finds {expected:?}, scans {up:?} and {down:?}"
-                ));
-            }
-            match got {
-                Some(value) => found.contents.extend(value.map(|value| (key, value))),
-                None => _ = found.damaged.insert(key),
-            }
-        }
-        Ok(found)
     }
 
     /// Writes everything back and checks that the pool holds exactly the index's records.

@@ -9,6 +9,7 @@
 
 #![forbid(unsafe_code)]
 
+mod audit;
 pub mod checker;
 mod client;
 mod command;
@@ -25,6 +26,7 @@ mod reshaping;
 mod run;
 pub mod scenario;
 mod setup;
+mod takeover;
 mod workload;
 
 pub use command::{CommandError, Deaths, run_command, run_mutants, run_random};

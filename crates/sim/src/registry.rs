@@ -30,6 +30,7 @@ pub const SCENARIOS: &[(&str, &str)] = &[
         "canary-dlsm-dropped-tombstones",
         include_str!("../scenarios/canary-dlsm-dropped-tombstones.toml"),
     ),
+    ("canary-dlsm-edits-twice", include_str!("../scenarios/canary-dlsm-edits-twice.toml")),
     (
         "canary-dlsm-flushed-unsettled",
         include_str!("../scenarios/canary-dlsm-flushed-unsettled.toml"),
@@ -42,6 +43,11 @@ pub const SCENARIOS: &[(&str, &str)] = &[
     ("canary-dlsm-merged-alone", include_str!("../scenarios/canary-dlsm-merged-alone.toml")),
     ("canary-dlsm-newest-first", include_str!("../scenarios/canary-dlsm-newest-first.toml")),
     ("canary-dlsm-pinned-late", include_str!("../scenarios/canary-dlsm-pinned-late.toml")),
+    (
+        "canary-dlsm-reclaimed-tables",
+        include_str!("../scenarios/canary-dlsm-reclaimed-tables.toml"),
+    ),
+    ("canary-dlsm-unlisted-tables", include_str!("../scenarios/canary-dlsm-unlisted-tables.toml")),
     (
         "canary-dlsm-unwritten-tables",
         include_str!("../scenarios/canary-dlsm-unwritten-tables.toml"),
@@ -185,6 +191,9 @@ pub const SCENARIOS: &[(&str, &str)] = &[
     ("dlsm-server-dies", include_str!("../scenarios/dlsm-server-dies.toml")),
     ("dlsm-small-pool", include_str!("../scenarios/dlsm-small-pool.toml")),
     ("dlsm-snapshots", include_str!("../scenarios/dlsm-snapshots.toml")),
+    ("dlsm-takeover", include_str!("../scenarios/dlsm-takeover.toml")),
+    ("dlsm-takeover-late", include_str!("../scenarios/dlsm-takeover-late.toml")),
+    ("dlsm-takeover-near", include_str!("../scenarios/dlsm-takeover-near.toml")),
     ("dlsm-workers", include_str!("../scenarios/dlsm-workers.toml")),
     ("dlsm-workers-faults", include_str!("../scenarios/dlsm-workers-faults.toml")),
     ("dlsm-workers-server-dies", include_str!("../scenarios/dlsm-workers-server-dies.toml")),

@@ -19,6 +19,7 @@ use crate::setup::{
     Servers, block_options, coarse_options, dex_options, dlsm_options, fine_options,
     hybrid_options, sherman_options, sim_config, start,
 };
+use crate::takeover;
 use crate::workload;
 use farleaf_core::cache::CacheCounters;
 use farleaf_core::index::blocks::{BlockCompute, BlockOptions, Blocks, InBlocks};
@@ -316,6 +317,9 @@ fn play_dlsm<L>(scenario: &Scenario, seed: u64, board: &Board) -> Result<(), Str
 where
     L: Named + Layout<Key: Encoded, Value: Encoded>,
 {
+    if scenario.crash.is_some() {
+        return takeover::play::<L>(scenario, seed, board);
+    }
     let options = dlsm_options(scenario)?;
     let (servers, shard) = set_up::<L, Dlsm>(scenario, &options)?;
     let tree = Tree::new(Pool::new(&servers, scenario), &shard, scenario);

@@ -817,6 +817,7 @@ impl Scenario {
                 ));
             }
         }
+        self.crash.as_ref().map_or(Ok(()), |crash| self.check_crash(crash))?;
         self.check_dex()
     }
 
@@ -828,23 +829,38 @@ impl Scenario {
         }
     }
 
-    fn check_dex(&self) -> Result<(), String> {
-        let DesignSpec::Dex { admission, cache_frames, spare_memory_servers, .. } = &self.design
-        else {
-            return match self.crash {
-                Some(_) => Err("[crash] needs the design dex".to_owned()),
-                None => Ok(()),
-            };
-        };
-        if self.crash.is_some()
-            && (self.faults.loses_messages()
-                || !self.faults.kill_memory_server.is_empty()
-                || !self.faults.restart_memory_server.is_empty())
+    fn check_crash(&self, crash: &CrashSpec) -> Result<(), String> {
+        if self.faults.loses_messages()
+            || !self.faults.kill_memory_server.is_empty()
+            || !self.faults.restart_memory_server.is_empty()
         {
             return Err(
                 "[crash] needs a network that loses nothing and no kill_memory_server".to_owned()
             );
         }
+        match self.design {
+            DesignSpec::Dex { .. } => Ok(()),
+            // A tree belongs to one process, which dies as a whole.
+            DesignSpec::Dlsm { .. }
+                if crash.servers.is_empty()
+                    && crash.loses_ns.is_none()
+                    && self.faults.kill_compute_server.is_empty() =>
+            {
+                Ok(())
+            }
+            DesignSpec::Dlsm { .. } => {
+                let what = "[crash] of dlsm has no servers, loses_ns and kill_compute_server";
+                Err(what.to_owned())
+            }
+            _ => Err("[crash] needs the design dex or dlsm".to_owned()),
+        }
+    }
+
+    fn check_dex(&self) -> Result<(), String> {
+        let DesignSpec::Dex { admission, cache_frames, spare_memory_servers, .. } = &self.design
+        else {
+            return Ok(());
+        };
         if *spare_memory_servers >= self.cluster.memory_servers {
             return Err("spare_memory_servers must be less than memory_servers".to_owned());
         }

@@ -14,7 +14,7 @@
 //! *Thread safety*: belongs to one endpoint's thread; tasks of that thread share it.
 
 use super::RemoteError;
-use super::chunks::{ChunkClient, Purpose};
+use super::chunks::{ChunkClient, ChunkUse};
 use crate::page::{Layout, NodeCarver};
 use crate::wire::{GIVE_BACK_NODES, PoolRequest, Request};
 use farleaf_fabric::{Fabric, FabricError, GlobalAddr, ServerId};
@@ -73,7 +73,7 @@ impl<F: Fabric, L: Layout> NodeAllocator<F, L> {
                 return Ok(node);
             }
             let (at, bytes) =
-                self.chunks.allocate(server, self.chunk_bytes, Purpose::Nodes).await?;
+                self.chunks.allocate(server, self.chunk_bytes, ChunkUse::Nodes).await?;
             let node_bytes = carver.borrow().node_bytes();
             if bytes < node_bytes {
                 return Err(RemoteError::OutOfMemory { server });

@@ -13,12 +13,12 @@
 //! *Thread safety*: belongs to its endpoint's thread; tasks of that thread share it.
 
 use super::block_space::{BlockSpace, EditUnderWay, LostBlocks, Place, SizeClass};
-use super::chunks::{ChunkClient, Purpose};
+use super::chunks::{ChunkClient, ChunkUse};
 use super::former::Step;
 use super::pages::{BUSY_WAIT_NS, BUSY_WAITS, READ_RETRIES};
 use super::pieces::{both, pieces};
 use super::{Backoff, GRACE_NS, Miss, RemoteError};
-use crate::page::{BlockRef, Layout, MOST_BLOCK_BYTES, NodeCarver, block_words};
+use crate::page::{BlockRef, Layout, MOST_BLOCK_BYTES, block_words};
 use crate::rules;
 use crate::wire::{LISTED_CHUNKS, PoolRequest, Reply};
 use farleaf_fabric::sync::Arc;
@@ -30,22 +30,8 @@ use std::ops::{Bound, Range};
 const PIECES_TOGETHER: usize = 4;
 /// Free pieces of this size that former lives have left go back to the memory servers, in bytes.
 const LEAST_RETURNED_BYTES: u64 = 4096;
-/// Maximum number of chunks of former lives on one memory server, rounded up to a whole reply.
-const MOST_CHUNKS: u32 = 1 << 22;
 /// Attempts to write a block.
 const WRITE_ATTEMPTS: u32 = 16;
-
-/// The offset behind a chunk that `server` lists, if there can be one: of whole nodes, at `from` or
-/// behind it.
-fn end_of_listed(server: ServerId, from: u64, (at, bytes): (GlobalAddr, u64)) -> Option<u64> {
-    let end = at.offset().checked_add(bytes)?;
-    let is_sensible = at == GlobalAddr::new(server, at.offset())
-        && at.offset() >= from
-        && bytes > 0
-        && end < GlobalAddr::OFFSET_LIMIT
-        && [at.offset(), bytes].iter().all(|part| part.is_multiple_of(NodeCarver::NODE_ALIGN));
-    is_sensible.then_some(end)
-}
 
 /// One handle's access to value blocks.
 #[derive(Debug)]
@@ -93,7 +79,8 @@ impl<F: Fabric, L: Layout> BlockClient<F, L> {
             if let Some(place) = self.space.take(server, class, self.now_ns()) {
                 return Ok(place.at());
             }
-            match self.chunks.allocate(server, wanted, Purpose::Whole(class.bytes())).await {
+            let purpose = ChunkUse::Whole { least: class.bytes() };
+            match self.chunks.allocate(server, wanted, purpose).await {
                 Ok((at, bytes)) => self.space.add_chunk(at, bytes),
                 // There is no room for a chunk, but there may be room for this block.
                 Err(RemoteError::OutOfMemory { .. }) if wanted > class.bytes() => {
@@ -304,30 +291,10 @@ impl<F: Fabric, L: Layout> BlockClient<F, L> {
     /// # Errors
     /// [`RemoteError`] if a memory server does not answer.
     pub async fn adopt(&self) -> Result<(), RemoteError> {
-        let mut chunks: Vec<(GlobalAddr, u64)> = Vec::new();
+        let mut chunks = Vec::new();
         for number in 0..self.fabric().memory_servers() {
-            let server = ServerId::new(number);
-            let (mut from, mut behind) = (0, NodeCarver::NODE_ALIGN);
-            // The next life finds what is not listed here.
-            while from < MOST_CHUNKS {
-                let request = PoolRequest::ListChunks { from };
-                let told = self.chunks.rpc().ask_harmless(server, &request).await?;
-                let Reply::Chunks { more, chunks: listed } = told else {
-                    return Err(RemoteError::BadReply { server });
-                };
-                for chunk in &listed {
-                    behind = end_of_listed(server, behind, *chunk)
-                        .ok_or(RemoteError::BadReply { server })?;
-                }
-                from += listed.len() as u32;
-                let is_none = listed.is_empty();
-                chunks.extend(listed);
-                match more {
-                    true if is_none => return Err(RemoteError::BadReply { server }),
-                    true => {}
-                    false => break,
-                }
-            }
+            let ask = |from| PoolRequest::ListChunks { from }.into();
+            chunks.extend(self.chunks.listed(ServerId::new(number), ask).await?);
         }
         self.space.adopt(chunks);
         Ok(())
@@ -446,29 +413,5 @@ impl<F: Fabric, L: Layout> BlockClient<F, L> {
     /// The endpoint's time.
     pub fn now_ns(&self) -> u64 {
         self.fabric().now_ns()
-    }
-}
-
-#[cfg(all(test, not(any(loom, shuttle))))]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_list_of_chunks_can_contain_anything() {
-        let server = ServerId::new(2);
-        let end = |from, at, bytes| end_of_listed(server, from, (at, bytes));
-        let at = |offset| GlobalAddr::new(server, offset);
-        assert_eq!(end(1024, at(1024), 4096), Some(5120));
-        assert_eq!(end(1024, at(2048), 1024), Some(3072));
-        assert_eq!(end(2048, at(1024), 4096), None, "it overlaps the one before it");
-        assert_eq!(end(1024, GlobalAddr::NULL, 4096), None);
-        assert_eq!(end(1024, GlobalAddr::new(ServerId::new(1), 1024), 4096), None);
-        assert_eq!(end(1024, GlobalAddr::from_bits(at(1024).to_bits() | 1 << 63), 4096), None);
-        assert_eq!((end(1024, at(1024), 0), end(1024, at(1024), 1000)), (None, None));
-        assert_eq!(end(1024, at(1536), 1024), None, "it begins within a node");
-        let last = GlobalAddr::OFFSET_LIMIT - 1024;
-        assert_eq!(end(1024, at(1024), last), None, "no address is behind it");
-        assert_eq!(end(1024, at(1024), last - 1024), Some(last));
-        assert_eq!(end(1024, at(last), u64::MAX - 1023), None);
     }
 }

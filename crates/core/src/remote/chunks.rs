@@ -4,22 +4,55 @@
 
 use super::{RemoteError, RpcClient};
 use crate::page::{Layout, NodeCarver};
-use crate::wire::{PoolRequest, Reply};
+use crate::wire::{DirectoryRequest, PoolRequest, Reply, Request};
 use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 
+/// Maximum number of listed chunks on one memory server, rounded up to a whole reply.
+const MOST_CHUNKS: u32 = 1 << 22;
+
+/// The offset behind a chunk that `server` lists, if there can be one: of whole nodes, at `from` or
+/// behind it.
+pub(super) fn end_of_listed(
+    server: ServerId,
+    from: u64,
+    (at, bytes): (GlobalAddr, u64),
+) -> Option<u64> {
+    let end = at.offset().checked_add(bytes)?;
+    let is_sensible = at == GlobalAddr::new(server, at.offset())
+        && at.offset() >= from
+        && bytes > 0
+        && end < GlobalAddr::OFFSET_LIMIT
+        && [at.offset(), bytes].iter().all(|part| part.is_multiple_of(NodeCarver::NODE_ALIGN));
+    is_sensible.then_some(end)
+}
+
 /// What a chunk is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Purpose {
-    /// For nodes. The chunk can be smaller than asked for, such as the server's last chunk, or a
-    /// node that was given back.
+pub(super) enum ChunkUse {
+    /// Nodes. The chunk can be smaller, such as the server's last chunk, or a node that was given
+    /// back.
     Nodes,
-    /// For anything else. No node was ever there, and it has this many bytes at least, except for a
-    /// chunk of a request of unknown outcome that wanted less.
-    Whole(u64),
+    /// Anything else. No node was ever there.
+    Whole {
+        /// The least size.
+        least: u64,
+    },
     /// The same with all bytes, in the lease of an owner, with a term in milliseconds.
-    Leased(u64, u32),
+    Lease {
+        /// The owner of the lease.
+        owner: u64,
+        /// Its term.
+        term_ms: u32,
+    },
+    /// The tables of a shard.
+    Shard {
+        /// The shard and its epoch.
+        shard: (u64, u64),
+        /// The least size.
+        least: u64,
+    },
 }
 
 /// Requests chunks from every memory server, for one endpoint.
@@ -50,9 +83,41 @@ impl<F: Fabric, L: Layout> ChunkClient<F, L> {
         &self,
         server: ServerId,
         bytes: u64,
-        purpose: Purpose,
+        purpose: ChunkUse,
     ) -> Result<(GlobalAddr, u64), RemoteError> {
         self.tokens.allocate(&self.client, server, bytes, purpose).await
+    }
+
+    /// The chunks that `server` lists in the replies to `ask`, which gets the number of the first
+    /// one wanted. Those beyond [`MOST_CHUNKS`] are left out.
+    ///
+    /// # Errors
+    /// [`RemoteError`].
+    pub(super) async fn listed(
+        &self,
+        server: ServerId,
+        ask: impl Fn(u32) -> Request<L>,
+    ) -> Result<Vec<(GlobalAddr, u64)>, RemoteError> {
+        let bad_reply = RemoteError::BadReply { server };
+        let (mut chunks, mut behind) = (Vec::new(), NodeCarver::NODE_ALIGN);
+        let mut from = 0;
+        while from < MOST_CHUNKS {
+            let told = self.client.ask_harmless(server, &ask(from)).await?;
+            let Reply::Chunks { more, chunks: listed } = told else { return Err(bad_reply) };
+            for chunk in &listed {
+                behind = end_of_listed(server, behind, *chunk).ok_or(bad_reply.clone())?;
+            }
+            from += listed.len() as u32;
+            match more {
+                true if listed.is_empty() => return Err(bad_reply),
+                true => chunks.extend(listed),
+                false => {
+                    chunks.extend(listed);
+                    break;
+                }
+            }
+        }
+        Ok(chunks)
     }
 }
 
@@ -76,26 +141,29 @@ impl ChunkTokens {
         rpc: &RpcClient<F, L>,
         server: ServerId,
         bytes: u64,
-        purpose: Purpose,
+        purpose: ChunkUse,
     ) -> Result<(GlobalAddr, u64), RemoteError> {
         let (token, is_first) = self.token(rpc.fabric(), server);
         // A request that is dropped on the way may have allocated a chunk, too.
         let mut doubt = TokenInDoubt { tokens: &self.in_doubt, server, token: Some(token) };
-        let request = match purpose {
-            Purpose::Nodes => PoolRequest::AllocateChunk { bytes, token },
-            Purpose::Whole(least) => PoolRequest::AllocateWhole { bytes, least, token },
-            Purpose::Leased(owner, term_ms) => PoolRequest::Lease { owner, term_ms, bytes, token },
+        let (request, least): (Request<L>, _) = match purpose {
+            ChunkUse::Nodes => (PoolRequest::AllocateChunk { bytes, token }.into(), 0),
+            ChunkUse::Whole { least } => {
+                (PoolRequest::AllocateWhole { bytes, least, token }.into(), least)
+            }
+            ChunkUse::Lease { owner, term_ms } => {
+                (PoolRequest::Lease { owner, term_ms, bytes, token }.into(), bytes)
+            }
+            ChunkUse::Shard { shard: (shard, epoch), least } => {
+                let request = DirectoryRequest::Allocate { shard, epoch, bytes, least, token };
+                (request.into(), least)
+            }
         };
         // Retries are safe: all requests with the same token get the same chunk.
         let answer = rpc.ask_harmless(server, &request).await;
         if !matches!(answer, Err(RemoteError::Indeterminate(_))) {
             doubt.token = None;
         }
-        let least = match purpose {
-            Purpose::Nodes => 0,
-            Purpose::Whole(least) => least,
-            Purpose::Leased(..) => bytes,
-        };
         let Reply::Chunk { at, bytes } = answer? else {
             return Err(RemoteError::BadReply { server });
         };
@@ -136,5 +204,29 @@ impl Drop for TokenInDoubt<'_> {
         if let Some(token) = self.token {
             tokens.entry(self.server.number()).or_default().push(token);
         }
+    }
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_of_chunks_can_contain_anything() {
+        let server = ServerId::new(2);
+        let end = |from, at, bytes| end_of_listed(server, from, (at, bytes));
+        let at = |offset| GlobalAddr::new(server, offset);
+        assert_eq!(end(1024, at(1024), 4096), Some(5120));
+        assert_eq!(end(1024, at(2048), 1024), Some(3072));
+        assert_eq!(end(2048, at(1024), 4096), None, "it overlaps the one before it");
+        assert_eq!(end(1024, GlobalAddr::NULL, 4096), None);
+        assert_eq!(end(1024, GlobalAddr::new(ServerId::new(1), 1024), 4096), None);
+        assert_eq!(end(1024, GlobalAddr::from_bits(at(1024).to_bits() | 1 << 63), 4096), None);
+        assert_eq!((end(1024, at(1024), 0), end(1024, at(1024), 1000)), (None, None));
+        assert_eq!(end(1024, at(1536), 1024), None, "it begins within a node");
+        let last = GlobalAddr::OFFSET_LIMIT - 1024;
+        assert_eq!(end(1024, at(1024), last), None, "no address is behind it");
+        assert_eq!(end(1024, at(1024), last - 1024), Some(last));
+        assert_eq!(end(1024, at(last), u64::MAX - 1023), None);
     }
 }

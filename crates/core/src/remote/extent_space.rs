@@ -16,15 +16,15 @@
 //! avoids that (lsm.K3). Those that a job may still write to stay leased until it is closed
 //! (lsm.J3).
 //!
-//! The metadata is in this process only. What an index has taken is in one lease of the memory
-//! servers (`leases.rs`), which comes back when the compute server of its process is fenced.
+//! The metadata is in this process, made from the shard's directory when the process opens it: the
+//! chunks that the shard has, and the tables that lie in them.
 //!
 //! *Thread safety*: any number of threads; a mutex that is never held across a wait.
 
 use crate::page::NodeCarver;
 use farleaf_fabric::sync::{Arc, AtomicBool, Mutex, Ordering, lock};
 use farleaf_fabric::{GlobalAddr, ServerId};
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// What the space holds, in extents.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -39,15 +39,26 @@ pub struct ExtentUsage {
     pub lost: u64,
 }
 
-/// A merge job: its memory server, the process that it belongs to, and its number.
+/// A merge job: its memory server, the shard that it belongs to, and its number. The numbers of
+/// later epochs are higher, so that a process can close all jobs of those before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct JobId {
     /// The memory server that runs it.
     pub server: ServerId,
-    /// The process.
+    /// The shard.
     pub owner: u64,
     /// Its number.
     pub job: u64,
+}
+
+/// Jobs of an epoch, as a power of two.
+const EPOCH_JOBS_LOG2: u32 = 40;
+
+impl JobId {
+    /// The number before all jobs of an epoch.
+    pub fn first(server: ServerId, shard: u64, epoch: u64) -> Self {
+        Self { server, owner: shard, job: epoch << EPOCH_JOBS_LOG2 }
+    }
 }
 
 /// The extents of one process.
@@ -61,10 +72,11 @@ pub struct ExtentSpace {
 
 #[derive(Debug, Default)]
 struct Inner {
-    /// The owner of the lease that chunks are in.
-    owner: Option<u64>,
+    /// The shard, and the epoch in which this process has it.
+    shard: (u64, u64),
     /// Where each extent lies, by its number.
     places: Vec<GlobalAddr>,
+    by_place: BTreeMap<GlobalAddr, u32>,
     /// By server: extents that can be leased.
     free: Vec<BTreeSet<u32>>,
     /// Given back since the last lease, at a time not known here.
@@ -89,16 +101,6 @@ impl ExtentSpace {
     /// only tables of its own.
     pub fn together(self) -> Self {
         Self { is_together: true, ..self }
-    }
-
-    /// Puts chunks in the lease of `owner` from now on. Without that they are in none.
-    pub fn lease_for(&self, owner: u64) {
-        lock(&self.inner).owner = Some(owner);
-    }
-
-    /// The owner of its lease.
-    pub(super) fn owner(&self) -> Option<u64> {
-        lock(&self.inner).owner
     }
 
     /// The size of an extent, in bytes.
@@ -127,6 +129,41 @@ impl ExtentSpace {
         unused
     }
 
+    /// The shard that the extents belong to, and the epoch in which this process has it; 0 if it
+    /// has none.
+    pub(super) fn shard(&self) -> (u64, u64) {
+        lock(&self.inner).shard
+    }
+
+    /// Begins with the chunks that `shard` has, and nothing else.
+    pub fn begin(&self, shard: (u64, u64), chunks: &[(GlobalAddr, u64)]) {
+        *lock(&self.inner) = Inner { shard, ..Inner::default() };
+        chunks.iter().for_each(|&(at, bytes)| self.add_chunk(at, bytes));
+    }
+
+    /// Leases the extents of a table, given as pieces of adjacent memory. `None` if one of them is
+    /// no extent, or is leased already.
+    pub fn lease_at(space: &Arc<Self>, pieces: &[(GlobalAddr, u64)]) -> Option<Lease> {
+        let mut lease = Lease::new(space);
+        for &(at, bytes) in pieces {
+            for number in 0..bytes.div_ceil(space.extent_bytes) {
+                lease.add(space.take_at(at.plus(number * space.extent_bytes))?);
+            }
+        }
+        Some(lease)
+    }
+
+    /// The extent at this place, if it is free.
+    fn take_at(&self, at: GlobalAddr) -> Option<u32> {
+        let mut inner = lock(&self.inner);
+        let extent = inner.by_place.get(&at).copied()?;
+        if !inner.free_on(at.server()).remove(&extent) {
+            return None;
+        }
+        inner.leased += 1;
+        Some(extent)
+    }
+
     /// All of `servers` servers, from the next one in turn on, or from the first one.
     pub(super) fn servers(&self, servers: u16) -> impl Iterator<Item = ServerId> + use<> {
         let mut inner = lock(&self.inner);
@@ -143,7 +180,9 @@ impl ExtentSpace {
         let mut inner = lock(&self.inner);
         for number in 0..bytes / self.extent_bytes {
             let extent = inner.places.len() as u32;
-            inner.places.push(at.plus(number * self.extent_bytes));
+            let place = at.plus(number * self.extent_bytes);
+            inner.places.push(place);
+            inner.by_place.insert(place, extent);
             inner.free_on(at.server()).insert(extent);
         }
     }

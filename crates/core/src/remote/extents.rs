@@ -12,10 +12,10 @@
 //!
 //! *Thread safety*: belongs to its endpoint's thread; tasks of that thread share it.
 
-use super::chunks::{ChunkClient, Purpose};
+use super::chunks::{ChunkClient, ChunkUse};
+use super::directory::ShardClient;
 use super::extent_space::{ExtentSpace, JobId, Lease};
 use super::given_up::{Doubtful, GivenUp, Held};
-use super::leases::ENDLESS;
 use super::pages::{BUSY_WAIT_NS, BUSY_WAITS, READ_RETRIES};
 use super::pieces::both;
 use super::{Backoff, GRACE_NS, RemoteError, RpcClient};
@@ -73,6 +73,11 @@ impl<F: Fabric, L: Layout> ExtentClient<F, L> {
         self.chunks.rpc()
     }
 
+    /// The directory of `shard`.
+    pub fn directory(&self, shard: u64) -> ShardClient<'_, F, L> {
+        ShardClient::new(&self.chunks, shard)
+    }
+
     /// A table to be written.
     pub fn writer(&self) -> ExtentWriter<'_, F, L> {
         let servers = self.space.servers(self.fabric().memory_servers()).collect();
@@ -86,24 +91,6 @@ impl<F: Fabric, L: Layout> ExtentClient<F, L> {
             is_in_doubt: false,
             failed: None,
         }
-    }
-
-    /// The words of one extent on `server`, for what is not a table. It is never given back.
-    ///
-    /// # Errors
-    /// [`RemoteError`].
-    pub async fn write_alone(
-        &self,
-        server: ServerId,
-        words: &[u64],
-    ) -> Result<GlobalAddr, RemoteError> {
-        let mut writer = self.writer();
-        writer.servers = vec![server];
-        writer.append(words).await?;
-        let mut lease = writer.finish().await?;
-        lease.set_settled(false);
-        let piece = lease.pieces(0, 1, 1).first().copied();
-        piece.map(|(at, _)| at).ok_or(RemoteError::BadReply { server })
     }
 
     /// READs `words` words of a table from word `first` on: one READ if they are adjacent and at
@@ -271,10 +258,8 @@ impl<F: Fabric, L: Layout> ExtentClient<F, L> {
             if let Some(extent) = self.space.take(server, before, time) {
                 return Ok(extent);
             }
-            let purpose = match self.space.owner() {
-                Some(owner) => Purpose::Leased(owner, ENDLESS),
-                None => Purpose::Whole(wanted),
-            };
+            let shard = self.space.shard();
+            let purpose = ChunkUse::Shard { shard, least: wanted };
             match self.chunks.allocate(server, wanted, purpose).await {
                 Ok((at, bytes)) => self.space.add_chunk(at, bytes),
                 // There is no room for a chunk, but perhaps for one extent.

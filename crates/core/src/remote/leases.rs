@@ -24,7 +24,7 @@
 //!
 //! *Thread safety*: belongs to one endpoint's thread, and can move there from another.
 
-use super::chunks::{ChunkTokens, Purpose};
+use super::chunks::{ChunkTokens, ChunkUse};
 use super::{RemoteError, RpcClient};
 use crate::page::Layout;
 use crate::wire::{LeaseState, PoolRequest, Reply};
@@ -96,7 +96,7 @@ impl Leases {
         server: ServerId,
         bytes: u64,
     ) -> Result<GlobalAddr, RemoteError> {
-        let purpose = Purpose::Leased(self.owner(rpc.fabric()), self.term_ms);
+        let purpose = ChunkUse::Lease { owner: self.owner(rpc.fabric()), term_ms: self.term_ms };
         let (at, _) = self.tokens.allocate(rpc, server, bytes, purpose).await?;
         self.servers.borrow_mut().insert(server.number());
         Ok(at)

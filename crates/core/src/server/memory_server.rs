@@ -10,6 +10,7 @@
 //! *Thread safety*: any number of threads, through `&self`.
 
 use super::chunks::ChunkAllocator;
+use super::directory::Directory;
 use super::merges::{Memory, Merges, Stepped};
 use super::offloads::{Offloads, Stretch};
 use super::owners::{Owner, Owners};
@@ -17,9 +18,10 @@ use super::tree::{Loader, Tree};
 use super::whole::WholeChunks;
 use crate::page::{DesignId, Layout, NodeCarver, OwnedKey, OwnedValue, Page, Superblock};
 use crate::rules;
+use crate::table::Placed;
 use crate::wire::{
-    DEAD_OWNERS, GIVE_BACK_NODES, LISTED_CHUNKS, MergeRequest, OffloadRequest, OwnerRequest,
-    PoolRequest, Refusal, Reply, Request, Share, TreeRequest, Usage,
+    DEAD_OWNERS, DirectoryRequest, GIVE_BACK_NODES, LISTED_CHUNKS, MergeRequest, OffloadRequest,
+    OwnerRequest, PoolRequest, Refusal, Reply, Request, Share, TreeRequest, Usage,
 };
 use farleaf_fabric::sync::{Arc, Mutex, lock};
 use farleaf_fabric::{
@@ -39,15 +41,6 @@ struct LatestChunk {
     asked: (u16, u64),
     at: GlobalAddr,
     bytes: u64,
-}
-
-/// What a chunk must be that is not for nodes.
-#[derive(Clone, Copy, Debug)]
-struct Whole {
-    /// Its least size.
-    least: u64,
-    /// The owner and the term of its lease.
-    lease: Option<(u64, u32)>,
 }
 
 /// Settings of a memory server.
@@ -87,6 +80,7 @@ pub struct MemoryServer<L: Layout> {
     owners: Owners,
     offloads: Offloads<L>,
     merges: Merges,
+    directory: Directory,
     /// Nodes that clients have returned. As a set, it cannot outgrow the region.
     given_back: Mutex<BTreeSet<GlobalAddr>>,
     /// The latest chunks allocated. Without them, a client that gets no replies and repeats its
@@ -196,6 +190,7 @@ impl<L: Layout> MemoryServer<L> {
             offloads: Offloads::default(),
             given_back: Mutex::new(BTreeSet::new()),
             merges: Merges::default(),
+            directory: Directory::default(),
             latest_chunks: Mutex::default(),
             whole: Mutex::default(),
             claim: Mutex::new(()),
@@ -237,6 +232,11 @@ impl<L: Layout> MemoryServer<L> {
         nodes.extend(self.tree.unused_nodes());
         nodes.extend(self.tree.retired_nodes());
         nodes
+    }
+
+    /// The tables that the directory lists for a shard of an LSM index. For inspection.
+    pub fn listed_tables(&self, shard: u64) -> Vec<Placed> {
+        self.directory.listed_tables(shard)
     }
 
     /// Refuses a key that belongs to another server.
@@ -323,24 +323,22 @@ impl<L: Layout> MemoryServer<L> {
     }
 
     /// Allocates a chunk, or a node that a client has returned. A repeated request gets the same
-    /// one (A4).
+    /// one (A4). `list` lists a new chunk.
     fn allocate(
         &self,
         bytes: u64,
         asked: Option<(u16, u64)>,
-        whole: Option<Whole>,
-    ) -> Result<Reply<L>, Refusal> {
+        least: Option<u64>,
+        list: impl FnOnce(GlobalAddr, u64),
+    ) -> Result<(GlobalAddr, u64), Refusal> {
         let mut latest = lock(&self.latest_chunks);
         let same = latest.iter().find(|chunk| asked == Some(chunk.asked));
         if let Some(&LatestChunk { at, bytes, .. }) = same {
-            return Ok(Reply::Chunk { at, bytes });
-        }
-        if let (Some(Whole { lease: Some((owner, _)), .. }), Some((client, _))) = (whole, asked) {
-            lock(&self.whole).check_lease(owner, client)?;
+            return Ok((at, bytes));
         }
         let node_bytes = (L::page_words() as u64 * 8).next_multiple_of(NodeCarver::NODE_ALIGN);
-        let chunk = match whole {
-            Some(Whole { least, .. }) => lock(&self.whole)
+        let chunk = match least {
+            Some(least) => lock(&self.whole)
                 .take(bytes.max(least), least)
                 .or_else(|| self.chunks.allocate_whole(bytes.max(least))),
             // Memory that was once a node stays a node, because clients may still CAS its word 0
@@ -356,15 +354,9 @@ impl<L: Layout> MemoryServer<L> {
                 latest.pop_front();
             }
             latest.push_back(LatestChunk { asked, at, bytes });
-            match whole {
-                Some(Whole { lease: Some((owner, term_ms)), .. }) => {
-                    lock(&self.whole).lease((owner, asked.0, term_ms), (at, bytes));
-                }
-                Some(Whole { lease: None, .. }) => lock(&self.whole).add(asked.0, at, bytes),
-                None => {}
-            }
+            list(at, bytes);
         }
-        Ok(Reply::Chunk { at, bytes })
+        Ok((at, bytes))
     }
 
     fn give_back(&self, nodes: &[GlobalAddr]) -> Result<Reply<L>, Refusal> {
@@ -442,6 +434,7 @@ impl<L: Layout> MemoryServer<L> {
             Request::Owners(request) => self.answer_of_owners(client, request),
             Request::Offload(request) => self.answer_of_offload(cpu, request).await,
             Request::Merge(request) => self.answer_of_merge(cpu, request).await,
+            Request::Directory(request) => self.answer_of_directory(cpu, client, request),
         }
     }
 
@@ -518,14 +511,22 @@ impl<L: Layout> MemoryServer<L> {
         match request {
             PoolRequest::AllocateChunk { bytes, token } => {
                 let once = !cpu.breaks(rules::CHUNKS_ONCE);
-                self.allocate(bytes, once.then_some((client, token)), None)
+                let asked = once.then_some((client, token));
+                let (at, bytes) = self.allocate(bytes, asked, None, |_, _| {})?;
+                Ok(Reply::Chunk { at, bytes })
             }
             PoolRequest::AllocateWhole { bytes, least, token } => {
-                self.allocate(bytes, Some((client, token)), Some(Whole { least, lease: None }))
+                let list = |at, bytes| lock(&self.whole).add(client, at, bytes);
+                let (at, bytes) = self.allocate(bytes, Some((client, token)), Some(least), list)?;
+                Ok(Reply::Chunk { at, bytes })
             }
             PoolRequest::Lease { owner, term_ms, bytes, token } => {
-                let whole = Whole { least: bytes, lease: Some((owner, term_ms)) };
-                self.allocate(bytes, Some((client, token)), Some(whole))
+                lock(&self.whole).check_lease(owner, client)?;
+                let list = |at, bytes| {
+                    lock(&self.whole).lease((owner, client, term_ms), (at, bytes));
+                };
+                let (at, bytes) = self.allocate(bytes, Some((client, token)), Some(bytes), list)?;
+                Ok(Reply::Chunk { at, bytes })
             }
             PoolRequest::Renew { owner } => {
                 lock(&self.whole).renew(owner)?;
@@ -556,14 +557,33 @@ impl<L: Layout> MemoryServer<L> {
         }
     }
 
+    /// Refuses a request if the pool is of another design than dLSM.
+    fn check_lsm(&self) -> Result<(), Refusal> {
+        let superblock = &self.region.words()[..Superblock::WORDS];
+        let found = Superblock::read::<L>(superblock).map_err(|_| Refusal::Damaged)?;
+        found.options_of(DesignId::Lsm).map(drop).map_err(|_| Refusal::NoTree)
+    }
+
+    fn answer_of_directory<C: Cpu>(
+        &self,
+        cpu: &C,
+        client: u16,
+        request: DirectoryRequest,
+    ) -> Result<Reply<L>, Refusal> {
+        self.check_lsm()?;
+        // The directory lists the chunk, even if it was allocated before.
+        let allocate = |bytes, least, token| {
+            self.allocate(bytes, Some((client, token)), Some(least), |_, _| {})
+        };
+        self.directory.answer(cpu, self.id, client, request, allocate)
+    }
+
     async fn answer_of_merge<C: Cpu>(
         &self,
         cpu: &C,
         request: MergeRequest,
     ) -> Result<Reply<L>, Refusal> {
-        let superblock = &self.region.words()[..Superblock::WORDS];
-        let found = Superblock::read::<L>(superblock).map_err(|_| Refusal::Damaged)?;
-        found.options_of(DesignId::Lsm).map_err(|_| Refusal::NoTree)?;
+        self.check_lsm()?;
         let memory = Memory { region: &self.region, chunks: &self.chunks };
         match request {
             MergeRequest::Begin { owner, job, words } => {

@@ -4,6 +4,7 @@
 //! partitions.
 
 mod chunks;
+mod directory;
 mod epoch;
 mod memory_server;
 mod merges;

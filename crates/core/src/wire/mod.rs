@@ -11,6 +11,7 @@
 //!
 //! *Thread safety*: plain values.
 
+mod directory;
 mod fields;
 mod front;
 mod merge;
@@ -22,6 +23,7 @@ mod room;
 mod table;
 mod tree;
 
+pub use directory::DirectoryRequest;
 pub use front::{ClientRequest, ClientResponse, ErrorCode, MOST_VALUE_BYTES, check_sent};
 pub use merge::MergeRequest;
 pub use offload::{AskOffload, OffloadRequest, TICKETS, Ticket};
@@ -54,6 +56,8 @@ pub enum Request<L: Layout> {
     Offload(OffloadRequest<L>),
     /// A merge of tables of an LSM index.
     Merge(MergeRequest),
+    /// A request to the directory of an LSM index's shards.
+    Directory(DirectoryRequest),
 }
 
 /// The tags of [`Request::Edit`]: one for each action, in order.
@@ -70,6 +74,7 @@ const _: () = assert!(
         OwnerRequest::TAGS,
         OffloadRequest::<Fixed8>::TAGS,
         MergeRequest::TAGS,
+        DirectoryRequest::TAGS,
     ]),
     "two request tables share a tag"
 );
@@ -84,6 +89,7 @@ impl<L: Layout> Put for Request<L> {
             Self::Owners(request) => request.put(to),
             Self::Offload(request) => request.put(to),
             Self::Merge(request) => request.put(to),
+            Self::Directory(request) => request.put(to),
         }
     }
 }
@@ -101,6 +107,7 @@ impl<L: Layout> Wire for Request<L> {
             tag if PoolRequest::TAGS.contains(&tag) => Wire::take(from).map(Self::Pool),
             tag if OwnerRequest::TAGS.contains(&tag) => Wire::take(from).map(Self::Owners),
             tag if MergeRequest::TAGS.contains(&tag) => Wire::take(from).map(Self::Merge),
+            tag if DirectoryRequest::TAGS.contains(&tag) => Wire::take(from).map(Self::Directory),
             _ => Wire::take(from).map(Self::Offload),
         }
     }
@@ -146,6 +153,7 @@ impl<L: Layout> Ask<L> for TreeRequest<L> {}
 impl<L: Layout> Ask<L> for PoolRequest {}
 impl<L: Layout> Ask<L> for OwnerRequest {}
 impl<L: Layout> Ask<L> for MergeRequest {}
+impl<L: Layout> Ask<L> for DirectoryRequest {}
 impl<L: Layout> Ask<L> for OffloadRequest<L> {}
 
 /// [`Request::Edit`] with a borrowed edit, so that encoding it copies neither key nor values.
@@ -182,6 +190,12 @@ impl<L: Layout> From<OwnerRequest> for Request<L> {
 impl<L: Layout> From<OffloadRequest<L>> for Request<L> {
     fn from(request: OffloadRequest<L>) -> Self {
         Self::Offload(request)
+    }
+}
+
+impl<L: Layout> From<DirectoryRequest> for Request<L> {
+    fn from(request: DirectoryRequest) -> Self {
+        Self::Directory(request)
     }
 }
 

@@ -66,7 +66,7 @@ messages! {
         },
         /// Requests a chunk as [`PoolRequest::AllocateWhole`] does, in the lease of `owner`, which
         /// begins with the first one. All compute servers that ask for it are of one process.
-        35 => Lease {
+        43 => Lease {
             /// The owner's number, which no other owner ever has.
             owner: u64,
             /// For how long the lease goes on without a [`PoolRequest::Renew`]; 0 without an end,
@@ -78,18 +78,18 @@ messages! {
             token: u64,
         },
         /// Says that the owner of a lease is alive.
-        36 => Renew {
+        44 => Renew {
             /// The owner.
             owner: u64,
         },
         /// Takes all chunks of a lease back. Can be repeated. If it is not the owner that asks, the
         /// owner's compute servers must be fenced before.
-        37 => EndLease {
+        45 => EndLease {
             /// The owner.
             owner: u64,
         },
         /// Requests all leases. Answered by [`Reply::Leases`](super::Reply::Leases).
-        38 => ListLeases,
+        46 => ListLeases,
     }
 }
 

@@ -75,8 +75,30 @@ messages! {
             /// with places in the job's list of extents.
             outputs: Vec<u64> as rest,
         },
+        /// What a directory knows of a shard.
+        15 => Shard {
+            /// Its epoch; 0 if no process has ever had it.
+            epoch: u64,
+            /// The process that has it.
+            owner: u64,
+            /// The number of the latest change of its tables.
+            edit: u64,
+            /// The highest id of a table so far.
+            highest_table: u64,
+            /// The size of its extents.
+            extent_bytes: u64,
+            /// Compute servers that changed it in earlier epochs, and are not known to be fenced.
+            unfenced: Vec<u16> as rest,
+        },
+        /// Tables of a shard.
+        16 => Tables {
+            /// Whether there are more words.
+            more: bool,
+            /// The next words: [`Placed::encode`](crate::table::Placed::encode) of each table.
+            words: Vec<u64> as rest,
+        },
         /// All leases of the server, by owner.
-        15 => Leases(leases: Vec<LeaseState> as rest),
+        17 => Leases(leases: Vec<LeaseState> as rest),
     }
 }
 
@@ -146,12 +168,21 @@ messages! {
         /// As many merges run as the server allows.
         #[error("too many merges are running")]
         19 => TooManyMerges,
+        /// There is no such shard.
+        #[error("there is no such shard")]
+        20 => NoSuchShard,
+        /// Another process has the shard, or has had it since.
+        #[error("another process has the shard")]
+        21 => OtherOwner,
+        /// The change of a shard's tables is not the next one.
+        #[error("the change of the tables comes too late")]
+        22 => LateEdit,
         /// The lease has ended.
         #[error("there is no such lease, or it has ended")]
-        20 => NoSuchLease,
+        23 => NoSuchLease,
         /// The memory server has as many leases as it can have.
         #[error("the memory server has too many leases")]
-        21 => TooManyLeases,
+        24 => TooManyLeases,
     }
 }
 

@@ -208,6 +208,7 @@ fn tables_on_a_dead_server_keep_no_others() {
     let cluster = setup.with_index::<Small, Dlsm>();
     cluster.run_one(|fabric| async move {
         let space = &Arc::new(ExtentSpace::new(EXTENT_BYTES));
+        space.begin((7, 1), &[]);
         let client = ExtentClient::<_, Small>::new(fabric.clone(), space, 64 * EXTENT_BYTES);
         let words = vec![7; EXTENT_BYTES as usize / 8];
         // One table on each server, in turn.

@@ -10,6 +10,7 @@ mod blocks;
 mod crashes;
 mod designs;
 mod dlsm;
+mod dlsm_directory;
 mod dlsm_near;
 mod dlsm_work;
 mod leases;

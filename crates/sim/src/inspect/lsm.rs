@@ -7,6 +7,8 @@
 //!   level below level 0 ascend and do not overlap.
 //! - The ranges of MemTables follow one another without gaps (Q2).
 //! - No extent is in two tables, and none in a table is free or resting (K1, K2).
+//! - The shard's directory lists exactly the tables of the version, in the same places, unless a
+//!   change is under way (V6).
 //!
 //! *Invariants at the end of a run*: a scan returns exactly what the tables hold, and every extent
 //! is in a table, free or resting. Only runs that lose messages or servers may lose extents, or
@@ -23,7 +25,7 @@ use farleaf_core::index::{ByName, Design, IndexError, RangeIndex, Scan};
 use farleaf_core::page::{Layout, Named};
 use farleaf_core::server::MemoryServer;
 use farleaf_core::table::{
-    Damaged, Found, Index, KeyBuf, Kind, MAX_SEQUENCE, Record, Run, in_table_order,
+    Damaged, Found, Index, KeyBuf, Kind, MAX_SEQUENCE, Meta, Placed, Record, Run, in_table_order,
 };
 use farleaf_fabric::sim::SimCluster;
 use farleaf_fabric::sync::Arc;
@@ -74,6 +76,7 @@ where
         let tables = self.shard.tables();
         self.check_ranges()?;
         self.check_extents(&tables)?;
+        self.check_directory(&tables)?;
         let mut seen = Seen { keys: BTreeMap::new(), is_whole: true };
         for (place, table) in tables.iter().enumerate() {
             let doomed =
@@ -112,6 +115,28 @@ where
             Some(extent) => Err(format!("extent {extent} is in a table, and was given back")),
             None => Ok(()),
         }
+    }
+
+    fn check_directory(&self, tables: &[TableView]) -> Result<(), String> {
+        let home = (self.shard.id() % self.pool.servers.len() as u64) as u16;
+        let Some(home) = self.pool.living(home).filter(|_| !self.shard.is_changing()) else {
+            return Ok(());
+        };
+        let known = |view: &TableView| {
+            let meta = Meta { extents: Vec::new(), ..view.meta.clone() };
+            (meta.footer.table, (meta, view.pieces.first().map(|(at, _)| at.to_bits())))
+        };
+        let listed = |table: Placed| {
+            (table.meta.footer.table, (table.meta, table.pieces.first().map(|(at, _)| *at)))
+        };
+        let known: BTreeMap<_, _> = tables.iter().map(known).collect();
+        let listed: BTreeMap<_, _> =
+            home.listed_tables(self.shard.id()).into_iter().map(listed).collect();
+        if known == listed {
+            return Ok(());
+        }
+        let (known, listed) = (Vec::from_iter(known.keys()), Vec::from_iter(listed.keys()));
+        Err(format!("the directory has tables {listed:?}, and the version {known:?}"))
     }
 
     fn check_table(&self, view: &TableView, seen: &mut Seen) -> Result<(), String> {
@@ -162,6 +187,18 @@ where
             return Err(format!("it has {counted:?}, and says {said:?}, to {:?}", meta.largest));
         }
         Ok(())
+    }
+
+    /// Inspects a tree that has just been opened: all memory is in tables, or free.
+    pub(crate) fn look_at_rest(&self) -> Result<(), String> {
+        self.look()?;
+        let (usage, tables) = (self.shard.extents(), self.shard.tables());
+        let used: u64 = tables.iter().map(|table| table.extents.len() as u64).sum();
+        let unused = self.shard.unused_extents().len() as u64;
+        match usage.leased == used && usage.all == used + unused {
+            true => Ok(()),
+            false => Err(format!("{used} extents are in tables, {unused} unused, of {usage:?}")),
+        }
     }
 
     /// Inspects the tree for the last time, after the clients and the observer, from compute server

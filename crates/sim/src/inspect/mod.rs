@@ -118,6 +118,12 @@ impl<L: Layout> Pool<L> {
 }
 
 impl<L: Named> Pool<L> {
+    /// A memory server, unless it may be dead.
+    fn living(&self, number: u16) -> Option<&MemoryServer<L>> {
+        let server = self.servers.get(usize::from(number))?;
+        (!self.doomed.contains(&number)).then_some(server)
+    }
+
     pub(crate) fn new(servers: &[Arc<MemoryServer<L>>], scenario: &Scenario) -> Self {
         let (faults, allowed) = (&scenario.faults, &scenario.allowed_errors);
         let deaths = faults.kill_memory_server.iter().chain(&faults.restart_memory_server);

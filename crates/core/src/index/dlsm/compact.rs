@@ -84,6 +84,7 @@ struct Input {
 impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     /// Merges what is due most. Returns whether there was something.
     pub(super) async fn merge_what_is_due(&self, merging: &Merging) -> Result<bool, IndexError> {
+        self.settle_change().await?;
         let version = self.shard.pin();
         let takes_newest = self.fabric().breaks(OLDEST_MERGED_FIRST);
         let task = pick(&version, &self.shard.options, takes_newest);
@@ -92,7 +93,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         if let [tables] = &sources[..]
             && let [table] = &tables[..]
         {
-            merging.moved(table, into);
+            self.publish(merging.moved(table, into)).await?;
             return Ok(true);
         }
         self.merge_somewhere(merging, &version, sources, into).await?;
@@ -102,6 +103,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     /// Merges everything into the deepest level, where nothing but the newest values stays, unless
     /// snapshots need more.
     pub(super) async fn merge_everything(&self, merging: &Merging) -> Result<(), IndexError> {
+        self.settle_change().await?;
         let version = self.shard.pin();
         let deepest = version.levels.len() - 1;
         let (level0, others) = version.levels.split_first().expect("there is a level 0");
@@ -168,7 +170,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
             writer.abandon().await;
             return Err(error);
         }
-        merging.merged(&inputs, level, outputs);
+        self.publish(merging.merged(&inputs, level, outputs)).await?;
         if self.fabric().breaks(EXTENTS_PINNED) {
             inputs.iter().for_each(|table| table.lease.end());
         }

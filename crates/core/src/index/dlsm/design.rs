@@ -1,8 +1,8 @@
 //! Creating and opening an LSM tree.
 //!
-//! The tree's MemTables and what it knows of its tables are in one process, so the memory servers
-//! let only one in: server 0 has a word for its number. Handles of other processes are refused,
-//! also after the process has ended, because the tables cannot be found again without it.
+//! The tree's MemTables are in one process, so the directory gives the tree to one process at a
+//! time. Handles of others are refused until one of them takes the tree over, and opens its tables
+//! from the directory.
 //!
 //! *Thread safety*: plain functions.
 
@@ -12,9 +12,12 @@ use super::handle::DlsmIndex;
 use super::shard::Shard;
 use crate::index::{Design, IndexError};
 use crate::page::{DesignId, Layout};
-use crate::remote::{ExtentClient, ExtentSpace, ROOT_SERVER};
+use crate::remote::{ExtentClient, RpcClient};
 use farleaf_fabric::sync::Arc;
-use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
+use farleaf_fabric::{Fabric, ServerId};
+
+/// The number of the tree in the directory.
+const THE_SHARD: u64 = 0;
 
 /// The design.
 #[derive(Clone, Copy, Debug)]
@@ -29,43 +32,59 @@ impl<L: Layout<Key: Encoded, Value: Encoded>> Design<L> for Dlsm {
 
     async fn create<F: Fabric>(fabric: &F, options: &Self::Options) -> Result<(), IndexError> {
         options.check()?;
-        let space = Arc::new(ExtentSpace::new(L::page_words() as u64 * 8));
-        let client = ExtentClient::<F, L>::new(fabric.clone(), &space, 0);
+        let rpc = RpcClient::<F, L>::new(fabric.clone());
         for number in (0..fabric.memory_servers()).rev() {
-            client.rpc().check_unclaimed(ServerId::new(number)).await?;
+            rpc.check_unclaimed(ServerId::new(number)).await?;
         }
-        let owner = client.write_alone(ROOT_SERVER, &[0]).await?;
-        Ok(client.rpc().claim_all(DesignId::Lsm as u64, &[owner]).await?)
+        Ok(rpc.claim_all(DesignId::Lsm as u64, &[]).await?)
     }
 
     fn compute(options: &Self::Options) -> Result<Self::Compute, IndexError> {
         options.check()?;
-        Ok(Arc::new(Shard::new(options)?))
+        Ok(Arc::new(Shard::new(THE_SHARD, options)?))
     }
 
     async fn open_handle<F: Fabric>(
         fabric: F,
         compute: &Self::Compute,
     ) -> Result<Self::Index<F>, IndexError> {
-        let chunk_bytes = compute.options.chunk_bytes;
-        let extents = ExtentClient::<F, L>::new(fabric.clone(), &compute.space, chunk_bytes);
-        let mut owner = GlobalAddr::NULL;
-        for number in (0..fabric.memory_servers()).rev() {
-            let server = ServerId::new(number);
-            owner = extents.rpc().claimed(server, DesignId::Lsm).await?.0.root;
-        }
-        let process = compute.owner(fabric.unique());
-        compute.space.lease_for(process);
-        if !extents.rpc().enter(owner, process).await? {
-            return Err(IndexError::InvalidArgument(
-                "another process has opened this index, which is in its memory",
-            ));
-        }
-        Ok(DlsmIndex::new(compute, extents))
+        let index = Self::handle(fabric, compute).await?;
+        index.open_shard(false).await?;
+        Ok(index)
     }
 
     fn local_bytes(compute: &Self::Compute) -> u64 {
         let (memtables, indexes) = compute.local_bytes();
         memtables + indexes
+    }
+}
+
+impl Dlsm {
+    async fn handle<F: Fabric, L: Layout>(
+        fabric: F,
+        compute: &Arc<Shard>,
+    ) -> Result<DlsmIndex<F, L>, IndexError> {
+        let chunk_bytes = compute.options.chunk_bytes;
+        let extents = ExtentClient::<F, L>::new(fabric.clone(), &compute.space, chunk_bytes);
+        for number in (0..fabric.memory_servers()).rev() {
+            extents.rpc().claimed(ServerId::new(number), DesignId::Lsm).await?;
+        }
+        Ok(DlsmIndex::new(compute, extents))
+    }
+
+    /// Opens the tree of a process that has ended, for the process of `compute`: all tables that
+    /// the former one has flushed or merged. What was in its MemTables only is lost. The former
+    /// one's compute servers are fenced at all memory servers, except for the one that `fabric`
+    /// belongs to, if both have it: that one must have been fenced before this life began, by
+    /// [`Fabric::fence`] of another compute server. A process from which the tree was taken needs a
+    /// new `compute` to take it back.
+    ///
+    /// # Errors
+    /// [`IndexError`]; the former process may have lost the tree all the same. Call it again then.
+    pub async fn take_over<F: Fabric, L: Layout>(
+        fabric: F,
+        compute: &Arc<Shard>,
+    ) -> Result<(), IndexError> {
+        Self::handle::<F, L>(fabric, compute).await?.open_shard(true).await
     }
 }

@@ -20,6 +20,7 @@ use farleaf_fabric::sync::Arc;
 impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     /// Flushes the oldest closed MemTable. Returns whether there was one.
     pub(super) async fn flush_oldest(&self, flushing: &Flushing) -> Result<bool, IndexError> {
+        self.settle_change().await?;
         let version = self.shard.pin();
         let closed = match self.fabric().breaks(OLDEST_FLUSHED_FIRST) {
             true => version.immutables.first(),
@@ -32,7 +33,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
             self.until_settled(last).await?;
         }
         let tables = self.write_memtable(&version, oldest).await?;
-        flushing.flushed(oldest, tables);
+        self.publish(flushing.flushed(oldest, tables)).await?;
         Ok(true)
     }
 

@@ -22,7 +22,7 @@ fn is_empty(table: &MemTable) -> bool {
 
 impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     /// Waits for `right`, which `begin` returns. Tasks that do what is due leave it to the call.
-    async fn until_begun<R>(
+    pub(super) async fn until_begun<R>(
         &self,
         right: Right,
         begin: fn(&Arc<Shard>) -> Option<R>,
@@ -88,6 +88,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         self.settle_tree().await?;
         let _flushing = self.until_begun(Right::Flush, Shard::begin_flush).await?;
         let merging = self.until_begun(Right::Merge, Shard::begin_merge).await?;
+        self.settle_change().await?;
         let version = self.shard.pin();
         if version.tables().next().is_some() || !version.memtables().all(|table| is_empty(table)) {
             return Err(not_empty);
@@ -120,7 +121,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
             return Err(error);
         }
         tables.extend(writer.finish(options.levels as u8).await?);
-        merging.merged(&[], options.levels, tables);
+        self.publish(merging.merged(&[], options.levels, tables)).await?;
         Ok(count)
     }
 }

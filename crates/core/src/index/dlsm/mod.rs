@@ -3,12 +3,12 @@
 //!
 //! Writes go to a MemTable on the compute server (section IV of the paper), full MemTables are
 //! flushed to the pool as sorted tables, and tables are merged level by level (section V). A lookup
-//! READs exactly one record of each table that may have the key (section VI). So far one process
-//! has the whole tree.
+//! READs exactly one record of each table that may have the key (section VI). One process at a time
+//! has the whole tree; the next one opens it from the directory on a memory server.
 //!
 //! ```text
 //! operations ─▶ read, scan, write, load ─▶ flush, compact ─▶ table_writer    an operation
-//!                            │                   │                │
+//!                            │             directory              │
 //!                            └───────────▶ handle ◀───────────────┘          what all use
 //!                                            ├─▶ shard ─▶ version            what handles share
 //!                                            └─▶ memtable ─▶ sequence
@@ -20,6 +20,7 @@
 mod background;
 mod compact;
 mod design;
+mod directory;
 mod encoded;
 mod flush;
 mod handle;

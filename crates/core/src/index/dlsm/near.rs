@@ -8,10 +8,10 @@
 use super::handle::DlsmIndex;
 use super::place::MergePlace;
 use super::shard::Merging;
-use super::version::{Table, TreeVersion};
+use super::version::{Change, Table, TreeVersion};
 use crate::index::IndexError;
 use crate::page::Layout;
-use crate::remote::{JobId, Lease, NearMerge, RemoteError};
+use crate::remote::{Lease, NearMerge, RemoteError};
 use crate::table::{ExtentRun, FOOTER_WORDS, Index, JobTable, MergeJob, Meta};
 use farleaf_fabric::sync::{Arc, lock};
 use farleaf_fabric::{Fabric, GlobalAddr, MAX_MESSAGE_BYTES, ServerId};
@@ -48,9 +48,13 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         };
         let words: u64 = sources.iter().flatten().map(|table| table.bytes() / 8).sum();
         let began_ns = self.fabric().now_ns();
-        let is_near = wants_near && self.merge_near(merging, version, &sources, level).await;
-        if !is_near {
-            self.merge(merging, version, sources, level).await?;
+        let near = match wants_near {
+            true => self.merge_near(merging, version, &sources, level).await,
+            false => None,
+        };
+        match near {
+            Some(change) => self.publish(change).await?,
+            None => self.merge(merging, version, sources, level).await?,
         }
         if place == MergePlace::ByCost {
             let took_ns = self.fabric().now_ns().saturating_sub(began_ns);
@@ -61,30 +65,27 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         Ok(())
     }
 
-    /// Merges on the memory server of the tables. Returns false if the compute side must do it.
+    /// Merges on the memory server of the tables. `None` if the compute side must do it.
     async fn merge_near(
         &self,
         merging: &Merging,
         version: &TreeVersion,
         sources: &[Vec<Arc<Table>>],
         level: usize,
-    ) -> bool {
-        let Some(mut plan) = self.plan(version, sources, level) else { return false };
+    ) -> Option<Change> {
+        let mut plan = self.plan(version, sources, level)?;
         // Beside the words the request has a tag, the process and the job's number.
         let words = plan.job.encode().len() + plan.extents;
         if words * 8 + 64 > MAX_MESSAGE_BYTES {
-            return false;
+            return None;
         }
-        let Ok(lease) = self.extents.lease(plan.server, plan.extents).await else {
-            return false;
-        };
+        let lease = self.extents.lease(plan.server, plan.extents).await.ok()?;
         plan.job.extents = lease.places().iter().map(|place| place.offset()).collect();
         let words = plan.job.encode();
         // Whatever has failed, the compute side can merge. It finds a damaged table again.
-        let Ok(outputs) = self.run_job(&plan, lease, words).await else { return false };
+        let outputs = self.run_job(&plan, lease, words).await.ok()?;
         self.shard.count_near_merge();
-        merging.merged(&sources.concat(), level, outputs);
-        true
+        Some(merging.merged(&sources.concat(), level, outputs))
     }
 
     /// What the memory server is asked to do. `None` if the tables are on several servers.
@@ -149,9 +150,8 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         words: Vec<u64>,
     ) -> Result<Vec<Table>, RemoteError> {
         let server = plan.server;
-        let (owner, job) = self.shard.next_job();
-        let mut merge =
-            NearMerge::begin(&self.extents, JobId { server, owner, job }, lease, words).await?;
+        let job = self.shard.next_job(server);
+        let mut merge = NearMerge::begin(&self.extents, job, lease, words).await?;
         let mut metas = Vec::new();
         let mut steps = 0;
         loop {

@@ -11,16 +11,18 @@
 
 use super::place::{MergeCosts, MergePlace};
 use super::signal::Signal;
-use super::version::{Table, TreeVersion};
+use super::version::{Change, Table, TreeVersion};
 use super::{DlsmOptions, MemTable, MemTableError, Sequences, Writer};
-use crate::remote::{ExtentSpace, ExtentUsage};
+use crate::remote::{ExtentSpace, ExtentUsage, JobId};
 use crate::table::Meta;
 use farleaf_fabric::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
-use farleaf_fabric::{GlobalAddr, Region};
+use farleaf_fabric::{GlobalAddr, Region, ServerId};
 
 /// One LSM tree.
 #[derive(Debug)]
 pub struct Shard {
+    /// Its number in the directory.
+    pub(super) id: u64,
     pub(super) options: DlsmOptions,
     pub(super) sequences: Arc<Sequences>,
     pub(super) space: Arc<ExtentSpace>,
@@ -45,8 +47,9 @@ struct State {
     jobs: u64,
     is_flushing: bool,
     is_merging: bool,
-    /// Operations that wait for the right to flush, and to merge.
-    waiting: [usize; 2],
+    is_editing: bool,
+    /// Operations that wait for the right to flush, to merge, and to edit.
+    waiting: [usize; 3],
     /// Tasks that flush and merge in the background.
     workers: usize,
     /// How often one of them failed, and until when all rest because of that.
@@ -54,6 +57,11 @@ struct State {
     rest_until_ns: u64,
     /// A number that names this process to the memory servers; 0 if none was drawn yet.
     owner: u64,
+    /// The epoch in which this process has the shard; 0 if it has not opened it yet.
+    epoch: u64,
+    /// The number of the latest change in the directory, and a change that may be made there.
+    edit: u64,
+    pending: Option<Arc<PendingChange>>,
     counts: TreeCounts,
 }
 
@@ -100,16 +108,36 @@ pub(super) enum Switched {
     NoRoom,
 }
 
+/// A change that the directory may have made (V6).
+#[derive(Debug)]
+pub(super) struct PendingChange {
+    pub(super) number: u64,
+    pub(super) words: Vec<u64>,
+    change: Change,
+}
+
+/// What the directory says about a shard that this process has just opened.
+#[derive(Debug)]
+pub(super) struct Opened {
+    pub(super) epoch: u64,
+    pub(super) edit: u64,
+    pub(super) highest_table: u64,
+    /// By level.
+    pub(super) levels: Vec<Vec<Arc<Table>>>,
+}
+
 /// A right that one handle at a time has (V2).
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Right {
     Flush,
     Merge,
+    /// To change the directory.
+    Edit,
 }
 
 impl Shard {
     /// A tree without records.
-    pub(super) fn new(options: &DlsmOptions) -> Result<Self, MemTableError> {
+    pub(super) fn new(id: u64, options: &DlsmOptions) -> Result<Self, MemTableError> {
         let sequences = Arc::new(Sequences::new(options.writers));
         let space = ExtentSpace::new(options.extent_bytes);
         let space = match options.merges {
@@ -125,14 +153,19 @@ impl Shard {
             jobs: 0,
             is_flushing: false,
             is_merging: false,
-            waiting: [0; 2],
+            is_editing: false,
+            waiting: [0; 3],
             workers: 0,
             failures: 0,
             rest_until_ns: 0,
             owner: 0,
+            epoch: 0,
+            edit: 0,
+            pending: None,
             counts: TreeCounts::default(),
         };
         Ok(Self {
+            id,
             options: options.clone(),
             sequences,
             space: Arc::new(space),
@@ -157,6 +190,21 @@ impl Shard {
             state.owner = drawn;
         }
         state.owner
+    }
+
+    /// The epoch in which this process has the shard; 0 if it has not opened it yet.
+    pub fn epoch(&self) -> u64 {
+        lock(&self.state).epoch
+    }
+
+    /// Its number in the directory.
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// Whether the directory may have a change that the version does not have yet.
+    pub fn is_changing(&self) -> bool {
+        lock(&self.state).pending.is_some()
     }
 
     /// What the tree has done so far.
@@ -249,11 +297,12 @@ impl Shard {
         state.tables - count + 1
     }
 
-    /// The process and the number of its next job on a memory server. Numbers ascend.
-    pub(super) fn next_job(&self) -> (u64, u64) {
+    /// The next job on a memory server. Numbers ascend.
+    pub(super) fn next_job(&self, server: ServerId) -> JobId {
         let mut state = lock(&self.state);
         state.jobs += 1;
-        (state.owner, state.jobs)
+        let first = JobId::first(server, self.id, state.epoch);
+        JobId { job: first.job + state.jobs, ..first }
     }
 
     /// Counts a merge on a memory server.
@@ -277,6 +326,20 @@ impl Shard {
             return None;
         }
         Some(Merging { shard: Arc::clone(shard) })
+    }
+
+    /// The right to change the directory. `None` if another handle has it.
+    pub(super) fn begin_edit(shard: &Arc<Self>) -> Option<Editing> {
+        let mut state = lock(&shard.state);
+        if std::mem::replace(&mut state.is_editing, true) {
+            return None;
+        }
+        Some(Editing { shard: Arc::clone(shard) })
+    }
+
+    /// The change that the directory may have made, if there is one.
+    pub(super) fn pending(&self) -> Option<Arc<PendingChange>> {
+        lock(&self.state).pending.clone()
     }
 
     /// Whether a handle has the right to flush.
@@ -328,6 +391,40 @@ impl Shard {
 }
 
 impl State {
+    /// Changes the version (V3).
+    fn install(&mut self, change: &Change, options: &DlsmOptions) {
+        let counts = &mut self.counts;
+        let bytes =
+            |tables: &[Arc<Table>]| tables.iter().map(|table| written_bytes(table)).sum::<u64>();
+        match change {
+            Change::Flushed { memtable, tables } => {
+                let mut next = TreeVersion::clone(&self.version);
+                next.immutables.retain(|closed| !Arc::ptr_eq(closed, memtable));
+                counts.flushes += u64::from(!tables.is_empty());
+                counts.flushed_bytes += bytes(tables);
+                next.levels[0].splice(0..0, tables.iter().cloned());
+                self.version = Arc::new(next);
+                self.retired.push(Arc::clone(memtable));
+                // Their memory is used again if nothing pins them. No more are kept than are
+                // needed.
+                let surplus = self.retired.len().saturating_sub(options.most_immutables);
+                self.retired.drain(..surplus);
+            }
+            Change::Merged { removed, level, added } => {
+                counts.merges += 1;
+                counts.merged_bytes += bytes(added);
+                let index_bytes = added.iter().map(|table| table.index.bytes() as u64);
+                counts.merged_index_bytes += index_bytes.sum::<u64>();
+                self.version = Arc::new(self.version.with_merged(removed, *level, added.clone()));
+            }
+            Change::Moved { table, level, moved } => {
+                counts.moved_tables += 1;
+                let (removed, added) = ([Arc::clone(table)], vec![Arc::clone(moved)]);
+                self.version = Arc::new(self.version.with_merged(&removed, *level, added));
+            }
+        }
+    }
+
     /// The memory of a MemTable that nothing uses any more.
     fn memory(&mut self) -> Option<Arc<Region>> {
         let mut found = None;
@@ -353,21 +450,9 @@ pub(super) struct Flushing {
 
 impl Flushing {
     /// `tables`, whose keys do not overlap, take the place of a closed MemTable (V3).
-    pub(super) fn flushed(&self, memtable: &Arc<MemTable>, tables: Vec<Table>) {
-        let mut state = lock(&self.shard.state);
-        let mut next = TreeVersion::clone(&state.version);
-        next.immutables.retain(|closed| !Arc::ptr_eq(closed, memtable));
-        state.counts.flushes += u64::from(!tables.is_empty());
-        state.counts.flushed_bytes += tables.iter().map(written_bytes).sum::<u64>();
-        next.levels[0].splice(0..0, tables.into_iter().map(Arc::new));
-        state.version = Arc::new(next);
-        state.retired.push(Arc::clone(memtable));
-        // Their memory is used again if nothing pins them. No more are kept than are needed.
-        let most = self.shard.options.most_immutables;
-        let surplus = state.retired.len().saturating_sub(most);
-        state.retired.drain(..surplus);
-        drop(state);
-        self.shard.changed.raise();
+    pub(super) fn flushed(&self, memtable: &Arc<MemTable>, tables: Vec<Table>) -> Change {
+        let tables = tables.into_iter().map(Arc::new).collect();
+        Change::Flushed { memtable: Arc::clone(memtable), tables }
     }
 }
 
@@ -386,32 +471,87 @@ pub(super) struct Merging {
 
 impl Merging {
     /// `added` takes the place of `removed`, in `level` (V3).
-    pub(super) fn merged(&self, removed: &[Arc<Table>], level: usize, added: Vec<Table>) {
-        let mut state = lock(&self.shard.state);
-        state.counts.merges += 1;
-        state.counts.merged_bytes += added.iter().map(written_bytes).sum::<u64>();
-        let index_bytes = added.iter().map(|table| table.index.bytes() as u64).sum::<u64>();
-        state.counts.merged_index_bytes += index_bytes;
+    pub(super) fn merged(&self, removed: &[Arc<Table>], level: usize, added: Vec<Table>) -> Change {
         let added = added.into_iter().map(Arc::new).collect();
-        state.version = Arc::new(state.version.with_merged(removed, level, added));
-        drop(state);
-        self.shard.changed.raise();
+        Change::Merged { removed: removed.to_vec(), level, added }
     }
 
     /// `table` goes to `level` as it is.
-    pub(super) fn moved(&self, table: &Arc<Table>, level: usize) {
-        let mut state = lock(&self.shard.state);
-        state.counts.moved_tables += 1;
-        let (removed, added) = ([Arc::clone(table)], vec![Arc::new(table.in_level(level))]);
-        state.version = Arc::new(state.version.with_merged(&removed, level, added));
-        drop(state);
-        self.shard.changed.raise();
+    pub(super) fn moved(&self, table: &Arc<Table>, level: usize) -> Change {
+        let moved = Arc::new(table.in_level(level));
+        Change::Moved { table: Arc::clone(table), level, moved }
     }
 }
 
 impl Drop for Merging {
     fn drop(&mut self) {
         lock(&self.shard.state).is_merging = false;
+        self.shard.changed.raise();
+    }
+}
+
+/// The right to change the directory. Dropping it gives it back.
+#[derive(Debug)]
+pub(super) struct Editing {
+    shard: Arc<Shard>,
+}
+
+impl Editing {
+    /// Notes a change before the directory is asked for it.
+    pub(super) fn begin(&self, change: Change) -> Arc<PendingChange> {
+        let words = change.for_directory().encode();
+        let mut state = lock(&self.shard.state);
+        state.edit += 1;
+        let pending = Arc::new(PendingChange { number: state.edit, words, change });
+        state.pending = Some(Arc::clone(&pending));
+        pending
+    }
+
+    /// The directory has made the pending change: the version follows (V3, V6).
+    pub(super) fn made(&self) {
+        let mut state = lock(&self.shard.state);
+        let Some(pending) = state.pending.take() else { return };
+        state.install(&pending.change, &self.shard.options);
+        drop(state);
+        self.shard.changed.raise();
+    }
+
+    /// The directory has not made the pending change, and never will.
+    pub(super) fn refused(&self) {
+        let refused = lock(&self.shard.state).pending.take();
+        drop(refused); // Its tables give their extents back.
+    }
+
+    /// Changes the version alone.
+    pub(super) fn make_unlisted(&self, change: &Change) {
+        lock(&self.shard.state).install(change, &self.shard.options);
+        self.shard.changed.raise();
+    }
+
+    /// Begins with what the directory has.
+    pub(super) fn opened(&self, opened: Opened) -> Result<(), MemTableError> {
+        let shard = &self.shard;
+        let tables = || opened.levels.iter().flatten();
+        let highest = tables().map(|table| table.meta.footer.highest).max().unwrap_or(0);
+        // New versions are newer than all that are there.
+        shard.sequences.raise(highest);
+        let options = shard.options.memtable;
+        let active = MemTable::new(&shard.sequences, options.memory()?, options);
+        let mut version = TreeVersion::new(Arc::new(active), shard.options.levels);
+        version.levels = opened.levels;
+        let mut state = lock(&shard.state);
+        state.version = Arc::new(version);
+        (state.epoch, state.edit) = (opened.epoch, opened.edit);
+        state.tables = state.tables.max(opened.highest_table);
+        drop(state);
+        shard.changed.raise();
+        Ok(())
+    }
+}
+
+impl Drop for Editing {
+    fn drop(&mut self) {
+        lock(&self.shard.state).is_editing = false;
         self.shard.changed.raise();
     }
 }
@@ -473,7 +613,7 @@ mod tests {
     /// kept an operation that waited for it from ever getting it.
     #[test]
     fn a_right_is_left_to_operations_that_wait_for_it() {
-        let shard = Arc::new(Shard::new(&DlsmOptions::default()).unwrap());
+        let shard = Arc::new(Shard::new(0, &DlsmOptions::default()).unwrap());
         let merging = Shard::begin_due(&shard, Right::Merge, Shard::begin_merge).unwrap();
         let waiting = Shard::begin_waiting(&shard, Right::Merge);
         assert!(Shard::begin_merge(&shard).is_none());

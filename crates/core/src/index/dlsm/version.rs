@@ -10,7 +10,7 @@
 
 use super::MemTable;
 use crate::remote::Lease;
-use crate::table::{Index, Key, KeyBuf, Meta};
+use crate::table::{Index, Key, KeyBuf, Meta, Placed, VersionChange};
 use farleaf_fabric::sync::Arc;
 
 /// A table in the memory pool, as its compute server knows it.
@@ -33,6 +33,13 @@ impl Table {
         Self { meta, index: Arc::clone(&self.index), lease: Arc::clone(&self.lease) }
     }
 
+    /// What the directory keeps of it.
+    fn placed(&self) -> Placed {
+        let pieces = self.lease.pieces(0, self.lease.bytes() / 8, u64::MAX).into_iter();
+        let meta = Meta { extents: Vec::new(), ..self.meta.clone() };
+        Placed { meta, pieces: pieces.map(|(at, words)| (at.to_bits(), words * 8)).collect() }
+    }
+
     /// Bytes of its records.
     pub(super) fn bytes(&self) -> u64 {
         u64::from(self.meta.footer.data_words) * 8
@@ -41,6 +48,62 @@ impl Table {
     /// Whether the keys of both overlap.
     pub(super) fn overlaps(&self, (smallest, largest): (&KeyBuf, &KeyBuf)) -> bool {
         self.meta.smallest <= *largest && *smallest <= self.meta.largest
+    }
+}
+
+/// A change of a version.
+#[derive(Debug)]
+pub(super) enum Change {
+    /// Tables take the place of a MemTable, in level 0.
+    Flushed {
+        /// The MemTable, which is closed.
+        memtable: Arc<MemTable>,
+        /// The tables.
+        tables: Vec<Arc<Table>>,
+    },
+    /// Tables take the place of others.
+    Merged {
+        /// The others.
+        removed: Vec<Arc<Table>>,
+        /// The level of the new ones, which is not level 0.
+        level: usize,
+        /// The new ones.
+        added: Vec<Arc<Table>>,
+    },
+    /// A table goes to another level.
+    Moved {
+        /// The table.
+        table: Arc<Table>,
+        /// The level, which is not level 0.
+        level: usize,
+        /// The table as a part of that level.
+        moved: Arc<Table>,
+    },
+}
+
+impl Change {
+    /// Whether it neither adds nor takes away tables: the directory knows nothing of it.
+    pub(super) fn is_of_memory(&self) -> bool {
+        match self {
+            Self::Flushed { tables, .. } => tables.is_empty(),
+            Self::Merged { removed, added, .. } => removed.is_empty() && added.is_empty(),
+            Self::Moved { .. } => false,
+        }
+    }
+
+    /// What the directory gets of it.
+    pub(super) fn for_directory(&self) -> VersionChange {
+        let (removed, added) = match self {
+            Self::Flushed { tables, .. } => (&[][..], &tables[..]),
+            Self::Merged { removed, added, .. } => (&removed[..], &added[..]),
+            Self::Moved { table, moved, .. } => {
+                (std::slice::from_ref(table), std::slice::from_ref(moved))
+            }
+        };
+        VersionChange {
+            removed: removed.iter().map(|table| table.id()).collect(),
+            added: added.iter().map(|table| table.placed()).collect(),
+        }
     }
 }
 

@@ -1,0 +1,435 @@
+//! The directory of an LSM index's shards: which process has a shard, which tables it consists of,
+//! and which memory of this server belongs to it.
+//!
+//! A shard has one memory server for its owner and its tables. Every memory server knows the chunks
+//! that it has given to each shard. What a process knows of a shard can be made again from these.
+//!
+//! *Invariants* (`docs/internals/lsm-tree.md`)
+//! - lsm.V5. A change of the tables is made whole, and once: its number is above those of all
+//!   changes before.
+//! - lsm.H3. A request of an earlier epoch than the shard's is refused.
+//! - lsm.K4. No two tables of a shard have the same memory, and what they have of this server's is
+//!   in chunks of the shard.
+//!
+//! *Thread safety*: any number of threads; a mutex that is never held across a wait.
+
+use crate::page::Layout;
+use crate::rules;
+use crate::table::{Placed, VersionChange};
+use crate::wire::{DirectoryRequest, LISTED_CHUNKS, Refusal, Reply};
+use farleaf_fabric::sync::{Mutex, lock};
+use farleaf_fabric::{Cpu, GlobalAddr, ServerId};
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+
+/// Shards of a memory server.
+const MOST_SHARDS: usize = 4_096;
+/// Compute servers that change a shard and are not known to be fenced: a reply lists them all.
+const MOST_JOINED: usize = 4_096;
+/// Words of all tables of a shard, and of one change.
+const MOST_WORDS: usize = 1 << 24;
+/// Words of one reply: 96 KiB.
+const REPLY_WORDS: usize = 12 << 10;
+
+/// The shards of a memory server.
+#[derive(Debug, Default)]
+pub(super) struct Directory {
+    inner: Mutex<Inner>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    /// Those whose tables this server lists.
+    shards: BTreeMap<u64, Shard>,
+    /// The chunks of this server, by shard.
+    spaces: BTreeMap<u64, Space>,
+}
+
+/// Memory of this server that a shard has.
+#[derive(Debug, Default)]
+struct Space {
+    /// The latest epoch that has asked.
+    epoch: u64,
+    /// Sizes by address.
+    chunks: BTreeMap<GlobalAddr, u64>,
+}
+
+#[derive(Debug, Default)]
+struct Shard {
+    epoch: u64,
+    owner: u64,
+    extent_bytes: u64,
+    /// Compute servers that are not known to be fenced, with the epoch in which each joined.
+    joined: BTreeMap<u16, u64>,
+    /// The latest change and its outcome.
+    edit: u64,
+    outcome: Option<Refusal>,
+    /// The change whose parts arrive.
+    coming: Coming,
+    /// Words of each table, by id.
+    tables: BTreeMap<u64, Listed>,
+    /// Of all tables.
+    words: usize,
+    highest_table: u64,
+    /// Bytes of all pieces of tables, by address.
+    used: BTreeMap<GlobalAddr, u64>,
+}
+
+#[derive(Debug, Default)]
+struct Coming {
+    number: u64,
+    parts: u32,
+    words: Vec<u64>,
+}
+
+#[derive(Debug)]
+struct Listed {
+    words: Vec<u64>,
+    pieces: Vec<(GlobalAddr, u64)>,
+}
+
+/// A part of a change.
+struct EditPart<'r> {
+    number: u64,
+    part: u32,
+    more: bool,
+    words: &'r [u64],
+    /// Whether a repeated change is not made again.
+    once: bool,
+}
+
+impl Directory {
+    /// The tables of a shard.
+    pub(super) fn listed_tables(&self, shard: u64) -> Vec<Placed> {
+        let inner = lock(&self.inner);
+        let tables = inner.shards.get(&shard).into_iter().flat_map(|shard| shard.tables.values());
+        tables.filter_map(|table| Placed::decode(&mut &table.words[..]).ok()).collect()
+    }
+
+    /// Answers a request of compute server `client`. `allocate` allocates a chunk of at least so
+    /// many bytes, for a request with this token.
+    pub(super) fn answer<C: Cpu, L: Layout>(
+        &self,
+        cpu: &C,
+        server: ServerId,
+        client: u16,
+        request: DirectoryRequest,
+        allocate: impl FnOnce(u64, u64, u64) -> Result<(GlobalAddr, u64), Refusal>,
+    ) -> Result<Reply<L>, Refusal> {
+        let checks_epoch = !cpu.breaks(rules::SHARD_EPOCHS);
+        let mut inner = lock(&self.inner);
+        let Inner { shards, spaces } = &mut *inner;
+        match request {
+            DirectoryRequest::State { shard } => {
+                let none = Shard::default();
+                return Ok(shards.get(&shard).unwrap_or(&none).describe());
+            }
+            DirectoryRequest::Open { shard, owner, after, extent_bytes } => {
+                let is_full = shards.len() >= MOST_SHARDS;
+                let shard = match shards.entry(shard) {
+                    Entry::Occupied(shard) => shard.into_mut(),
+                    Entry::Vacant(_) if after > 0 || owner == 0 => {
+                        return Err(Refusal::NoSuchShard);
+                    }
+                    Entry::Vacant(_) if is_full => return Err(Refusal::OutOfMemory),
+                    Entry::Vacant(shard) => shard.insert(Shard::default()),
+                };
+                shard.open(client, owner, after, extent_bytes)?;
+                return Ok(shard.describe());
+            }
+            DirectoryRequest::Join { shard, owner } => {
+                let shard = shards.get_mut(&shard).ok_or(Refusal::NoSuchShard)?;
+                if shard.owner != owner {
+                    return Err(Refusal::OtherOwner);
+                }
+                shard.join(client)?;
+                return Ok(shard.describe());
+            }
+            DirectoryRequest::Fenced { shard, epoch } => {
+                let shard = of_epoch(shards, shard, epoch, true)?;
+                shard.joined.retain(|_, joined| *joined >= epoch);
+            }
+            DirectoryRequest::Edit { shard: id, epoch, number, part, more, words } => {
+                let shard = of_epoch(shards, id, epoch, checks_epoch)?;
+                let once = !cpu.breaks(rules::EDITS_ONCE);
+                let part = EditPart { number, part, more, words: &words, once };
+                let space = spaces.entry(id).or_default();
+                shard.edit(part, |piece| piece.0.server() != server || space.has(piece))?;
+            }
+            DirectoryRequest::Tables { shard, epoch, from } => {
+                let shard = of_epoch(shards, shard, epoch, true)?;
+                let (words, more) = shard.list(usize::try_from(from).unwrap_or(usize::MAX));
+                return Ok(Reply::Tables { more, words });
+            }
+            DirectoryRequest::Allocate { shard, epoch, bytes, least, token } => {
+                let space = Space::of_epoch(spaces, shard, epoch)?;
+                let (at, bytes) = allocate(bytes, least, token)?;
+                space.chunks.insert(at, bytes);
+                return Ok(Reply::Chunk { at, bytes });
+            }
+            DirectoryRequest::Chunks { shard, epoch, from } => {
+                let space = Space::of_epoch(spaces, shard, epoch)?;
+                let mut rest =
+                    space.chunks.iter().skip(from as usize).map(|(at, size)| (*at, *size));
+                let chunks = rest.by_ref().take(LISTED_CHUNKS).collect();
+                return Ok(Reply::Chunks { more: rest.next().is_some(), chunks });
+            }
+        }
+        Ok(Reply::Done)
+    }
+}
+
+/// A shard of this epoch.
+fn of_epoch(
+    shards: &mut BTreeMap<u64, Shard>,
+    shard: u64,
+    epoch: u64,
+    is_checked: bool,
+) -> Result<&mut Shard, Refusal> {
+    let shard = shards.get_mut(&shard).ok_or(Refusal::NoSuchShard)?;
+    match shard.epoch == epoch || !is_checked {
+        true => Ok(shard),
+        false => Err(Refusal::OtherOwner), // H3
+    }
+}
+
+impl Space {
+    /// What `shard` has, for a process of this epoch. No earlier one gets chunks from now on.
+    fn of_epoch(
+        spaces: &mut BTreeMap<u64, Self>,
+        shard: u64,
+        epoch: u64,
+    ) -> Result<&mut Self, Refusal> {
+        if epoch == 0 {
+            return Err(Refusal::Malformed);
+        }
+        if !spaces.contains_key(&shard) && spaces.len() >= MOST_SHARDS {
+            return Err(Refusal::OutOfMemory);
+        }
+        let space = spaces.entry(shard).or_default();
+        if epoch < space.epoch {
+            return Err(Refusal::OtherOwner);
+        }
+        space.epoch = epoch;
+        Ok(space)
+    }
+
+    /// Whether a piece is in one of the chunks, or in several that touch one another.
+    fn has(&self, &(at, bytes): &(GlobalAddr, u64)) -> bool {
+        let Some(end) = at.offset().checked_add(bytes) else { return false };
+        let mut next = at.offset();
+        while next < end {
+            let here = GlobalAddr::new(at.server(), next);
+            let chunk = self.chunks.range(..=here).next_back();
+            match chunk.map(|(start, size)| start.offset() + size).filter(|end| *end > next) {
+                Some(chunk_end) => next = chunk_end,
+                None => return false,
+            }
+        }
+        true
+    }
+}
+
+impl Shard {
+    fn describe<L: Layout>(&self) -> Reply<L> {
+        let unfenced = self.joined.iter().filter(|(_, joined)| **joined < self.epoch);
+        Reply::Shard {
+            epoch: self.epoch,
+            owner: self.owner,
+            edit: self.edit,
+            highest_table: self.highest_table,
+            extent_bytes: self.extent_bytes,
+            unfenced: unfenced.map(|(compute_server, _)| *compute_server).collect(),
+        }
+    }
+
+    fn open(
+        &mut self,
+        client: u16,
+        owner: u64,
+        after: u64,
+        extent_bytes: u64,
+    ) -> Result<(), Refusal> {
+        let is_other_size = self.extent_bytes != extent_bytes && !self.tables.is_empty();
+        if owner == 0 || extent_bytes == 0 || is_other_size || after == u64::MAX {
+            return Err(Refusal::Malformed);
+        }
+        let is_repeated = self.owner == owner && self.epoch == after + 1;
+        if !is_repeated {
+            if self.epoch != after {
+                return Err(Refusal::OtherOwner);
+            }
+            self.check_joined(client)?;
+            (self.epoch, self.owner, self.extent_bytes) = (after + 1, owner, extent_bytes);
+            self.coming = Coming::default();
+        }
+        self.join(client)
+    }
+
+    /// Refuses a compute server for which the list has no room.
+    fn check_joined(&self, client: u16) -> Result<(), Refusal> {
+        match self.joined.len() < MOST_JOINED || self.joined.contains_key(&client) {
+            true => Ok(()),
+            false => Err(Refusal::TooManyClients),
+        }
+    }
+
+    fn join(&mut self, client: u16) -> Result<(), Refusal> {
+        self.check_joined(client)?;
+        self.joined.insert(client, self.epoch);
+        Ok(())
+    }
+
+    /// Takes a part of a change, and makes the change if it is the last one.
+    fn edit(
+        &mut self,
+        EditPart { number, part, more, words, once }: EditPart<'_>,
+        is_in_space: impl Fn(&(GlobalAddr, u64)) -> bool,
+    ) -> Result<(), Refusal> {
+        match number {
+            // Repeated.
+            same if same == self.edit && same > 0 && once => {
+                return self.outcome.map_or(Ok(()), Err);
+            }
+            late if late < self.edit || late == 0 => return Err(Refusal::LateEdit),
+            _ => {}
+        }
+        let coming = &mut self.coming;
+        if number > coming.number && part == 0 {
+            *coming = Coming { number, ..Coming::default() };
+        }
+        if number != coming.number || part > coming.parts {
+            return Err(Refusal::LateEdit);
+        }
+        if part < coming.parts {
+            return Ok(()); // repeated
+        }
+        if coming.words.len() + words.len() > MOST_WORDS {
+            return Err(Refusal::OutOfMemory);
+        }
+        coming.words.extend_from_slice(words);
+        coming.parts += 1;
+        if more {
+            return Ok(());
+        }
+        let words = std::mem::take(&mut self.coming).words;
+        let changed = VersionChange::decode(&words).ok_or(Refusal::Malformed);
+        let changed = changed.and_then(|change| self.change(change, is_in_space));
+        // Repeated, it gets the same answer, even if it would now succeed.
+        (self.edit, self.outcome) = (number, changed.err());
+        changed
+    }
+
+    /// Makes a change, whole or not at all.
+    fn change(
+        &mut self,
+        change: VersionChange,
+        is_in_space: impl Fn(&(GlobalAddr, u64)) -> bool,
+    ) -> Result<(), Refusal> {
+        let mut removed = Vec::new();
+        for id in change.removed {
+            match self.remove(id) {
+                Some(table) => removed.push((id, table)),
+                None => return self.roll_back(removed, &[], Refusal::NoSuchTable),
+            }
+        }
+        let mut added = Vec::new();
+        for table in change.added {
+            let id = table.meta.footer.table;
+            let outcome = self.add(&table, &is_in_space);
+            if let Err(refusal) = outcome {
+                return self.roll_back(removed, &added, refusal);
+            }
+            added.push(id);
+        }
+        self.highest_table = added.into_iter().fold(self.highest_table, u64::max);
+        Ok(())
+    }
+
+    fn roll_back(
+        &mut self,
+        removed: Vec<(u64, Listed)>,
+        added: &[u64],
+        refusal: Refusal,
+    ) -> Result<(), Refusal> {
+        added.iter().for_each(|id| _ = self.remove(*id));
+        for (id, table) in removed {
+            self.insert(id, table);
+        }
+        Err(refusal)
+    }
+
+    fn remove(&mut self, id: u64) -> Option<Listed> {
+        let table = self.tables.remove(&id)?;
+        self.words -= table.words.len();
+        table.pieces.iter().for_each(|(at, _)| _ = self.used.remove(at));
+        Some(table)
+    }
+
+    fn insert(&mut self, id: u64, table: Listed) {
+        self.words += table.words.len();
+        self.used.extend(table.pieces.iter().copied());
+        self.tables.insert(id, table);
+    }
+
+    fn add(
+        &mut self,
+        table: &Placed,
+        is_in_space: impl Fn(&(GlobalAddr, u64)) -> bool,
+    ) -> Result<(), Refusal> {
+        let (id, mut words) = (table.meta.footer.table, Vec::new());
+        table.encode(&mut words);
+        if self.words + words.len() > MOST_WORDS {
+            return Err(Refusal::OutOfMemory);
+        }
+        if self.tables.contains_key(&id) {
+            return Err(Refusal::Malformed);
+        }
+        let bytes = table.pieces.iter().fold(0_u64, |all, piece| all.saturating_add(piece.1));
+        if bytes < u64::from(table.meta.footer.table_words()) * 8 {
+            return Err(Refusal::Malformed);
+        }
+        let mut listed = Listed { words, pieces: Vec::new() };
+        for &(at, bytes) in &table.pieces {
+            let at = GlobalAddr::from_bits(at);
+            let piece = (at, bytes);
+            let is_sensible = !at.is_swizzled()
+                && bytes > 0
+                && bytes < GlobalAddr::OFFSET_LIMIT - at.offset()
+                && bytes.is_multiple_of(self.extent_bytes);
+            if !is_sensible || !is_in_space(&piece) || self.overlaps(piece) {
+                // The pieces before, which the table has not got yet (K4).
+                listed.pieces.iter().for_each(|(at, _)| _ = self.used.remove(at));
+                return Err(Refusal::Malformed);
+            }
+            self.used.insert(at, bytes);
+            listed.pieces.push(piece);
+        }
+        self.insert(id, listed);
+        Ok(())
+    }
+
+    /// Whether a table has a part of this piece.
+    fn overlaps(&self, (at, bytes): (GlobalAddr, u64)) -> bool {
+        let end = at.plus(bytes);
+        let before = self.used.range(..end).next_back();
+        before.is_some_and(|(start, size)| start.plus(*size) > at && start.server() == at.server())
+    }
+
+    /// The words of all tables from word `from` on, as many as a reply has, and whether there are
+    /// more.
+    fn list(&self, from: usize) -> (Vec<u64>, bool) {
+        let (mut words, mut before) = (Vec::new(), 0);
+        for table in self.tables.values() {
+            let skipped = from.saturating_sub(before).min(table.words.len());
+            before += table.words.len();
+            let rest = &table.words[skipped..];
+            let room = REPLY_WORDS - words.len();
+            words.extend_from_slice(&rest[..rest.len().min(room)]);
+            if rest.len() > room {
+                return (words, true);
+            }
+        }
+        (words, false)
+    }
+}

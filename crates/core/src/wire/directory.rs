@@ -1,0 +1,91 @@
+//! Requests to the directory of an LSM index's shards.
+
+use super::table::messages;
+
+messages! {
+    /// A request to the directory of a shard: which process has it, its tables, and the memory that
+    /// they lie in. All but [`DirectoryRequest::Allocate`] and [`DirectoryRequest::Chunks`] go to
+    /// the shard's own memory server. Every request can be repeated.
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    pub enum DirectoryRequest {
+        /// Asks which process has the shard. Answered by [`Reply::Shard`](super::Reply::Shard), as
+        /// are the next two requests.
+        35 => State {
+            /// The shard.
+            shard: u64,
+        },
+        /// Gives the shard to a process, in the epoch behind `after`. Refused if `after` is not the
+        /// shard's epoch.
+        36 => Open {
+            /// The shard.
+            shard: u64,
+            /// A number that no other process has.
+            owner: u64,
+            /// The epoch that the process knows, 0 for a new shard.
+            after: u64,
+            /// The size of an extent.
+            extent_bytes: u64,
+        },
+        /// Notes that the compute server changes the shard's tables, for the process that has it.
+        37 => Join {
+            /// The shard.
+            shard: u64,
+            /// The process.
+            owner: u64,
+        },
+        /// The compute servers of earlier epochs are fenced at all memory servers.
+        38 => Fenced {
+            /// The shard.
+            shard: u64,
+            /// The epoch.
+            epoch: u64,
+        },
+        /// A part of a change of the tables. It takes effect with its last part.
+        39 => Edit {
+            /// The shard.
+            shard: u64,
+            /// The epoch.
+            epoch: u64,
+            /// The change's number. Numbers ascend.
+            number: u64,
+            /// Counts the parts, from 0.
+            part: u32,
+            /// Whether there are more.
+            more: bool,
+            /// The next words of [`VersionChange::encode`](crate::table::VersionChange::encode).
+            words: Vec<u64> as rest,
+        },
+        /// Asks for the tables. Answered by [`Reply::Tables`](super::Reply::Tables).
+        40 => Tables {
+            /// The shard.
+            shard: u64,
+            /// The epoch.
+            epoch: u64,
+            /// The first word wanted.
+            from: u64,
+        },
+        /// Requests a chunk for the shard's tables.
+        41 => Allocate {
+            /// The shard.
+            shard: u64,
+            /// The epoch.
+            epoch: u64,
+            /// Its size; the server may allocate less if it has pieces that were returned.
+            bytes: u64,
+            /// The least size.
+            least: u64,
+            /// As for [`PoolRequest::AllocateChunk`](super::PoolRequest::AllocateChunk).
+            token: u64,
+        },
+        /// Ends the allocation of chunks in earlier epochs, and asks for the shard's chunks on this
+        /// server. Answered by [`Reply::Chunks`](super::Reply::Chunks).
+        42 => Chunks {
+            /// The shard.
+            shard: u64,
+            /// The epoch.
+            epoch: u64,
+            /// The first chunk wanted, counted by address.
+            from: u32,
+        },
+    }
+}

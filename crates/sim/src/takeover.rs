@@ -1,0 +1,213 @@
+//! Takeovers of a dLSM tree: all compute servers of a process die together at one of their WRITEs,
+//! and another process opens the tree from the shard's directory.
+//!
+//! A run consists of rounds. In every round but the last, clients work until the crash. An auditor
+//! then takes the tree over for the next process, inspects its tables and extents, and reads every
+//! key in every way. The contents must be among those that the crash may leave ([`check_kept`]).
+//! The next round begins with these contents, in the auditor's process or in one more. In the last
+//! round no compute server dies.
+//!
+//! *Thread safety*: a run is one thread.
+
+use crate::audit::{Found, Reader};
+use crate::checker::{Verdict, check, check_kept};
+use crate::client::{self, Board, Over};
+use crate::death::DeathAt;
+use crate::history::Action;
+use crate::inspect::{Pool, Tree, watch};
+use crate::reshaping::lsm_worker;
+use crate::scenario::{DesignSpec, LoadSpec, Scenario};
+use crate::setup::{Servers, dlsm_options, sim_config, start};
+use crate::workload;
+use farleaf_core::index::dlsm::{Dlsm, DlsmOptions, Encoded, Shard};
+use farleaf_core::index::{ByName, Design, IndexError};
+use farleaf_core::page::{Layout, Named};
+use farleaf_core::server::MemoryServer;
+use farleaf_fabric::sim::{LastWords, SimCluster, SimControl};
+use farleaf_fabric::sync::Arc;
+use farleaf_fabric::{Cluster, Fabric, Provider};
+use rand::RngExt;
+
+type Sim<L> = SimCluster<MemoryServer<L>>;
+
+/// What all rounds of a run share.
+struct Run<'a, L: Layout> {
+    scenario: &'a Scenario,
+    seed: u64,
+    servers: Servers<L>,
+    options: DlsmOptions,
+    /// Background tasks of each process.
+    workers: u16,
+}
+
+/// Runs all rounds and adds their histories to `board`.
+pub(crate) fn play<L>(scenario: &Scenario, seed: u64, board: &Board) -> Result<(), String>
+where
+    L: Named + Layout<Key: Encoded, Value: Encoded>,
+{
+    let (Some(spec), DesignSpec::Dlsm { workers, .. }) = (&scenario.crash, &scenario.design) else {
+        return Err("this is no scenario of dlsm with [crash]".to_owned());
+    };
+    let (options, workers) = (dlsm_options(scenario)?, *workers);
+    let servers: Servers<L> = start::<L, Dlsm>(scenario, &options)?;
+    let sim = sim_config(scenario, &mut workload::rng(seed, 0)).start(servers.clone());
+    let run = Run { scenario, seed, servers, options, workers };
+    let mut rng = workload::rng(seed, u64::MAX / 7);
+    let mut found = Found::default();
+    if scenario.workload.load == LoadSpec::Bulk {
+        found.contents = workload::initial_contents(&scenario.workload);
+    }
+    let mut shard = run.process()?;
+    let rounds = board.death().map_or(spec.rounds, |_| 1);
+    for round in 0..=rounds {
+        let is_last = round == rounds;
+        let doomed: Vec<u16> = (0..scenario.cluster.compute_servers).collect();
+        let death = board.death().unwrap_or_else(|| DeathAt {
+            write: rng.random_range(0..=spec.max_writes),
+            last_words: LastWords::Some,
+        });
+        let write = if is_last { u64::MAX } else { death.write };
+        sim.kill_compute_servers_at_write(doomed.clone(), write, death.last_words);
+        let round_board = Board::for_round(scenario, std::mem::take(&mut found.contents));
+        run.round(&sim, &round_board, &shard, round, is_last);
+        let left = sim.call_off_death();
+        let history = round_board.recorder.take();
+        board.recorder.append(&history);
+        board.add_counts(&round_board, left.is_none());
+        let which = |report: String| format!("round {round}: {report}");
+        match check(&history) {
+            Verdict::Holds => {}
+            Verdict::Violated(report) => return Err(which(report)),
+            Verdict::GaveUp(why) => return Err(which(format!("the checkers gave up: {why}"))),
+        }
+        if let Some(fault) = round_board.fault() {
+            return Err(which(fault));
+        }
+        if is_last {
+            break;
+        }
+        doomed.iter().for_each(|server| sim.restart_compute_server(*server));
+        shard = run.process()?;
+        found = run.audit(&sim, &shard).map_err(which)?;
+        let kept = check_kept(
+            &history,
+            &found.contents,
+            &found.damaged,
+            None,
+            |_| true,
+            |_, _| true,
+            None,
+        );
+        match kept {
+            Verdict::Holds => {}
+            Verdict::Violated(report) | Verdict::GaveUp(report) => return Err(which(report)),
+        }
+        if rng.random_bool(0.5) {
+            shard = run.process()?;
+            run.take_over(&sim, &shard).map_err(which)?;
+        }
+    }
+    run.tree(&shard).look_at_the_end(&sim, run.observer())
+}
+
+impl<L> Run<'_, L>
+where
+    L: Named + Layout<Key: Encoded, Value: Encoded>,
+{
+    /// The compute side of a process that has not opened the tree yet.
+    fn process(&self) -> Result<Arc<Shard>, String> {
+        let shard = <Dlsm as Design<L>>::compute(&self.options);
+        shard.map_err(|error| format!("cannot set up the compute side: {error}"))
+    }
+
+    fn tree<'t>(&self, shard: &'t Arc<Shard>) -> Tree<'t, L> {
+        Tree::new(Pool::new(&self.servers, self.scenario), shard, self.scenario)
+    }
+
+    /// The compute server number of the endpoints that never die.
+    fn observer(&self) -> u16 {
+        self.scenario.cluster.compute_servers
+    }
+
+    /// Runs the clients until all have ended or died.
+    fn round(&self, sim: &Sim<L>, board: &Board, shard: &Arc<Shard>, round: u16, is_last: bool) {
+        let (scenario, cluster) = (self.scenario, &self.scenario.cluster);
+        let per_server = cluster.clients_per_compute_server;
+        let of_server = |server| std::iter::repeat_n(server, usize::from(per_server));
+        let mut endpoints: Vec<u16> = (0..cluster.compute_servers).flat_map(of_server).collect();
+        let clients = endpoints.len();
+        endpoints.extend([self.observer(), self.observer()]);
+        endpoints.extend((0..self.workers).map(|worker| worker % cluster.compute_servers));
+        // Different seeds and streams in each round, so that no two rounds write the same values.
+        let streams = clients * usize::from(cluster.in_flight_per_client) + 1;
+        let first_client = usize::from(round) * streams;
+        let seed = self.seed ^ u64::from(round) << 48;
+        let control = sim.control();
+        board.reports_progress_to(control.clone());
+        let tree = self.tree(shard);
+        sim.run(&endpoints, async |fabric, number| match number - clients.min(number) {
+            _ if number < clients => {
+                let place = (number, first_client);
+                client::client::<L, Dlsm, _>(fabric, shard, board, scenario, seed, place).await;
+            }
+            0 => {
+                let number = (first_client + streams - 1) as u32;
+                self.keeper(fabric, board, shard, (round, number), is_last, &control).await;
+            }
+            1 => watch(fabric, board, seed, || tree.look()).await,
+            _ => lsm_worker::<L, _>(fabric, shard, board).await,
+        });
+    }
+
+    /// The keeper's task: loads the index, and lets clients begin. At the end of the last round it
+    /// reads everything.
+    async fn keeper<F: Fabric>(
+        &self,
+        fabric: F,
+        board: &Board,
+        shard: &Arc<Shard>,
+        (round, number): (u16, u32),
+        is_last: bool,
+        control: &SimControl,
+    ) {
+        let _over = Over(board);
+        let opened = board.open::<L, Dlsm, F>(&fabric, shard).await;
+        let Some(index) = opened else { return board.let_clients_begin() };
+        let index = ByName::<L, _>::new(index);
+        if round == 0 {
+            client::load(&fabric, &index, board, self.scenario, number).await;
+            board.perform(&fabric, &index, number, &Action::Flush).await;
+        }
+        board.let_clients_begin();
+        let alive = control.deaths();
+        board.wait_for_clients_or(&fabric, || control.deaths() > alive).await;
+        board.wait_for_clients_or(&fabric, || false).await;
+        if is_last {
+            client::read_everything(&fabric, &index, board, self.scenario, number).await;
+        }
+    }
+
+    /// Takes the tree over for the process of `shard`.
+    fn take_over(&self, sim: &Sim<L>, shard: &Arc<Shard>) -> Result<(), String> {
+        let outcome = sim.run(&[self.observer()], async |fabric, _| -> Result<_, IndexError> {
+            Dlsm::take_over::<_, L>(fabric, shard).await
+        });
+        match outcome.into_iter().next().flatten() {
+            Some(Ok(())) => self.tree(shard).look_at_rest(),
+            other => Err(format!("the tree cannot be taken over: {other:?}")),
+        }
+    }
+
+    /// Takes the tree over for the process of `shard`, and reads everything in every way.
+    fn audit(&self, sim: &Sim<L>, shard: &Arc<Shard>) -> Result<Found, String> {
+        self.take_over(sim, shard)?;
+        let reader = Reader { spec: &self.scenario.workload, may_be_damaged: |_| false };
+        let outcome = sim.run(&[self.observer()], async |fabric, _| {
+            let opened = <Dlsm as Design<L>>::open(fabric, shard).await;
+            let index = opened.map_err(|error| format!("the index cannot be opened: {error}"))?;
+            let index = ByName::<L, _>::new(index);
+            reader.read_all([&index; 3]).await
+        });
+        outcome.into_iter().next().flatten().ok_or("the auditor did not end")?
+    }
+}
