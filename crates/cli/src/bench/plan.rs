@@ -17,6 +17,7 @@ use farleaf_core::index::blocks::MOST_LOST;
 use farleaf_core::index::dex::DexOptions;
 use farleaf_core::index::fine::FineOptions;
 use farleaf_core::index::sherman::ShermanOptions;
+use farleaf_core::index::smart::SmartOptions;
 use farleaf_core::page::Layout;
 use farleaf_core::server::{MemoryServer, MemoryServerConfig};
 use farleaf_fabric::ServerId;
@@ -141,9 +142,9 @@ impl Plan {
         let (pool_bytes, single_pool_bytes) = match arguments.pool_bytes {
             Some(bytes) => (round_up(bytes)?, bytes_of_all(bytes, arguments.memory_servers)?),
             None => {
-                let of = |weights: &[u64]| {
-                    pool_bytes(loaded, form.bytes_in_page(), arguments.fill, inserts, weights)
-                };
+                let record = arguments.index.number_bytes(loaded, form.bytes_in_page());
+                let of =
+                    |weights: &[u64]| pool_bytes(loaded, record, arguments.fill, inserts, weights);
                 // Replaced blocks cannot be freed until their leaves are written back.
                 let records = loaded + 2 * inserts + MOST_LOST;
                 let blocks = form.bytes_in_blocks() * records as f64 * 1.1;
@@ -230,6 +231,10 @@ impl Plan {
                     cache_bytes: in_cache - of_blocks,
                     hand_overs: arguments.hand_overs,
                     ..ShermanOptions::default()
+                },
+                smart: SmartOptions {
+                    cache_bytes: in_cache - of_blocks,
+                    ..SmartOptions::default()
                 },
                 dex: DexOptions {
                     at_load: arguments.boundaries,

@@ -20,7 +20,6 @@
 mod background;
 mod compact;
 mod design;
-mod encoded;
 mod flush;
 mod handle;
 mod load;
@@ -39,7 +38,6 @@ mod version;
 mod write;
 
 pub use design::Dlsm;
-pub use encoded::Encoded;
 pub use handle::DlsmIndex;
 pub use memtable::{
     Cursor, Edit, KeyWords, Kind, Link, MemTable, MemTableError, MemTableOptions, Pending,
