@@ -195,7 +195,8 @@ impl<O: Form<Layout: Providers>> Demo<'_, O> {
         let pool_of = move |record| {
             move |weights: &[u64]| pool_bytes(keys.len(), record, FILL, inserts, weights)
         };
-        let pool = pool_of(self.bytes_in_page);
+        let in_pages = DesignName::Local.record_bytes(keys.len(), self.bytes_in_page);
+        let pool = pool_of(in_pages);
         self.json.say(&format!(
             "{} keys on {MEMORY_SERVERS} memory servers, 1 compute server with {THREADS} threads, \
              all in this process",
@@ -232,7 +233,7 @@ impl<O: Form<Layout: Providers>> Demo<'_, O> {
                 self.json.say(&format!("{name}: left out, it has numbers only"))?;
                 continue;
             }
-            let record = design.number_bytes(keys.len(), self.bytes_in_page);
+            let record = design.record_bytes(keys.len(), self.bytes_in_page);
             let one = OneDesign { demo: self, name, pool_bytes: pool_of(record)(&weights)? };
             reports.extend(designs::run::<O::Layout, _>(*design, &options, &fabric, one)?);
         }

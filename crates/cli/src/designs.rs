@@ -88,18 +88,20 @@ impl DesignName {
         self != Self::Smart
     }
 
-    /// Upper bound of the average bytes that a number takes, apart from free space, among so many
-    /// keys at even distances. `in_page` is that of the designs with pages.
-    pub(crate) fn number_bytes(self, keys: u64, in_page: f64) -> f64 {
+    /// Upper bounds of the average bytes that a loaded record and an inserted one take, apart from
+    /// free space. `keys` records at even distances are loaded. `in_page` is the size in designs
+    /// with pages.
+    pub(crate) fn record_bytes(self, keys: u64, in_page: f64) -> RecordBytes {
         const LEAF: f64 = 64.0;
         const NODE: f64 = 2_112.0;
         if self != Self::Smart {
-            return in_page;
+            return RecordBytes { loaded: in_page, inserted: in_page };
         }
         // The deepest level that the keys fill, and at least two keys in each of its nodes.
         let levels = keys.max(2).ilog2() / 8;
         let nodes = 2_f64.powi(8 * levels as i32).min(keys as f64 / 2.0);
-        LEAF + NODE * nodes / keys.max(1) as f64
+        let loaded = LEAF + NODE * nodes / keys.max(1) as f64;
+        RecordBytes { loaded, inserted: LEAF + NODE }
     }
 
     /// Whether the design's compute servers cache nodes.
@@ -109,6 +111,15 @@ impl DesignName {
             Self::Coarse | Self::Fine | Self::Hybrid | Self::Dlsm | Self::Local => false,
         }
     }
+}
+
+/// How many bytes records take in the pool on average.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RecordBytes {
+    /// A loaded record.
+    pub(crate) loaded: f64,
+    /// A record that is inserted later.
+    pub(crate) inserted: f64,
 }
 
 /// A scheme of dividing keys among memory servers.

@@ -82,7 +82,7 @@ rules! {
     LEAVES_LOCKED_AS_COPIED: "locks_another_version", "radix.L1", "The CAS that locks a leaf expects the version of the copy to be changed.";
     LEAF_UNLOCKED_LAST: "unlocks_before_the_value", "radix.L2", "The WRITE that unlocks a leaf lands after value and check.";
     VALUES_BEFORE_LIFE: "revives_before_the_value", "radix.L3", "Where a leaf becomes live, its value lands before its check.";
-    LEAVES_MENDED: "leaves_torn_leaves", "radix.L4", "A leaf that its dead holder has left torn is mended before it is unlocked.";
+    LEAVES_MENDED: "drops_torn_leaves", "radix.L4", "A leaf that its dead holder has left torn is mended to its old or its new value, not dropped.";
     LEAVES_SETTLED: "forgets_late_writes", "K4", "After WRITEs of a leaf of unknown outcome, its client finds out whether they have landed.";
     ABSENCE_READ: "believes_cached_slots", "smart.N3", "A key counts as absent only by a node or a slot that the operation has read.";
     FIRST_FREE_SLOT: "takes_any_free_slot", "smart.N2", "A new slot is the first free one of its node.";

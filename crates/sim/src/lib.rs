@@ -25,6 +25,7 @@ mod reshaping;
 mod run;
 pub mod scenario;
 mod setup;
+mod spread;
 mod workload;
 
 pub use command::{CommandError, Deaths, run_command, run_mutants, run_random};

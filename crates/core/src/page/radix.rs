@@ -26,7 +26,7 @@ use super::lock_word::LockWord;
 use farleaf_fabric::{GlobalAddr, ServerId};
 
 /// Words of a leaf.
-pub(crate) const LEAF_WORDS: usize = 5;
+pub const LEAF_WORDS: usize = 5;
 /// Alignment of nodes and leaves, in bytes.
 pub(crate) const RADIX_ALIGN: u64 = 64;
 /// Bytes that a leaf takes.
@@ -57,13 +57,13 @@ const _: () = assert!(LEAF_WORDS as u64 * 8 <= LEAF_SPACE);
 
 /// How many slots of a node can be in use: a power of two from 4 to 256.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct NodeSize(u8);
+pub struct NodeSize(u8);
 
 impl NodeSize {
     /// Four slots.
-    pub(crate) const SMALLEST: Self = Self(2);
+    pub const SMALLEST: Self = Self(2);
     /// 256 slots.
-    pub(crate) const LARGEST: Self = Self(8);
+    pub const LARGEST: Self = Self(8);
 
     fn from_log2(log2: u64) -> Option<Self> {
         (2..=8).contains(&log2).then_some(Self(log2 as u8))
@@ -80,19 +80,19 @@ impl NodeSize {
     }
 
     /// The number of slots.
-    pub(crate) const fn slots(self) -> usize {
+    pub const fn slots(self) -> usize {
         1 << self.0
     }
 
     /// Words of a node up to the last slot of this size.
-    pub(crate) const fn words(self) -> usize {
+    pub const fn words(self) -> usize {
         NODE_HEADER_WORDS + self.slots()
     }
 }
 
 /// The beginning of keys: up to seven bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct KeyPath {
+pub struct KeyPath {
     bytes: u8,
     /// The bytes, at the high end; the rest is zero.
     front: u64,
@@ -114,34 +114,34 @@ impl KeyPath {
     }
 
     /// The number of bytes.
-    pub(crate) fn len(self) -> usize {
+    pub fn length(self) -> usize {
         usize::from(self.bytes)
     }
 
     /// Whether `key` begins with this path.
-    pub(crate) fn is_of(self, key: u64) -> bool {
-        key & !Self::below(self.len()) == self.front
+    pub fn is_of(self, key: u64) -> bool {
+        key & !Self::below(self.length()) == self.front
     }
 
     /// The lowest key with this path.
-    pub(crate) fn low(self) -> u64 {
+    pub fn low(self) -> u64 {
         self.front
     }
 
     /// The highest key with this path.
-    pub(crate) fn high(self) -> u64 {
-        self.front | Self::below(self.len())
+    pub fn high(self) -> u64 {
+        self.front | Self::below(self.length())
     }
 
     /// The byte of `key` that follows the path.
-    pub(crate) fn next_byte(self, key: u64) -> u8 {
+    pub fn next_byte(self, key: u64) -> u8 {
         (key >> (56 - 8 * u32::from(self.bytes))) as u8
     }
 
     /// The lowest and the highest key with this path and `next` behind it.
-    pub(crate) fn range_of(self, next: u8) -> (u64, u64) {
+    pub fn range_of(self, next: u8) -> (u64, u64) {
         let low = self.front | u64::from(next) << (56 - 8 * u32::from(self.bytes));
-        (low, low | Self::below(self.len() + 1))
+        (low, low | Self::below(self.length() + 1))
     }
 
     /// A number that no other path has.
@@ -157,11 +157,11 @@ pub(crate) fn common_bytes(one: u64, other: u64) -> usize {
 
 /// Word 1 of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct NodeHeader {
+pub struct NodeHeader {
     /// The node's size.
-    pub(crate) size: NodeSize,
+    pub size: NodeSize,
     /// The beginning of all keys below the node.
-    pub(crate) path: KeyPath,
+    pub path: KeyPath,
 }
 
 impl NodeHeader {
@@ -181,7 +181,7 @@ impl NodeHeader {
 
 /// A slot of a node, or the one that leads to the whole tree.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Slot(u64);
+pub struct Slot(u64);
 
 impl std::fmt::Debug for Slot {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -191,7 +191,7 @@ impl std::fmt::Debug for Slot {
 
 /// What a slot leads to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Child {
+pub enum Child {
     /// Nothing: the slot is free.
     None,
     /// A leaf.
@@ -221,7 +221,7 @@ impl Slot {
     }
 
     /// The slot in a word.
-    pub(crate) fn from_bits(bits: u64) -> Self {
+    pub fn from_bits(bits: u64) -> Self {
         Self(bits)
     }
 
@@ -231,7 +231,7 @@ impl Slot {
     }
 
     /// The byte of the key that the slot is for.
-    pub(crate) fn byte(self) -> u8 {
+    pub fn byte(self) -> u8 {
         (self.0 >> 56) as u8
     }
 
@@ -246,7 +246,7 @@ impl Slot {
     }
 
     /// What the slot leads to. A word that is no slot counts as free.
-    pub(crate) fn child(self) -> Child {
+    pub fn child(self) -> Child {
         match (self.0 & PRESENT != 0, self.0 & IS_LEAF != 0) {
             (false, _) => Child::None,
             (true, true) => Child::Leaf,
@@ -257,7 +257,7 @@ impl Slot {
     }
 
     /// The child's address.
-    pub(crate) fn at(self) -> GlobalAddr {
+    pub fn at(self) -> GlobalAddr {
         let server = ServerId::new((self.0 >> SERVER_SHIFT & 0xff) as u16);
         GlobalAddr::new(server, (self.0 & OFFSET_MASK) * RADIX_ALIGN)
     }
@@ -270,15 +270,15 @@ pub(crate) fn slot_place(node: GlobalAddr, number: usize) -> GlobalAddr {
 
 /// A copy of a node.
 #[derive(Clone, Debug)]
-pub(crate) struct NodeCopy {
+pub struct NodeCopy {
     /// The node's address.
-    pub(crate) at: GlobalAddr,
+    pub at: GlobalAddr,
     /// Where the slot is that leads to it.
-    pub(crate) reverse: GlobalAddr,
+    pub reverse: GlobalAddr,
     /// Its header.
-    pub(crate) header: NodeHeader,
+    pub header: NodeHeader,
     /// The slots that were read.
-    pub(crate) slots: Vec<u64>,
+    pub slots: Vec<u64>,
 }
 
 /// The result of a search for a byte.
@@ -294,7 +294,7 @@ pub(crate) enum Search {
 
 impl NodeCopy {
     /// The copy in words that were read at `at`; `None` if there is no node.
-    pub(crate) fn new(at: GlobalAddr, words: impl Iterator<Item = u64>) -> Option<Self> {
+    pub fn new(at: GlobalAddr, words: impl Iterator<Item = u64>) -> Option<Self> {
         let mut words = words;
         let reverse = GlobalAddr::from_bits(words.next()?);
         let header = NodeHeader::from_bits(words.next()?)?;
@@ -333,7 +333,7 @@ impl NodeCopy {
     }
 
     /// The slots in use.
-    pub(crate) fn in_use(&self) -> impl Iterator<Item = (usize, Slot)> {
+    pub fn in_use(&self) -> impl Iterator<Item = (usize, Slot)> {
         let slots = self.slots.iter().map(|bits| Slot::from_bits(*bits)).enumerate();
         slots.filter(|(_, slot)| slot.child() != Child::None)
     }
@@ -341,17 +341,17 @@ impl NodeCopy {
 
 /// A copy of a leaf.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct LeafCopy {
+pub struct LeafCopy {
     /// The leaf's address.
-    pub(crate) at: GlobalAddr,
+    pub at: GlobalAddr,
     /// Its word 0.
-    pub(crate) word: LockWord,
+    pub word: LockWord,
     /// Where the slot is that leads to it.
-    pub(crate) reverse: GlobalAddr,
+    pub reverse: GlobalAddr,
     /// Its key.
-    pub(crate) key: u64,
+    pub key: u64,
     /// Its value, which means something while the leaf is live.
-    pub(crate) value: u64,
+    pub value: u64,
     check: u64,
 }
 
@@ -364,7 +364,7 @@ impl LeafCopy {
     }
 
     /// The copy in words that were read at `at`.
-    pub(crate) fn new(at: GlobalAddr, word: impl Fn(usize) -> u64) -> Self {
+    pub fn new(at: GlobalAddr, word: impl Fn(usize) -> u64) -> Self {
         let reverse = GlobalAddr::from_bits(word(1));
         let lock = LockWord::from_bits(word(0));
         Self { at, word: lock, reverse, key: word(2), value: word(3), check: word(4) }
@@ -376,7 +376,7 @@ impl LeafCopy {
     }
 
     /// Whether the check says that the key is present.
-    pub(crate) fn is_live(&self) -> bool {
+    pub fn is_live(&self) -> bool {
         self.check & LIVE != 0
     }
 
@@ -386,12 +386,12 @@ impl LeafCopy {
     }
 
     /// Whether the copy is whole.
-    pub(crate) fn is_whole(&self) -> bool {
+    pub fn is_whole(&self) -> bool {
         self.is_whole_at(self.word.version())
     }
 
     /// The value, if the key is present.
-    pub(crate) fn found(&self) -> Option<u64> {
+    pub fn found(&self) -> Option<u64> {
         self.is_live().then_some(self.value)
     }
 
@@ -440,7 +440,7 @@ mod tests {
                 assert_eq!(NodeHeader::from_bits(header.to_bits()), Some(header));
             }
             assert!(path.is_of(0x1122_3344_5566_7788) && path.is_of(path.low()));
-            assert!(path.is_of(path.high()) && path.len() == bytes);
+            assert!(path.is_of(path.high()) && path.length() == bytes);
             let (low, high) = path.range_of(path.next_byte(0x1122_3344_5566_7788));
             assert!((low..=high).contains(&0x1122_3344_5566_7788));
             assert_eq!(high - low, KeyPath::below(bytes + 1));

@@ -281,10 +281,13 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         }
         let owner = self.owner().await?;
         let hold = self.hold(leaf.at).ok_or(Miss::Restart)?;
-        let before = match self.fabric().breaks(rules::LEAVES_LOCKED_AS_COPIED) {
-            true => LockWord::from_bits(self.read_words(leaf.at, 8).await?.get(0)),
-            false => leaf.word,
-        };
+        let mut before = leaf.word;
+        if self.fabric().breaks(rules::LEAVES_LOCKED_AS_COPIED) {
+            before = LockWord::from_bits(self.read_words(leaf.at, 8).await?.get(0));
+            if before.is_locked() {
+                return Err(Miss::Restart);
+            }
+        }
         self.swap_lock(hold, leaf.at, before, before.locked_by(owner)).await
     }
 
@@ -380,7 +383,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         if !leaf.word.is_locked() || leaf.word.owner() != gone {
             return Ok(());
         }
-        if leaf.is_whole() || self.fabric().breaks(rules::LEAVES_MENDED) {
+        if leaf.is_whole() {
             let free = leaf.word.unlocked_by(gone);
             let swap = self.fabric().compare_swap(at, leaf.word.to_bits(), free.to_bits()).await;
             // If the outcome is unknown, the next attempt will find it out.
@@ -393,7 +396,8 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
             let hold = self.hold(at).ok_or(Miss::Restart)?;
             self.swap_lock(hold, at, leaf.word, leaf.word.locked_by(owner)).await?
         };
-        Ok(self.write_leaf(locked, &leaf, leaf.value, leaf.is_live()).await?)
+        let live = leaf.is_live() && !self.fabric().breaks(rules::LEAVES_MENDED);
+        Ok(self.write_leaf(locked, &leaf, leaf.value, live).await?)
     }
 }
 

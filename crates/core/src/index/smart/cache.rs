@@ -77,7 +77,7 @@ impl Nodes {
     fn remove(&mut self, path: KeyPath) {
         if let Some(gone) = self.held.remove(&path.number()) {
             self.bytes -= bytes_of(&gone.node);
-            self.of_length[path.len()] -= 1;
+            self.of_length[path.length()] -= 1;
         }
     }
 
@@ -177,7 +177,7 @@ impl SmartCache {
             nodes.queue.push_back((path.number(), admission));
         }
         nodes.bytes += bytes;
-        nodes.of_length[path.len()] += 1;
+        nodes.of_length[path.length()] += 1;
         nodes.held.insert(path.number(), Held { node: node.clone(), admission });
         nodes.tidy_queue();
     }

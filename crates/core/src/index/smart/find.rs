@@ -146,6 +146,9 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
                 is_fresh: true,
             }),
             Search::Free(number) => {
+                let is_next_free = node.slots.get(number + 1) == Some(&0);
+                let skips = self.fabric().breaks(rules::FIRST_FREE_SLOT) && is_next_free;
+                let number = number + usize::from(skips);
                 let of = SlotOf { path, number };
                 Err(Gap::Free(Place::free(slot_place(node.at, number), of)))
             }
@@ -172,8 +175,8 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
         }
     }
 
-    /// Compares where a child says that its slot is with where the descent has come from (smart.N6).
-    /// A cached slot that is out of date leaves the cache; otherwise the child is.
+    /// Compares where a child says that its slot is with where the descent has come from
+    /// (smart.N6). A cached slot that is out of date leaves the cache; a child that is gets told.
     fn check_reverse(&self, place: &Place, word: GlobalAddr, says: GlobalAddr) {
         match (says == place.at, place.is_fresh, place.of) {
             (true, ..) => {}

@@ -8,7 +8,6 @@ use super::cache::SlotOf;
 use super::find::{Gap, Place};
 use crate::page::{KeyPath, Layout, LeafCopy, NodeCopy, NodeHeader, NodeSize, Slot, slot_place};
 use crate::remote::{Miss, NodeRoom, RemoteError, Swapped};
-use crate::rules;
 use farleaf_fabric::{Fabric, GlobalAddr, Work};
 use smallvec::SmallVec;
 
@@ -87,18 +86,7 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
         let new_leaf = LeafCopy::first(leaf, place.at, record);
         let parts: [(_, SmallVec<[u64; 8]>); 1] = [(leaf, SmallVec::from_slice(&new_leaf.words()))];
         self.write(&parts, spare).await?;
-        let place = self.planted_place(place);
         self.swap(&place, Slot::leaf(byte, leaf), spare).await
-    }
-
-    /// The same slot, unless a bug is planted that takes the one behind it (smart.N2).
-    fn planted_place(&self, place: Place) -> Place {
-        match place.of {
-            Some(of) if self.fabric().breaks(rules::FIRST_FREE_SLOT) && of.number % 4 < 3 => {
-                Place::free(place.at.plus(8), SlotOf { number: of.number + 1, ..of })
-            }
-            _ => place,
-        }
     }
 
     /// WRITEs what no slot leads to yet.
@@ -129,8 +117,9 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
             }
             Ok(Swapped::Not) => {
                 // Whatever is there now is not cached.
-                if let Some(of) = place.of {
-                    self.cache.forget(of.path);
+                match place.of {
+                    Some(of) => self.cache.forget(of.path),
+                    None => self.cache.note_root(Slot::FREE),
                 }
                 Err(Miss::Restart)
             }

@@ -111,12 +111,12 @@ impl<F: Fabric, L: Layout> Load<'_, F, L> {
     /// Puts the last part into a node whose path has `common` bytes, which the next key has in
     /// common with the last one, after closing all deeper nodes.
     async fn close_to(&mut self, common: usize, key: u64) -> Result<(), IndexError> {
-        while self.open.last().is_some_and(|open| open.path.len() > common)
+        while self.open.last().is_some_and(|open| open.path.length() > common)
             && let Some(node) = self.close_last().await?
         {
             self.last = Some(Part::Node(node));
         }
-        if self.open.last().is_none_or(|open| open.path.len() < common) {
+        if self.open.last().is_none_or(|open| open.path.length() < common) {
             let room = self.index.radix.take_node_room().await?;
             let path = KeyPath::of(key, common);
             self.open.push(Open { room, path, slots: Vec::new() });
