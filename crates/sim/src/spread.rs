@@ -15,8 +15,8 @@ use std::ops::Bound;
 const DIGIT_BITS: u32 = 2;
 const DIGITS: u32 = 8;
 
-/// Higher than the numbers of all names of `DIGITS` digits. Of higher names, scenarios have the very
-/// highest ones only, which stay as they are.
+/// Higher than the numbers of all names of `DIGITS` digits. Of higher names, scenarios have the
+/// very highest ones only, which stay as they are.
 const ABOVE: u64 = 0x0404_0404_0404_0404;
 
 /// The number of the key with this name.
