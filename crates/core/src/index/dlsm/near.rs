@@ -16,8 +16,8 @@ use crate::table::{ExtentRun, FOOTER_WORDS, Index, JobTable, MergeJob, Meta};
 use farleaf_fabric::sync::{Arc, lock};
 use farleaf_fabric::{Fabric, GlobalAddr, MAX_MESSAGE_BYTES, ServerId};
 
-/// A job that needs more than one step for this many words of input is given up: a server that never
-/// finishes must not keep the right to merge.
+/// A job that needs more than one step for this many words of input is given up: a server that
+/// never finishes must not keep the right to merge.
 const LEAST_STEP_WORDS: u64 = 1 << 10;
 /// Steps that a job may need for each output beside.
 const OUTPUT_STEPS: u64 = 16;
