@@ -22,8 +22,9 @@ use farleaf_core::cache::CacheOptions;
 use farleaf_core::index::dex::{DexOptions, EntryWeights, spreading_level};
 use farleaf_core::index::fine::FineOptions;
 use farleaf_core::index::sherman::ShermanOptions;
+use farleaf_core::index::smart::SmartOptions;
 use farleaf_core::index::{Design, Naming, Scan};
-use farleaf_core::page::{Bytes, CHOSEN, OwnedKey};
+use farleaf_core::page::{Bytes, CHOSEN, Layout, OwnedKey};
 use farleaf_fabric::Provider;
 use farleaf_fabric::local::LocalConfig;
 use std::ops::RangeInclusive;
@@ -191,7 +192,11 @@ impl<O: Form<Layout: Providers>> Demo<'_, O> {
         let keys = self.keys;
         let weights = vec![1; usize::from(MEMORY_SERVERS)];
         let inserts = OPERATIONS * WORKLOADS.len() as u64;
-        let pool = |weights| pool_bytes(keys.len(), self.bytes_in_page, FILL, inserts, weights);
+        let pool_of = move |record| {
+            move |weights: &[u64]| pool_bytes(keys.len(), record, FILL, inserts, weights)
+        };
+        let in_pages = DesignName::Local.record_bytes(keys.len(), self.bytes_in_page);
+        let pool = pool_of(in_pages);
         self.json.say(&format!(
             "{} keys on {MEMORY_SERVERS} memory servers, 1 compute server with {THREADS} threads, \
              all in this process",
@@ -205,6 +210,7 @@ impl<O: Form<Layout: Providers>> Demo<'_, O> {
             boundaries: keys.boundaries(&weights),
             fine: FineOptions::default(),
             sherman: ShermanOptions { cache_bytes, ..ShermanOptions::default() },
+            smart: SmartOptions { cache_bytes, ..SmartOptions::default() },
             dex: DexOptions {
                 placement_level: spreading_level::<O::Layout>(
                     keys.len(),
@@ -222,7 +228,13 @@ impl<O: Form<Layout: Providers>> Demo<'_, O> {
         let fabric = FabricConfig::Local(LocalConfig { seed: self.seed, ..LocalConfig::default() });
         let mut reports = Vec::new();
         for design in DesignName::value_variants() {
-            let one = OneDesign { demo: self, name: design.name(), pool_bytes: pool(&weights)? };
+            let name = design.name();
+            if O::Layout::HAS_HEAP && !design.takes_byte_strings() {
+                self.json.say(&format!("{name}: left out, it has numbers only"))?;
+                continue;
+            }
+            let record = design.record_bytes(keys.len(), self.bytes_in_page);
+            let one = OneDesign { demo: self, name, pool_bytes: pool_of(record)(&weights)? };
             reports.extend(designs::run::<O::Layout, _>(*design, &options, &fabric, one)?);
         }
         Ok(reports)

@@ -5,14 +5,15 @@
 
 use clap::ValueEnum;
 use farleaf_bench::single_machine::{SingleMachine, SingleMachineOptions};
-use farleaf_core::index::Design;
 use farleaf_core::index::blocks::{BlockOptions, Blocks};
 use farleaf_core::index::coarse::{Coarse, CoarseOptions, Partitioning};
 use farleaf_core::index::dex::{Dex, DexOptions};
-use farleaf_core::index::dlsm::{Dlsm, DlsmOptions, Encoded};
+use farleaf_core::index::dlsm::{Dlsm, DlsmOptions};
 use farleaf_core::index::fine::{Fine, FineOptions};
 use farleaf_core::index::hybrid::{Hybrid, HybridOptions};
 use farleaf_core::index::sherman::{PSherman, PShermanOptions, Sherman, ShermanOptions};
+use farleaf_core::index::smart::{Smart, SmartOptions};
+use farleaf_core::index::{Design, Encoded};
 use farleaf_core::page::{Bytes, Fixed8, Layout, OwnedKey};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::SimConfig;
@@ -38,6 +39,9 @@ pub(crate) enum DesignName {
     /// Sherman with the keys divided among compute servers: only the owner of a leaf changes it,
     /// and needs no lock
     PSherman,
+    /// SMART: one radix tree with its nodes placed on the memory servers in turn, cached nodes, and
+    /// a leaf of its own for each key; numbers only
+    Smart,
     /// dLSM: a tree of sorted tables on the memory servers; one process writes to memory of its own
     /// and flushes it as tables
     Dlsm,
@@ -57,6 +61,7 @@ impl DesignName {
             Self::Hybrid => <Hybrid as Design<Fixed8>>::NAME,
             Self::Sherman => <Sherman as Design<Fixed8>>::NAME,
             Self::PSherman => <PSherman as Design<Fixed8>>::NAME,
+            Self::Smart => <Smart as Design<Fixed8>>::NAME,
             Self::Dlsm => <Dlsm as Design<Fixed8>>::NAME,
             Self::Dex => <Dex as Design<Fixed8>>::NAME,
             Self::Local => <SingleMachine as Design<Fixed8>>::NAME,
@@ -71,19 +76,50 @@ impl DesignName {
             | Self::Hybrid
             | Self::Sherman
             | Self::PSherman
+            | Self::Smart
             | Self::Dlsm
             | Self::Dex
             | Self::Local => partitioning == PartitioningName::Range,
         }
     }
 
+    /// Whether the design stores byte strings, too.
+    pub(crate) fn takes_byte_strings(self) -> bool {
+        self != Self::Smart
+    }
+
+    /// Upper bounds of the average bytes that a loaded record and an inserted one take, apart from
+    /// free space. `keys` records at even distances are loaded. `in_page` is the size in designs
+    /// with pages.
+    pub(crate) fn record_bytes(self, keys: u64, in_page: f64) -> RecordBytes {
+        const LEAF: f64 = 64.0;
+        const NODE: f64 = 2_112.0;
+        if self != Self::Smart {
+            return RecordBytes { loaded: in_page, inserted: in_page };
+        }
+        // The deepest level that the keys fill, and at least two keys in each of its nodes.
+        let levels = keys.max(2).ilog2() / 8;
+        let nodes = 2_f64.powi(8 * levels as i32).min(keys as f64 / 2.0);
+        let loaded = LEAF + NODE * nodes / keys.max(1) as f64;
+        RecordBytes { loaded, inserted: LEAF + NODE }
+    }
+
     /// Whether the design's compute servers cache nodes.
     pub(crate) fn has_cache(self) -> bool {
         match self {
-            Self::Sherman | Self::PSherman | Self::Dex => true,
+            Self::Sherman | Self::PSherman | Self::Smart | Self::Dex => true,
             Self::Coarse | Self::Fine | Self::Hybrid | Self::Dlsm | Self::Local => false,
         }
     }
+}
+
+/// How many bytes records take in the pool on average.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RecordBytes {
+    /// A loaded record.
+    pub(crate) loaded: f64,
+    /// A record that is inserted later.
+    pub(crate) inserted: f64,
 }
 
 /// A scheme of dividing keys among memory servers.
@@ -114,6 +150,7 @@ pub(crate) struct IndexOptions<K = u64> {
     pub(crate) boundaries: Vec<K>,
     pub(crate) fine: FineOptions,
     pub(crate) sherman: ShermanOptions,
+    pub(crate) smart: SmartOptions,
     /// DEX's partitioning among compute servers, and their caches.
     pub(crate) dex: DexOptions<K>,
     pub(crate) dlsm: DlsmOptions,
@@ -142,6 +179,7 @@ impl IndexOptions {
             boundaries: keys(&self.boundaries),
             fine: self.fine,
             sherman: self.sherman,
+            smart: self.smart,
             dex: DexOptions {
                 boundaries: keys(&dex.boundaries),
                 spare_compute_servers: dex.spare_compute_servers,
@@ -225,6 +263,7 @@ pub(crate) fn run<L: Providers, T: Task<L>>(
             let options = PShermanOptions { sherman: options.sherman, boundaries };
             L::on_fabric::<PSherman, T>(&options, blocks, fabric, task)
         }
+        DesignName::Smart => L::on_fabric::<Smart, T>(&options.smart, blocks, fabric, task),
         // Long values are in its tables.
         DesignName::Dlsm => L::on_fabric::<Dlsm, T>(&options.dlsm, None, fabric, task),
         DesignName::Dex => L::on_fabric::<Dex, T>(&options.dex, blocks, fabric, task),

@@ -66,7 +66,7 @@ fn a_tiny_reproduction_has_a_report_data_and_commands() {
     for expected in [
         "| dex t2 | read-only: WRITEs | 0 | 0 | holds |  |",
         "cannot be said here",
-        "needs the design `smart`",
+        "needs the design `p-smart`",
         "virtual time charges nothing for contention",
     ] {
         assert!(report.contains(expected), "{expected}: {report}");

@@ -10,6 +10,7 @@ use farleaf_core::index::dex::{Dex, DexOptions};
 use farleaf_core::index::fine::{Fine, FineOptions};
 use farleaf_core::index::hybrid::{Hybrid, HybridOptions};
 use farleaf_core::index::sherman::{PSherman, PShermanOptions, Sherman, ShermanOptions};
+use farleaf_core::index::smart::{Smart, SmartOptions};
 use farleaf_core::page::Fixed8;
 use farleaf_core::server::MemoryServerConfig;
 use farleaf_fabric::local::LocalConfig;
@@ -108,6 +109,7 @@ on_every_provider!(coarse);
 on_every_provider!(fine);
 on_every_provider!(hybrid);
 on_every_provider!(sherman);
+on_every_provider!(smart);
 on_every_provider!(dex);
 
 fn range() -> CoarseOptions<u64> {
@@ -173,6 +175,17 @@ fn sherman(provider: &AnyProvider) {
     let options = PShermanOptions { sherman: options, boundaries };
     let setup = Setup { provider, options, memory_servers: 3, server };
     conformance::run::<Tiny, PSherman, _>(&setup);
+}
+
+/// Pages play no part in it.
+fn smart(provider: &AnyProvider) {
+    let server = MemoryServerConfig { pool_bytes: 16 << 20, ..lent() };
+    // A cache of a few nodes, one of hardly any, and one of all.
+    for cache_bytes in [5_000, 0, 64 << 20] {
+        let options = SmartOptions { chunk_bytes: 1 << 14, cache_bytes };
+        let setup = Setup { provider, options, memory_servers: 3, server: server.clone() };
+        conformance::run::<Fixed8, Smart, _>(&setup);
+    }
 }
 
 fn dex(provider: &AnyProvider) {

@@ -4,8 +4,8 @@
 use farleaf_core::page::{Action, Answer, Fixed8, LeafEdit};
 use farleaf_core::wire::{
     ClientRequest, ClientResponse, DirectoryRequest, ErrorCode, LeaseState, MergeRequest,
-    OffloadRequest,
-    OwnerRequest, PoolRequest, Refusal, Reply, Request, Share, Ticket, TreeRequest, Usage,
+    OffloadRequest, OwnerRequest, PoolRequest, Refusal, Reply, Request, Share, Ticket, TreeRequest,
+    Usage,
 };
 use farleaf_fabric::{GlobalAddr, Message, ServerId};
 use std::ops::Bound::{Excluded, Included, Unbounded};

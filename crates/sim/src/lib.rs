@@ -26,6 +26,7 @@ mod reshaping;
 mod run;
 pub mod scenario;
 mod setup;
+mod spread;
 mod takeover;
 mod workload;
 

@@ -8,8 +8,10 @@ use crate::client::{Board, settle};
 use crate::scenario::{DesignSpec, Scenario};
 use crate::workload;
 use farleaf_core::index::dex::Dex;
-use farleaf_core::index::dlsm::{Dlsm, Encoded, Shard};
-use farleaf_core::index::{Background, Design, IndexAdmin, IndexError, RangeIndex, Reshaped};
+use farleaf_core::index::dlsm::{Dlsm, Shard};
+use farleaf_core::index::{
+    Background, Design, Encoded, IndexAdmin, IndexError, RangeIndex, Reshaped,
+};
 use farleaf_core::page::{Layout, Named};
 use farleaf_core::partition::ComputePool;
 use farleaf_fabric::Fabric;

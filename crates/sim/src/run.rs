@@ -17,19 +17,20 @@ use crate::reshaping::{balancer, grower, lsm_worker, mover};
 use crate::scenario::{DesignSpec, ErrorKind, KeysSpec, Scenario};
 use crate::setup::{
     Servers, block_options, coarse_options, dex_options, dlsm_options, fine_options,
-    hybrid_options, sherman_options, sim_config, start,
+    hybrid_options, sherman_options, sim_config, smart_options, start,
 };
+use crate::spread::SpreadSmart;
 use crate::takeover;
 use crate::workload;
 use farleaf_core::cache::CacheCounters;
 use farleaf_core::index::blocks::{BlockCompute, BlockOptions, Blocks, InBlocks};
 use farleaf_core::index::coarse::Coarse;
 use farleaf_core::index::dex::Dex;
-use farleaf_core::index::dlsm::{Dlsm, Encoded};
+use farleaf_core::index::dlsm::Dlsm;
 use farleaf_core::index::fine::Fine;
 use farleaf_core::index::hybrid::Hybrid;
 use farleaf_core::index::sherman::Sherman;
-use farleaf_core::index::{ByName, Design, InLeaves, IndexError, RangeIndex, Scan};
+use farleaf_core::index::{ByName, Design, Encoded, InLeaves, IndexError, RangeIndex, Scan};
 use farleaf_core::page::{Bytes, CHOSEN, Fixed8, Layout, Named, with_page_words};
 use farleaf_core::server::MemoryServer;
 use farleaf_fabric::sim::SimCluster;
@@ -219,6 +220,7 @@ fn play_blocks(
             play_with_blocks::<Hybrid>(scenario, seed, board, &options)
         }
         DesignSpec::Dlsm { .. } => Err("dLSM has no value blocks".to_owned()),
+        DesignSpec::Smart { .. } => Err("smart has no value blocks".to_owned()),
         DesignSpec::Sherman { .. } => Err("sherman's scenarios have no value blocks".to_owned()),
         DesignSpec::Dex { moves, movers, .. } => {
             if let Some(spec) = &scenario.processes {
@@ -306,6 +308,10 @@ where
             let options = sherman_options::<L>(*chunk_nodes_log2, *cache_nodes, *hand_overs);
             // On servers of the layout of its pages, which the inspector reads.
             play_on::<L::Entries, Sherman>(scenario, seed, board, &options)
+        }
+        DesignSpec::Smart { chunk_bytes, cache_bytes, spread } => {
+            let options = smart_options(*chunk_bytes, *cache_bytes, *spread);
+            play_on::<L, SpreadSmart>(scenario, seed, board, &options)
         }
         DesignSpec::Dex { .. } => play_dex::<L>(scenario, seed, board),
         DesignSpec::Dlsm { .. } => play_dlsm::<L>(scenario, seed, board),

@@ -249,6 +249,16 @@ pub enum DesignSpec {
         /// How many clients of a compute server in a row can get a lock by hand-over.
         hand_overs: u32,
     },
+    /// SMART.
+    Smart {
+        /// Bytes that a client allocates from a memory server at once.
+        chunk_bytes: u64,
+        /// Bytes of the nodes that each compute server caches.
+        cache_bytes: u64,
+        /// Whether neighbouring keys differ in several bytes, so that the tree is high.
+        #[serde(default)]
+        spread: bool,
+    },
     /// DEX. Compute servers own equal parts of the scenario's key space.
     Dex {
         /// Number of nodes, as a power of two, that a client allocates from a memory server at

@@ -4,6 +4,7 @@
 //! *Thread safety*: plain functions.
 
 use crate::scenario::{DesignSpec, MergesSpec, PartitioningSpec, Scenario, TableIndexSpec};
+use crate::spread::SpreadOptions;
 use crate::workload;
 use farleaf_core::cache::CacheOptions;
 use farleaf_core::index::blocks::BlockOptions;
@@ -13,6 +14,7 @@ use farleaf_core::index::dlsm::{DlsmOptions, MemTableOptions, MergePlace};
 use farleaf_core::index::fine::FineOptions;
 use farleaf_core::index::hybrid::HybridOptions;
 use farleaf_core::index::sherman::ShermanOptions;
+use farleaf_core::index::smart::SmartOptions;
 use farleaf_core::index::{BalanceOptions, Design, IndexError};
 use farleaf_core::page::{Layout, Named, OwnedKey};
 use farleaf_core::partition::LONGEST_MOVE_NS;
@@ -59,6 +61,10 @@ pub(crate) fn sherman_options<L: Layout>(
 ) -> ShermanOptions {
     let cache_bytes = u64::from(cache_nodes) * L::page_words() as u64 * 8;
     ShermanOptions { chunk_nodes_log2, cache_bytes, hand_overs }
+}
+
+pub(crate) fn smart_options(chunk_bytes: u64, cache_bytes: u64, spread: bool) -> SpreadOptions {
+    SpreadOptions { smart: SmartOptions { chunk_bytes, cache_bytes }, spread }
 }
 
 pub(crate) fn dex_options<L: Named>(

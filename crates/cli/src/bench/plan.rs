@@ -3,7 +3,9 @@
 use super::arguments::{Arguments, FabricName, TraceKind, Validation};
 use super::form::KeysAndValues;
 use super::{over_time, reshaping};
-use crate::designs::{self, DesignName, FabricConfig, IndexOptions, PartitioningName, ValueBlocks};
+use crate::designs::{
+    self, DesignName, FabricConfig, IndexOptions, PartitioningName, RecordBytes, ValueBlocks,
+};
 use crate::usage;
 use anyhow::Context;
 use farleaf_bench::driver::{Amount, HotspotShift, Run};
@@ -17,6 +19,7 @@ use farleaf_core::index::blocks::MOST_LOST;
 use farleaf_core::index::dex::DexOptions;
 use farleaf_core::index::fine::FineOptions;
 use farleaf_core::index::sherman::ShermanOptions;
+use farleaf_core::index::smart::SmartOptions;
 use farleaf_core::page::Layout;
 use farleaf_core::server::{MemoryServer, MemoryServerConfig};
 use farleaf_fabric::ServerId;
@@ -141,9 +144,9 @@ impl Plan {
         let (pool_bytes, single_pool_bytes) = match arguments.pool_bytes {
             Some(bytes) => (round_up(bytes)?, bytes_of_all(bytes, arguments.memory_servers)?),
             None => {
-                let of = |weights: &[u64]| {
-                    pool_bytes(loaded, form.bytes_in_page(), arguments.fill, inserts, weights)
-                };
+                let record = arguments.index.record_bytes(loaded, form.bytes_in_page());
+                let of =
+                    |weights: &[u64]| pool_bytes(loaded, record, arguments.fill, inserts, weights);
                 // Replaced blocks cannot be freed until their leaves are written back.
                 let records = loaded + 2 * inserts + MOST_LOST;
                 let blocks = form.bytes_in_blocks() * records as f64 * 1.1;
@@ -230,6 +233,10 @@ impl Plan {
                     cache_bytes: in_cache - of_blocks,
                     hand_overs: arguments.hand_overs,
                     ..ShermanOptions::default()
+                },
+                smart: SmartOptions {
+                    cache_bytes: in_cache - of_blocks,
+                    ..SmartOptions::default()
                 },
                 dex: DexOptions {
                     at_load: arguments.boundaries,
@@ -416,10 +423,10 @@ fn cache_bytes(arguments: &Arguments, raw_bytes: f64) -> Option<u64> {
 /// all fall into one share. The estimate is generous, because memory is only allocated when it is
 /// used.
 ///
-/// `bytes_in_page` is the size of a record in a page without free space.
+/// `record` is the size of a record without free space.
 pub(crate) fn pool_bytes(
     keys: u64,
-    bytes_in_page: f64,
+    record: RecordBytes,
     fill: f64,
     inserts: u64,
     weights: &[u64],
@@ -427,8 +434,8 @@ pub(crate) fn pool_bytes(
     let total: f64 = weights.iter().map(|weight| *weight as f64).sum();
     let most = weights.iter().copied().max().unwrap_or(1) as f64;
     // After splits a page is half full; another tenth is for inner nodes.
-    let loaded = keys as f64 * most / total * bytes_in_page / fill * 2.2;
-    let inserted = inserts as f64 * bytes_in_page * 2.0 * 1.1;
+    let loaded = keys as f64 * most / total * record.loaded / fill * 2.2;
+    let inserted = inserts as f64 * record.inserted * 2.0 * 1.1;
     // The conversion saturates; the result is then far above the limit.
     round_up(((loaded + inserted) as u64).saturating_add(64 << 20))
 }

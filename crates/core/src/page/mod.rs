@@ -18,6 +18,7 @@ mod layout;
 mod limits;
 mod lock_word;
 mod named;
+mod radix;
 mod restructure;
 mod stored;
 mod stubborn;
@@ -44,6 +45,11 @@ pub use layout::{
 pub use limits::TooLong;
 pub use lock_word::LockWord;
 pub use named::Named;
+pub use radix::{Child, KeyPath, LEAF_WORDS, LeafCopy, NodeCopy, NodeHeader, NodeSize, Slot};
+pub(crate) use radix::{
+    LEAF_CHECK_WORD, LEAF_REVERSE_WORD, LEAF_SPACE, LEAF_VALUE_WORD, MOST_RADIX_SERVERS,
+    NODE_SPACE, Search, common_bytes, slot_place,
+};
 pub use restructure::{merge, split_plan};
 pub use stored::{BlockRef, MOST_BLOCK_BYTES, REFERENCE_BYTES, Stored, block_words, stored_inline};
 pub use stubborn::Stubborn;

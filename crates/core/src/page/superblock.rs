@@ -83,6 +83,8 @@ pub enum DesignId {
     /// One tree over all memory servers, accessed one-sided, with leaves written entry by entry
     /// where the layout permits it.
     Sherman = 7,
+    /// A radix tree over all memory servers, accessed one-sided, with a leaf for each key.
+    Smart = 8,
 }
 
 /// The content of a superblock.

@@ -37,7 +37,7 @@ pub const GRACE_NS: u64 = 10_000_000;
 /// Retries of a verb that changes nothing when its outcome is unknown.
 pub(super) const READ_RETRIES: u32 = 16;
 /// READs of a page that fails validation before the caller restarts, and checks for a dead holder.
-const REREADS: u32 = 24;
+pub(super) const REREADS: u32 = 24;
 /// Polls for a free buffer before giving up.
 pub(super) const BUSY_WAITS: u32 = 10_000;
 pub(super) const BUSY_WAIT_NS: u64 = 500;
@@ -58,6 +58,8 @@ pub struct PageClient<F: Fabric, L: Layout> {
     pub(super) entry_locks: Arc<EntryLocks>,
     /// The number of the compute server that this client has found alive; 0 before that.
     pub(super) entry_owner: Cell<u16>,
+    /// Whether what this client locks are leaves of a radix tree, not pages.
+    pub(super) radix_leaves: bool,
     /// Commits that have begun but not finished (W4).
     pub(super) unfinished: RefCell<Vec<Rc<Unfinished<L>>>>,
     /// Whether a user of this client, such as a cache, may have an unsettled operation of its own.
@@ -126,6 +128,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
             entry_doubts: RefCell::default(),
             entry_locks: Arc::new(EntryLocks::default()),
             entry_owner: Cell::new(0),
+            radix_leaves: false,
             unfinished: RefCell::default(),
             doubtful: Cell::new(false),
             settling: Cell::new(false),

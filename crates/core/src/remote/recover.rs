@@ -149,6 +149,9 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     }
 
     async fn recover(&self, gone: Gone, at: GlobalAddr) -> Result<(), Miss> {
+        if self.radix_leaves {
+            return self.recover_leaf(gone.owner, at).await;
+        }
         let found = self.read_raw(at).await?;
         let word = found.word();
         let entry_lock = found.page().entry_lock();

@@ -31,7 +31,6 @@ async fn take_all<F: Fabric>(leases: &Leases, rpc: &RpcClient<F, Small>, bytes: 
     }
 }
 
-
 #[test]
 fn the_lease_of_a_fenced_compute_server_comes_back() {
     for provider in &[sim(SimConfig::default()), tcp()] {

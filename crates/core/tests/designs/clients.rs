@@ -1,7 +1,11 @@
 //! Clients shared by the tests of several designs.
 
-use farleaf_core::index::{IndexError, RangeIndex};
-use farleaf_fabric::Fabric;
+use farleaf_core::index::conformance::Setup;
+use farleaf_core::index::{Design, IndexAdmin, IndexError, RangeIndex, Scan};
+use farleaf_core::page::Layout;
+use farleaf_core::server::MemoryServerConfig;
+use farleaf_fabric::sim::{Faults, SimConfig};
+use farleaf_fabric::{Cluster, Fabric};
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 
@@ -48,4 +52,77 @@ pub(crate) async fn write_for_ever(
         }
         known.lock().unwrap().insert(key, (after, None));
     }
+}
+
+/// A simulated cluster with every fault that the contract allows.
+pub(crate) fn rough(seed: u64) -> SimConfig {
+    SimConfig { seed, faults: Faults::rough(), ..SimConfig::default() }
+}
+
+/// The same with lost and late messages.
+pub(crate) fn late_and_lossy(seed: u64) -> SimConfig {
+    let faults = Faults {
+        drop_probability: 0.01,
+        late_probability: 0.01,
+        max_late_ns: 150_000,
+        timeout_ns: 60_000,
+        ..Faults::rough()
+    };
+    SimConfig { faults, ..rough(seed) }
+}
+
+/// A compute server dies while its clients change keys, and is declared dead. The others go on, and
+/// nothing that was acknowledged is lost.
+pub(crate) fn dying_holder<L, D>(config: SimConfig, options: D::Options)
+where
+    L: Layout<Key = u64, Value = u64>,
+    D: Design<L>,
+{
+    let seed = config.seed;
+    let provider = SimConfig { give_up_after_ns: 2_000_000_000, ..config };
+    let server = MemoryServerConfig { pool_bytes: 16 << 20, ..Default::default() };
+    let setup = Setup { provider: &provider, options, memory_servers: 3, server };
+    let cluster = setup.with_index::<L, D>();
+    let compute = &D::compute(&setup.options).unwrap();
+    let known: [Mutex<Known>; 5] = Default::default();
+    let stop = Mutex::new(false);
+    let (known, stop, control) = (&known, &stop, &cluster.control());
+    cluster.run(&[1, 1, 2, 2, 3], |fabric, client| async move {
+        let index = D::open(fabric.clone(), compute).await.unwrap();
+        if client < 4 {
+            return write_for_ever(&fabric, &index, &known[client], client as u64, stop).await;
+        }
+        // Two of the four writers die.
+        fabric.sleep(60_000 + fabric.random() % 600_000).await;
+        control.kill_compute_server(1);
+        fabric.sleep(30_000).await;
+        index.declare_dead(1).await.unwrap();
+        fabric.sleep(400_000).await;
+        *stop.lock().unwrap() = true;
+    });
+    cluster.run(&[4], |fabric, _| async move {
+        let index = D::open(fabric.clone(), compute).await.unwrap();
+        for round in 0..2 {
+            let scanned = index.scan(&Scan::range(..)).await.unwrap();
+            let contents: BTreeMap<u64, u64> = scanned.into_iter().collect();
+            let keys: Vec<_> =
+                known.iter().flat_map(|known| known.lock().unwrap().clone()).collect();
+            for (key, (acknowledged, on_its_way)) in keys {
+                let found = [contents.get(&key).copied(), index.get(&key).await.unwrap()];
+                for held in found {
+                    let is_right = match round {
+                        0 => held == acknowledged || Some(held) == on_its_way,
+                        _ => held == Some(!key),
+                    };
+                    assert!(
+                        is_right,
+                        "seed {seed}: {key} is {held:?}, not {acknowledged:?}, {on_its_way:?}"
+                    );
+                }
+                // No lock of the dead is left on the way of a change.
+                index.upsert(&key, &!key).await.unwrap();
+                assert_eq!(index.get(&key).await, Ok(Some(!key)), "seed {seed}");
+            }
+        }
+    });
 }

@@ -16,4 +16,5 @@ mod fresh_nodes;
 mod hybrid;
 mod other_pages;
 mod sherman;
+mod smart;
 mod tickets;

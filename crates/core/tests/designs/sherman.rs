@@ -1,7 +1,7 @@
 //! What Sherman guarantees beyond the suite of all designs: its network cost, its behavior without
 //! memory, and that a client that dies half-way through a change harms no other client.
 
-use super::clients::{Known, fill_until_refused, write_for_ever};
+use super::clients::{dying_holder, fill_until_refused, late_and_lossy, rough};
 use farleaf_core::index::conformance::Setup;
 use farleaf_core::index::sherman::{
     PSherman, PShermanOptions, Sherman, ShermanCompute, ShermanIndex, ShermanOptions,
@@ -12,7 +12,7 @@ use farleaf_core::remote::{Pointer, ROOT_SERVER};
 use farleaf_core::server::MemoryServerConfig;
 use farleaf_core::wire::Refusal;
 use farleaf_fabric::local::LocalConfig;
-use farleaf_fabric::sim::{Faults, SimConfig};
+use farleaf_fabric::sim::SimConfig;
 use farleaf_fabric::{Cluster, CounterSnapshot, Fabric, GlobalAddr, Provider};
 use std::collections::BTreeMap;
 use std::future::poll_fn;
@@ -307,54 +307,6 @@ fn without_memory_the_operation_fails_and_the_index_stays_whole() {
     });
 }
 
-fn dying_holder(config: SimConfig) {
-    let seed = config.seed;
-    let provider = SimConfig { give_up_after_ns: 2_000_000_000, ..config };
-    let cluster = setup(&provider, 3, 16 << 20, FEW).with_index::<Tiny, Sherman>();
-    let compute = &compute::<Tiny>(&FEW);
-    let known: [Mutex<Known>; 5] = Default::default();
-    let stop = Mutex::new(false);
-    let (known, stop, control) = (&known, &stop, &cluster.control());
-    cluster.run(&[1, 1, 2, 2, 3], |fabric, client| async move {
-        let index = open::<_, Tiny>(fabric.clone(), compute).await;
-        if client < 4 {
-            return write_for_ever(&fabric, &index, &known[client], client as u64, stop).await;
-        }
-        // Two of the four writers die.
-        fabric.sleep(60_000 + fabric.random() % 600_000).await;
-        control.kill_compute_server(1);
-        fabric.sleep(30_000).await;
-        index.declare_dead(1).await.unwrap();
-        fabric.sleep(400_000).await;
-        *stop.lock().unwrap() = true;
-    });
-    cluster.run(&[4], |fabric, _| async move {
-        let index = open::<_, Tiny>(fabric.clone(), compute).await;
-        for round in 0..2 {
-            let scanned = index.scan(&Scan::range(..)).await.unwrap();
-            let contents: BTreeMap<u64, u64> = scanned.into_iter().collect();
-            let keys: Vec<_> =
-                known.iter().flat_map(|known| known.lock().unwrap().clone()).collect();
-            for (key, (acknowledged, on_its_way)) in keys {
-                let found = [contents.get(&key).copied(), index.get(&key).await.unwrap()];
-                for held in found {
-                    let is_right = match round {
-                        0 => held == acknowledged || Some(held) == on_its_way,
-                        _ => held == Some(!key),
-                    };
-                    assert!(
-                        is_right,
-                        "seed {seed}: {key} is {held:?}, not {acknowledged:?}, {on_its_way:?}"
-                    );
-                }
-                // No lock of the dead is left on the way of a change.
-                index.upsert(&key, &!key).await.unwrap();
-                assert_eq!(index.get(&key).await, Ok(Some(!key)), "seed {seed}");
-            }
-        }
-    });
-}
-
 /// The root of the index on these memory servers.
 async fn root<F: Fabric>(index: &ShermanIndex<F, Leaves<Tiny>>) -> GlobalAddr {
     let rpc = index.pages().rpc();
@@ -579,27 +531,15 @@ fn a_turn_in_doubt_is_not_passed_on() {
     assert!(in_doubt > 10, "{in_doubt}");
 }
 
-/// A simulated cluster with every fault that the contract allows.
-fn rough(seed: u64) -> SimConfig {
-    SimConfig { seed, faults: Faults::rough(), ..SimConfig::default() }
-}
-
 #[test]
 fn a_client_that_dies_half_way_harms_no_other() {
-    (0..60).for_each(|seed| dying_holder(rough(seed)));
+    (0..60).for_each(|seed| dying_holder::<Tiny, Sherman>(rough(seed), FEW));
 }
 
 /// The same with lost and late messages, including those of the dead client.
 #[test]
 fn a_client_that_dies_leaves_late_messages() {
     for seed in 0..60 {
-        let faults = Faults {
-            drop_probability: 0.01,
-            late_probability: 0.01,
-            max_late_ns: 150_000,
-            timeout_ns: 60_000,
-            ..Faults::rough()
-        };
-        dying_holder(SimConfig { faults, ..rough(seed) });
+        dying_holder::<Tiny, Sherman>(late_and_lossy(seed), FEW);
     }
 }

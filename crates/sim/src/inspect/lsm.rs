@@ -20,8 +20,8 @@ use super::walk::named;
 use super::{Pool, Records, at_the_end};
 use crate::client::settle;
 use crate::scenario::Scenario;
-use farleaf_core::index::dlsm::{Dlsm, Encoded, Shard, TableView};
-use farleaf_core::index::{ByName, Design, IndexError, RangeIndex, Scan};
+use farleaf_core::index::dlsm::{Dlsm, Shard, TableView};
+use farleaf_core::index::{ByName, Design, Encoded, IndexError, RangeIndex, Scan};
 use farleaf_core::page::{Layout, Named};
 use farleaf_core::server::MemoryServer;
 use farleaf_core::table::{

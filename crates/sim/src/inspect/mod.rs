@@ -4,9 +4,10 @@
 //! *Invariants at every moment*, for each design: no page points to a node that is unused, that is
 //! marked dead, or whose header has a different address. No node is reachable twice. The modules of
 //! the designs add their own invariants ([`dex`], [`coarse`], [`one_sided`]); dLSM has tables
-//! instead of pages ([`lsm`]). All designs of trees but DEX guarantee these only while no page on
-//! the path is held or half written (`server::tree` T1, `index::fine` G2): an inspection that meets
-//! such a page ends there without an error.
+//! instead of pages ([`lsm`]), and SMART nodes and leaves of other sizes ([`radix`]). All designs
+//! of trees but DEX guarantee these only while no page on the path is held or half written
+//! (`server::tree` T1, `index::fine` G2): an inspection that meets such a page ends there without
+//! an error.
 //!
 //! A value block that a leaf in the pool refers to is there at every moment (blocks.X1, blocks.X4),
 //! unless WRITEs tear: then a reference may be half written, and blocks are read at the end only.
@@ -20,6 +21,7 @@ mod coarse;
 mod dex;
 mod lsm;
 mod one_sided;
+mod radix;
 #[cfg(test)]
 mod tests;
 mod walk;
@@ -175,6 +177,7 @@ impl<L: Named> Pool<L> {
             DesignSpec::Coarse { .. } => walk.coarse(),
             DesignSpec::Fine { .. } | DesignSpec::Sherman { .. } => walk.blink(),
             DesignSpec::Hybrid { .. } => walk.hybrid(),
+            DesignSpec::Smart { spread, .. } => walk.radix(spread),
             DesignSpec::Dex { .. } => walk.dex(),
             DesignSpec::Dlsm { .. } => Err(Stop::Wrong("tables are not pages".to_owned())),
         };

@@ -7,10 +7,9 @@
 //! *Thread safety*: plain functions.
 
 use super::DlsmOptions;
-use super::encoded::Encoded;
 use super::handle::DlsmIndex;
 use super::shard::Shard;
-use crate::index::{Design, IndexError};
+use crate::index::{Design, Encoded, IndexError};
 use crate::page::{DesignId, Layout};
 use crate::remote::{ExtentClient, RpcClient};
 use farleaf_fabric::sync::Arc;

@@ -21,7 +21,6 @@ mod background;
 mod compact;
 mod design;
 mod directory;
-mod encoded;
 mod flush;
 mod handle;
 mod load;
@@ -40,7 +39,6 @@ mod version;
 mod write;
 
 pub use design::Dlsm;
-pub use encoded::Encoded;
 pub use handle::DlsmIndex;
 pub use memtable::{
     Cursor, Edit, KeyWords, Kind, Link, MemTable, MemTableError, MemTableOptions, Pending,

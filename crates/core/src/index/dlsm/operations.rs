@@ -2,11 +2,10 @@
 //!
 //! *Thread safety*: that of the handle.
 
-use super::encoded::Encoded;
 use super::handle::DlsmIndex;
 use crate::index::{
-    Action, Answer, Background, IndexAdmin, IndexError, LeafEdit, Owned, RangeIndex, RecordsOf,
-    Reshaped, Scan,
+    Action, Answer, Background, Encoded, IndexAdmin, IndexError, LeafEdit, Owned, RangeIndex,
+    RecordsOf, Reshaped, Scan,
 };
 use crate::page::Layout;
 use farleaf_fabric::{Fabric, GlobalAddr};

@@ -1,4 +1,4 @@
-//! Keys and values as the byte strings that a tree stores.
+//! Keys and values as byte strings, for designs that do not store them in pages.
 //!
 //! *Thread safety*: plain functions.
 

@@ -1,0 +1,209 @@
+//! Creating and opening a SMART index, and the traits of a handle.
+//!
+//! The superblock of server 0 names a word of memory, the root slot, which leads to the whole tree.
+//!
+//! *Thread safety*: that of a handle; the compute side is shared by all threads of a process.
+
+use super::SmartOptions;
+use super::cache::SmartCache;
+use crate::index::{
+    Answer, Design, Encoded, IndexAdmin, IndexError, LeafEdit, Owned, RangeIndex, RecordsOf, Scan,
+};
+use crate::page::{Action, DesignId, Layout, MOST_RADIX_SERVERS};
+use crate::remote::{ROOT_SERVER, RadixClient, RpcClient};
+use farleaf_fabric::sync::{Arc, Mutex, lock};
+use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
+use std::borrow::Borrow;
+use std::collections::BTreeMap;
+use std::ops::Bound;
+
+/// The design SMART.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Smart;
+
+const ONLY_NUMBERS: IndexError =
+    IndexError::InvalidArgument("smart has keys and values of 8 bytes only: use another design");
+
+/// The compute side of an index: the cached nodes of each compute server.
+#[derive(Clone, Debug)]
+pub struct SmartCompute {
+    options: SmartOptions,
+    caches: Arc<Mutex<BTreeMap<u16, Arc<SmartCache>>>>,
+}
+
+/// A handle on a SMART index.
+#[derive(Debug)]
+pub struct SmartIndex<F: Fabric, L: Layout> {
+    pub(super) radix: RadixClient<F, L>,
+    pub(super) cache: Arc<SmartCache>,
+    /// Where the root slot is.
+    pub(super) root: GlobalAddr,
+}
+
+impl<L: Layout<Key: Encoded, Value: Encoded>> Design<L> for Smart {
+    const NAME: &'static str = "smart";
+    type Options = SmartOptions;
+    type Compute = SmartCompute;
+    type Index<F: Fabric> = SmartIndex<F, L>;
+
+    async fn create<F: Fabric>(fabric: &F, options: &SmartOptions) -> Result<(), IndexError> {
+        options.check()?;
+        if L::HAS_HEAP {
+            return Err(ONLY_NUMBERS);
+        }
+        if fabric.memory_servers() > MOST_RADIX_SERVERS {
+            return Err(IndexError::InvalidArgument("smart has at most 256 memory servers"));
+        }
+        for number in (0..fabric.memory_servers()).rev() {
+            let rpc = RpcClient::<F, L>::new(fabric.clone());
+            rpc.check_unclaimed(ServerId::new(number)).await?;
+        }
+        // The memory of a leaf, which was never used: a free slot.
+        let radix = RadixClient::<F, L>::new(fabric.clone(), 0);
+        let root = radix.take_leaf_on(ROOT_SERVER).await?;
+        Ok(radix.rpc().claim_all(DesignId::Smart as u64, &[root]).await?)
+    }
+
+    fn compute(options: &SmartOptions) -> Result<SmartCompute, IndexError> {
+        options.check()?;
+        Ok(SmartCompute { options: *options, caches: Arc::new(Mutex::new(BTreeMap::new())) })
+    }
+
+    async fn open_handle<F: Fabric>(
+        fabric: F,
+        compute: &SmartCompute,
+    ) -> Result<SmartIndex<F, L>, IndexError> {
+        if L::HAS_HEAP {
+            return Err(ONLY_NUMBERS);
+        }
+        let rpc = RpcClient::<F, L>::new(fabric.clone());
+        let mut root = GlobalAddr::NULL;
+        for number in (0..fabric.memory_servers()).rev() {
+            root = rpc.claimed(ServerId::new(number), DesignId::Smart).await?.0.root;
+        }
+        let options = compute.options;
+        let new = || Arc::new(SmartCache::new(options.cache_bytes));
+        let server = fabric.compute_server();
+        let cache = lock(&compute.caches).entry(server).or_insert_with(new).clone();
+        Ok(SmartIndex { radix: RadixClient::new(fabric, options.chunk_bytes), cache, root })
+    }
+
+    fn cached_bytes(compute: &SmartCompute) -> u64 {
+        lock(&compute.caches).values().map(|cache| cache.bytes()).sum()
+    }
+}
+
+impl<F: Fabric, L: Layout> SmartIndex<F, L> {
+    pub(super) fn fabric(&self) -> &F {
+        self.radix.fabric()
+    }
+
+    /// Whether operations of this handle have ended without a known outcome, for tests.
+    pub fn has_doubts(&self) -> bool {
+        self.radix.has_doubts()
+    }
+}
+
+/// A key or a value as a number of the same order.
+fn number_of<T: Encoded + ?Sized>(of: &T) -> Result<u64, IndexError> {
+    let bytes = of.encoded().as_ref().try_into();
+    Ok(u64::from_be_bytes(bytes.map_err(|_| ONLY_NUMBERS)?))
+}
+
+fn owned_number<T: Encoded + ?Sized>(owned: &Owned<T>) -> Result<u64, IndexError> {
+    let bytes = <[u8; 8]>::try_from(T::of_owned(owned));
+    Ok(u64::from_be_bytes(bytes.map_err(|_| ONLY_NUMBERS)?))
+}
+
+fn of_number<T: Encoded + ?Sized>(number: u64) -> Result<Owned<T>, IndexError> {
+    T::decoded(number.to_be_bytes().to_vec()).ok_or(ONLY_NUMBERS)
+}
+
+fn bound_of<T: Encoded + ?Sized>(bound: &Bound<Owned<T>>) -> Result<Bound<u64>, IndexError> {
+    Ok(match bound {
+        Bound::Unbounded => Bound::Unbounded,
+        Bound::Included(key) => Bound::Included(owned_number::<T>(key)?),
+        Bound::Excluded(key) => Bound::Excluded(owned_number::<T>(key)?),
+    })
+}
+
+impl<F: Fabric, L: Layout<Key: Encoded, Value: Encoded>> RangeIndex for SmartIndex<F, L> {
+    type Key = L::Key;
+    type Value = L::Value;
+
+    async fn get(&self, key: &L::Key) -> Result<Option<Owned<L::Value>>, IndexError> {
+        let found = self.value_of(number_of(key)?).await?;
+        found.map(of_number::<L::Value>).transpose()
+    }
+
+    async fn execute(
+        &self,
+        edit: LeafEdit<&L::Key, &L::Value>,
+    ) -> Result<Answer<Owned<L::Value>>, IndexError> {
+        let value = |value: &L::Value| number_of(value);
+        let action = match edit.action {
+            Action::Get => Action::Get,
+            Action::Insert(new) => Action::Insert(value(new)?),
+            Action::Update(new) => Action::Update(value(new)?),
+            Action::Upsert(new) => Action::Upsert(value(new)?),
+            Action::Remove => Action::Remove,
+            Action::CompareExchange(old, new) => Action::CompareExchange(value(old)?, value(new)?),
+        };
+        let key = number_of(edit.key)?;
+        let answer = match action {
+            Action::Get => Answer::from_lookup(self.value_of(key).await?),
+            action => self.change(key, action).await?,
+        };
+        let found = answer.found.map(of_number::<L::Value>).transpose()?;
+        Ok(Answer { applied: answer.applied, found })
+    }
+
+    async fn multi_get<Q: Borrow<L::Key>>(
+        &self,
+        keys: &[Q],
+    ) -> Result<Vec<Option<Owned<L::Value>>>, IndexError> {
+        let keys: Result<Vec<u64>, _> = keys.iter().map(|key| number_of(key.borrow())).collect();
+        let found = self.values_of(&keys?).await?.into_iter();
+        found.map(|found| found.map(of_number::<L::Value>).transpose()).collect()
+    }
+
+    async fn scan(&self, scan: &Scan<Owned<L::Key>>) -> Result<RecordsOf<Self>, IndexError> {
+        let (lower, upper) = (bound_of::<L::Key>(&scan.lower)?, bound_of::<L::Key>(&scan.upper)?);
+        let scan = Scan { lower, upper, reverse: scan.reverse, limit: scan.limit };
+        let records = self.records(&scan).await?.into_iter();
+        let record = |(key, value)| Ok((of_number::<L::Key>(key)?, of_number::<L::Value>(value)?));
+        records.map(record).collect()
+    }
+
+    async fn bulk_load(
+        &self,
+        records: impl Iterator<Item = (Owned<L::Key>, Owned<L::Value>)>,
+        fill: f64,
+    ) -> Result<u64, IndexError> {
+        let number = |(key, value): (_, _)| {
+            Ok((owned_number::<L::Key>(&key)?, owned_number::<L::Value>(&value)?))
+        };
+        self.load(records.map(number), fill).await
+    }
+
+    /// Returns at once: clients write every change through.
+    async fn flush(&self) -> Result<(), IndexError> {
+        Ok(())
+    }
+
+    async fn settle(&self) -> Result<(), IndexError> {
+        Ok(self.radix.settle_all().await?)
+    }
+}
+
+impl<F: Fabric, L: Layout<Key: Encoded, Value: Encoded>> IndexAdmin for SmartIndex<F, L> {
+    /// Settles doubts; nothing is collected (smart.N1).
+    async fn collect(&self) -> Result<(), IndexError> {
+        self.radix.settle_doubts().await;
+        Ok(())
+    }
+
+    async fn declare_dead(&self, compute_server: u16) -> Result<(), IndexError> {
+        Ok(self.radix.declare_dead(compute_server).await?)
+    }
+}

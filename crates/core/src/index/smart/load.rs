@@ -1,0 +1,226 @@
+//! Bulk loads: the tree is built from ascending records, and shown by the CAS of the root slot.
+//!
+//! Only the nodes on the path to the last key are open. A node or a leaf is written once its place
+//! in its parent is known.
+//!
+//! *Invariant* smart.L1. No slot of the index leads to any part of the tree before all parts are
+//! written, and the root slot is free until then.
+
+use super::SmartIndex;
+use crate::index::{IndexError, check_fill};
+use crate::page::{
+    KeyPath, Layout, LeafCopy, NodeCopy, NodeHeader, NodeSize, Slot, common_bytes, slot_place,
+};
+use crate::remote::{Miss, NodeRoom, RemoteError, Swapped};
+use crate::wire::Refusal;
+use farleaf_fabric::{Buffer, Fabric, GlobalAddr};
+use smallvec::SmallVec;
+use std::collections::VecDeque;
+
+/// A node whose last child may still come.
+#[derive(Debug)]
+struct Open {
+    room: NodeRoom,
+    path: KeyPath,
+    slots: Vec<u64>,
+}
+
+/// A part of the tree whose parent is not known yet.
+#[derive(Debug)]
+enum Part {
+    Leaf(GlobalAddr, (u64, u64)),
+    Node(Open),
+}
+
+type Words = SmallVec<[u64; 8]>;
+
+struct Load<'a, F: Fabric, L: Layout> {
+    index: &'a SmartIndex<F, L>,
+    open: Vec<Open>,
+    /// The part with the last key.
+    last: Option<Part>,
+    in_flight: VecDeque<(GlobalAddr, Words, F::Op<Buffer>)>,
+    leaves: Vec<GlobalAddr>,
+    nodes: Vec<NodeRoom>,
+}
+
+impl<F: Fabric, L: Layout> SmartIndex<F, L> {
+    pub(super) async fn load(
+        &self,
+        records: impl Iterator<Item = Result<(u64, u64), IndexError>>,
+        fill: f64,
+    ) -> Result<u64, IndexError> {
+        // Nodes have room for all slots whatever the fill is.
+        check_fill(fill)?;
+        self.check_free().await?;
+        let (open, last, in_flight) = (Vec::new(), None, VecDeque::new());
+        let (leaves, nodes) = (Vec::new(), Vec::new());
+        let mut load = Load { index: self, open, last, in_flight, leaves, nodes };
+        let outcome = load.all(records).await;
+        // Once the root slot may lead there, the memory belongs to the tree.
+        if !matches!(outcome, Ok(_) | Err(IndexError::Indeterminate(_))) {
+            load.abort().await;
+        }
+        outcome
+    }
+
+    /// Fails if the index has ever had a key: removed keys keep their leaves (smart.N4), which
+    /// other compute servers may have in their caches.
+    async fn check_free(&self) -> Result<(), RemoteError> {
+        match self.radix.read_slot(self.root).await? {
+            Slot::FREE => Ok(()),
+            _ => Err(self.not_empty()),
+        }
+    }
+
+    fn not_empty(&self) -> RemoteError {
+        RemoteError::Refused { server: self.root.server(), refusal: Refusal::NotEmpty }
+    }
+}
+
+impl<F: Fabric, L: Layout> Load<'_, F, L> {
+    async fn all(
+        &mut self,
+        records: impl Iterator<Item = Result<(u64, u64), IndexError>>,
+    ) -> Result<u64, IndexError> {
+        let (mut before, mut count) = (None, 0);
+        for record in records {
+            let (key, value) = record?;
+            if let Some(before) = before {
+                if before >= key {
+                    return Err(IndexError::NotSorted { position: count });
+                }
+                self.close_to(common_bytes(before, key), key).await?;
+            }
+            let leaf = self.index.radix.take_leaf().await?;
+            self.leaves.push(leaf);
+            self.last = Some(Part::Leaf(leaf, (key, value)));
+            (before, count) = (Some(key), count + 1);
+        }
+        while let Some(node) = self.close_last().await? {
+            self.last = Some(Part::Node(node));
+        }
+        if let Some(top) = self.last.take() {
+            let slot = self.write(top, self.index.root, 0).await?;
+            self.finish().await?;
+            self.show(slot).await?;
+        }
+        Ok(count)
+    }
+
+    /// Puts the last part into a node whose path has `common` bytes, which the next key has in
+    /// common with the last one, after closing all deeper nodes.
+    async fn close_to(&mut self, common: usize, key: u64) -> Result<(), IndexError> {
+        while self.open.last().is_some_and(|open| open.path.length() > common)
+            && let Some(node) = self.close_last().await?
+        {
+            self.last = Some(Part::Node(node));
+        }
+        if self.open.last().is_none_or(|open| open.path.length() < common) {
+            let room = self.index.radix.take_node_room().await?;
+            let path = KeyPath::of(key, common);
+            self.open.push(Open { room, path, slots: Vec::new() });
+        }
+        self.add_last().await
+    }
+
+    /// Puts the last part into the deepest open node.
+    async fn add_last(&mut self) -> Result<(), IndexError> {
+        let Some(open) = self.open.last() else { return Ok(()) };
+        let Some(last) = self.last.take() else { return Ok(()) };
+        let key = match &last {
+            Part::Leaf(_, (key, _)) => *key,
+            Part::Node(node) => node.path.low(),
+        };
+        let (byte, place) = (open.path.next_byte(key), slot_place(open.room.at, open.slots.len()));
+        let slot = self.write(last, place, byte).await?;
+        if let Some(open) = self.open.last_mut() {
+            open.slots.push(slot.to_bits());
+        }
+        Ok(())
+    }
+
+    /// Puts the last part into the deepest open node, and takes the node out: it is complete.
+    async fn close_last(&mut self) -> Result<Option<Open>, IndexError> {
+        self.add_last().await?;
+        Ok(self.open.pop())
+    }
+
+    /// Posts the WRITE of a part whose slot will be at `place`. Returns the slot.
+    async fn write(&mut self, part: Part, place: GlobalAddr, byte: u8) -> Result<Slot, IndexError> {
+        let (at, words, slot): (_, Words, _) = match part {
+            Part::Leaf(at, record) => {
+                let leaf = LeafCopy::first(at, place, record);
+                (at, SmallVec::from_slice(&leaf.words()), Slot::leaf(byte, at))
+            }
+            Part::Node(Open { room, path, slots }) => {
+                let size = NodeSize::for_slots(slots.len());
+                let header = NodeHeader { size, path };
+                let node = NodeCopy { at: room.at, reverse: place, header, slots };
+                let mut words: Words = node.words().collect();
+                words.resize(words.len().max(room.used_words), 0);
+                self.nodes.push(NodeRoom { used_words: words.len(), ..room });
+                (room.at, words, Slot::node(byte, room.at, size))
+            }
+        };
+        let most = (self.index.fabric().depth() / 3).max(1);
+        while self.in_flight.len() >= most {
+            self.finish_oldest().await?;
+        }
+        let operation = self.index.radix.post_words(at, &words).await?;
+        self.in_flight.push_back((at, words, operation));
+        Ok(slot)
+    }
+
+    async fn finish_oldest(&mut self) -> Result<(), IndexError> {
+        if let Some((at, words, operation)) = self.in_flight.pop_front()
+            && operation.await.is_err()
+        {
+            let radix = &self.index.radix;
+            radix.fabric().counters().count_retry();
+            radix.fabric().reset(at.server()).await.map_err(RemoteError::from)?;
+            radix.write_unlinked(&[(at, words)]).await?;
+        }
+        Ok(())
+    }
+
+    async fn finish(&mut self) -> Result<(), IndexError> {
+        while !self.in_flight.is_empty() {
+            self.finish_oldest().await?;
+        }
+        Ok(())
+    }
+
+    /// Makes the root slot lead to the tree.
+    async fn show(&self, slot: Slot) -> Result<(), IndexError> {
+        let index = self.index;
+        let swap = async || match index.radix.swap_slot(index.root, Slot::FREE, slot).await? {
+            Swapped::Done => Ok(()),
+            Swapped::Not => match index.check_free().await {
+                Ok(()) => Err(Miss::Restart),
+                Err(error) => Err(error.into()),
+            },
+            Swapped::Unknown => Err(index.not_empty().after_a_change(index.root.server()).into()),
+        };
+        index.radix.attempts(swap).await?;
+        index.cache.note_root(slot);
+        Ok(())
+    }
+
+    /// Takes the memory back, once no WRITE can land there any more.
+    async fn abort(mut self) {
+        let radix = &self.index.radix;
+        for (at, _, operation) in std::mem::take(&mut self.in_flight) {
+            if operation.await.is_err() && radix.fabric().reset(at.server()).await.is_err() {
+                return; // the memory is lost
+            }
+        }
+        let unwritten = self.open.into_iter().map(|open| open.room);
+        let unwritten = unwritten.chain(match self.last {
+            Some(Part::Node(open)) => Some(open.room),
+            _ => None,
+        });
+        self.nodes.into_iter().chain(unwritten).for_each(|room| radix.give_back_node(room));
+        self.leaves.into_iter().for_each(|leaf| radix.give_back_leaf(leaf));
+    }
+}

@@ -1,0 +1,407 @@
+//! A radix tree's nodes and leaves over one-sided verbs (`page/radix.rs` has the bytes).
+//!
+//! A leaf is changed in place: a CAS on its word 0, which expects the version of a copy, then a
+//! WRITE of the value and the check, and a WRITE of the next version, which unlocks it. A slot is
+//! changed by a CAS alone. So there is no log: a WRITE that stopped half-way leaves a leaf that any
+//! client can mend.
+//!
+//! *Invariants*
+//! - radix.L1. Only the client that a leaf's word 0 names as its holder changes value and check.
+//!   The CAS that locks expects the version of the copy, so the copy is current (K1).
+//! - radix.L2. The unlock lands after value and check (F3). Until then no copy of the next version
+//!   is whole, and so no client has seen it.
+//! - radix.L3. Where a leaf becomes live, the value lands before the check. So a torn leaf has the
+//!   value that its check's live bit calls for: the old or the new one of a live leaf, or any of a
+//!   dead one.
+//! - radix.L4. A leaf that a dead client holds, or this client in doubt, is mended by a client that
+//!   holds it: if the copy is not whole, by the check that fits the value that is there, in the
+//!   next version. The change had no outcome that any client has seen, so either one is right.
+//! - radix.L5. Nodes and leaves are whole before a slot leads to them: their WRITEs have completed
+//!   before the CAS of the slot is posted.
+//!
+//! *Thread safety*: belongs to its endpoint's thread; tasks of that thread share it.
+
+use super::pages::{READ_RETRIES, REREADS};
+use super::pieces::all_done;
+use super::radix_space::{NodeRoom, RadixSpace};
+use super::{Backoff, Locked, Miss, PageClient, RemoteError};
+use crate::page::{
+    LEAF_CHECK_WORD, LEAF_REVERSE_WORD, LEAF_VALUE_WORD, LEAF_WORDS, Layout, LeafCopy, LockWord,
+    NodeCopy, NodeSize, Slot,
+};
+use crate::rules;
+use farleaf_fabric::{Buffer, Fabric, FabricError, GlobalAddr, ServerId, Work};
+use smallvec::{SmallVec, smallvec};
+use std::collections::BTreeSet;
+use std::ops::Deref;
+
+/// Attempts to settle a change of unknown outcome.
+const SETTLES: u32 = 4 * READ_RETRIES;
+
+/// What became of the CAS of a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Swapped {
+    /// The slot was as expected, and has been changed.
+    Done,
+    /// It was not, and has not been changed.
+    Not,
+    /// It is different now. It may have been changed all the same, and changed again by others.
+    Unknown,
+}
+
+/// One client's access to a radix tree. The page client beneath has its identity, its locks and its
+/// doubts.
+#[derive(Debug)]
+pub(crate) struct RadixClient<F: Fabric, L: Layout> {
+    pages: PageClient<F, L>,
+    space: RadixSpace<F, L>,
+}
+
+impl<F: Fabric, L: Layout> Deref for RadixClient<F, L> {
+    type Target = PageClient<F, L>;
+
+    fn deref(&self) -> &PageClient<F, L> {
+        &self.pages
+    }
+}
+
+impl<F: Fabric, L: Layout> RadixClient<F, L> {
+    /// Creates a client that allocates memory in chunks of `chunk_bytes`.
+    pub(crate) fn new(fabric: F, chunk_bytes: u64) -> Self {
+        let space = RadixSpace::new(fabric.clone(), chunk_bytes);
+        Self { pages: PageClient::new(fabric, chunk_bytes).with_radix_leaves(), space }
+    }
+
+    /// Memory for a leaf.
+    ///
+    /// # Errors
+    /// [`RemoteError::OutOfMemory`] if no memory server has room.
+    pub(crate) async fn take_leaf(&self) -> Result<GlobalAddr, RemoteError> {
+        self.space.leaf().await
+    }
+
+    /// Memory for a leaf on `server`.
+    ///
+    /// # Errors
+    /// [`RemoteError::OutOfMemory`] if it has no room.
+    pub(crate) async fn take_leaf_on(&self, server: ServerId) -> Result<GlobalAddr, RemoteError> {
+        self.space.leaf_on(server).await
+    }
+
+    /// Memory for a node.
+    ///
+    /// # Errors
+    /// [`RemoteError::OutOfMemory`] if no memory server has room.
+    pub(crate) async fn take_node_room(&self) -> Result<NodeRoom, RemoteError> {
+        self.space.node().await
+    }
+
+    /// Takes back the memory of a leaf that no slot leads to (radix.M2).
+    pub(crate) fn give_back_leaf(&self, at: GlobalAddr) {
+        self.space.give_back_leaf(at);
+    }
+
+    /// Takes back the memory of a node that no slot leads to (radix.M2).
+    pub(crate) fn give_back_node(&self, room: NodeRoom) {
+        self.space.give_back_node(room);
+    }
+
+    /// READs a node up to the last slot of `size`.
+    ///
+    /// # Errors
+    /// [`Miss::Restart`] if there is no node.
+    pub(crate) async fn read_radix_node(
+        &self,
+        at: GlobalAddr,
+        size: NodeSize,
+    ) -> Result<NodeCopy, Miss> {
+        let buffer = self.read_words(at, size.words() * 8).await?;
+        self.fabric().charge(Work::VisitNode).await;
+        node_of(at, &buffer).ok_or(Miss::Restart)
+    }
+
+    /// READs a slot.
+    ///
+    /// # Errors
+    /// [`RemoteError`] if the memory server does not answer.
+    pub(crate) async fn read_slot(&self, at: GlobalAddr) -> Result<Slot, RemoteError> {
+        Ok(Slot::from_bits(self.read_words(at, 8).await?.get(0)))
+    }
+
+    /// Changes a slot by a CAS.
+    ///
+    /// # Errors
+    /// [`RemoteError::Indeterminate`] if the memory server is unreachable; then the slot may still
+    /// change.
+    pub(crate) async fn swap_slot(
+        &self,
+        at: GlobalAddr,
+        from: Slot,
+        to: Slot,
+    ) -> Result<Swapped, RemoteError> {
+        self.swap_word(at, from.to_bits(), to.to_bits()).await
+    }
+
+    /// Changes a word by a CAS. No client ever puts `from` there again.
+    ///
+    /// # Errors
+    /// As [`RadixClient::swap_slot`].
+    pub(crate) async fn swap_word(
+        &self,
+        at: GlobalAddr,
+        from: u64,
+        to: u64,
+    ) -> Result<Swapped, RemoteError> {
+        match self.fabric().compare_swap(at, from, to).await {
+            Ok(found) if found == from => Ok(Swapped::Done),
+            Ok(_) | Err(FabricError::QueueFull { .. }) => Ok(Swapped::Not),
+            Err(error @ FabricError::Indeterminate { .. }) => {
+                self.fabric().counters().count_retry();
+                let found = async {
+                    self.fabric().reset(at.server()).await?;
+                    Ok::<_, RemoteError>(self.read_words(at, 8).await?.get(0))
+                };
+                match found.await.map_err(|_| RemoteError::from(error))? {
+                    found if found == to => Ok(Swapped::Done),
+                    found if found == from => Ok(Swapped::Not),
+                    _ => Ok(Swapped::Unknown),
+                }
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Posts a CAS of a word that is a hint, and does not wait for it.
+    pub(crate) fn post_hint(&self, at: GlobalAddr, from: u64, to: u64) {
+        drop(self.fabric().compare_swap(at, from, to));
+    }
+
+    /// Posts a WRITE of a node or a leaf that no slot leads to yet.
+    ///
+    /// # Errors
+    /// [`RemoteError`] if no buffer becomes free.
+    pub(crate) async fn post_words(
+        &self,
+        at: GlobalAddr,
+        words: &[u64],
+    ) -> Result<F::Op<Buffer>, RemoteError> {
+        self.post_write(at, words.iter().copied()).await
+    }
+
+    /// WRITEs nodes and leaves that no slot leads to yet, and retries until the WRITEs are known to
+    /// have landed (radix.L5).
+    ///
+    /// # Errors
+    /// [`RemoteError`] if that stays unknown; only the memory is lost.
+    pub(crate) async fn write_unlinked(
+        &self,
+        parts: &[(GlobalAddr, SmallVec<[u64; 8]>)],
+    ) -> Result<(), RemoteError> {
+        let mut outcome = Ok(());
+        for _ in 0..READ_RETRIES {
+            let mut posted = SmallVec::<[_; 2]>::new();
+            for (at, words) in parts {
+                posted.push(self.post_words(*at, words).await?);
+            }
+            outcome = all_done(posted).await;
+            if outcome.is_ok() {
+                break;
+            }
+            self.fabric().counters().count_retry();
+            self.reset_for(parts.iter().map(|(at, _)| at.server())).await?;
+        }
+        outcome
+    }
+
+    async fn reset_for(&self, servers: impl Iterator<Item = ServerId>) -> Result<(), RemoteError> {
+        for server in servers.collect::<BTreeSet<_>>() {
+            self.fabric().reset(server).await?;
+        }
+        Ok(())
+    }
+}
+
+/// The copy of a node in a buffer.
+pub(crate) fn node_of(at: GlobalAddr, buffer: &Buffer) -> Option<NodeCopy> {
+    NodeCopy::new(at, (0..buffer.bytes() / 8).map(|word| buffer.get(word)))
+}
+
+impl<F: Fabric, L: Layout> PageClient<F, L> {
+    /// Says that word 0 of what this client locks is that of a radix tree's leaf, not of a page.
+    #[must_use]
+    pub(super) fn with_radix_leaves(mut self) -> Self {
+        self.radix_leaves = true;
+        self
+    }
+
+    /// Posts a READ of a leaf; [`PageClient::leaf_in`] looks at the result.
+    ///
+    /// # Errors
+    /// [`FabricError`] if no buffer is free.
+    pub(crate) fn post_leaf(&self, at: GlobalAddr) -> Result<F::Op<Buffer>, FabricError> {
+        Ok(self.fabric().read(at, self.fabric().buffer(LEAF_WORDS * 8)?))
+    }
+
+    /// The leaf that was read, if the copy is whole (radix.B2).
+    pub(crate) fn leaf_in(&self, at: GlobalAddr, buffer: &Buffer) -> Option<LeafCopy> {
+        let leaf = LeafCopy::new(at, |word| buffer.get(word));
+        let is_whole = leaf.is_whole() || self.fabric().breaks(rules::LEAVES_CHECKED);
+        if !is_whole && leaf.word.is_locked() {
+            self.suspect.set(Some((at, leaf.word)));
+        }
+        is_whole.then_some(leaf)
+    }
+
+    /// READs the leaf at `at`: one READ, unless a WRITE tears it.
+    ///
+    /// # Errors
+    /// [`Miss::Restart`] if it stays torn.
+    pub(crate) async fn read_leaf(&self, at: GlobalAddr) -> Result<LeafCopy, Miss> {
+        let mut backoff = Backoff::default();
+        for _ in 0..REREADS {
+            let buffer = self.read_words(at, LEAF_WORDS * 8).await?;
+            if let Some(leaf) = self.leaf_in(at, &buffer) {
+                return Ok(leaf);
+            }
+            self.fabric().counters().count_retry();
+            backoff.count();
+            backoff.wait(self.fabric()).await;
+        }
+        Err(Miss::Restart)
+    }
+
+    /// Locks a leaf that still equals the copy (radix.L1).
+    ///
+    /// # Errors
+    /// [`Miss::Restart`] if the leaf has changed or is locked.
+    pub(crate) async fn lock_leaf(&self, leaf: &LeafCopy) -> Result<Locked<'_>, Miss> {
+        if leaf.word.is_locked() {
+            self.suspect.set(Some((leaf.at, leaf.word)));
+            return Err(Miss::Restart);
+        }
+        let owner = self.owner().await?;
+        let hold = self.hold(leaf.at).ok_or(Miss::Restart)?;
+        let mut before = leaf.word;
+        if self.fabric().breaks(rules::LEAVES_LOCKED_AS_COPIED) {
+            before = LockWord::from_bits(self.read_words(leaf.at, 8).await?.get(0));
+            if before.is_locked() {
+                return Err(Miss::Restart);
+            }
+        }
+        self.swap_lock(hold, leaf.at, before, before.locked_by(owner)).await
+    }
+
+    /// Changes and unlocks a leaf that this client holds: one doorbell. `leaf` is the copy that it
+    /// locked.
+    ///
+    /// # Errors
+    /// [`RemoteError::Indeterminate`] if the memory server is unreachable.
+    pub(crate) async fn write_leaf(
+        &self,
+        locked: Locked<'_>,
+        leaf: &LeafCopy,
+        value: u64,
+        live: bool,
+    ) -> Result<(), RemoteError> {
+        let held = leaf.with_word(locked.word);
+        let after = held.next(value, live);
+        let becomes_live = live && !leaf.is_live();
+        let Err(first) = self.post_and_await(&held, &after, becomes_live).await else {
+            locked.settled();
+            return Ok(());
+        };
+        if self.fabric().breaks(rules::LEAVES_SETTLED) {
+            locked.settled();
+            return Err(first.after_a_change(leaf.at.server()));
+        }
+        let mut backoff = Backoff::default();
+        for _ in 0..SETTLES {
+            self.fabric().counters().count_retry();
+            let again = async {
+                self.fabric().reset(leaf.at.server()).await?;
+                // After the reset, no earlier WRITE can land. If the word is another one, the
+                // unlock has landed, and so has all before it.
+                if self.read_words(leaf.at, 8).await?.get(0) != locked.word.to_bits() {
+                    return Ok::<_, RemoteError>(());
+                }
+                self.post_and_await(&held, &after, becomes_live).await
+            };
+            if again.await.is_ok() {
+                locked.settled();
+                return Ok(());
+            }
+            backoff.count();
+            backoff.wait(self.fabric()).await;
+        }
+        // Dropping the lock leaves a doubt (K4).
+        Err(first.after_a_change(leaf.at.server()))
+    }
+
+    async fn post_and_await(
+        &self,
+        held: &LeafCopy,
+        after: &LeafCopy,
+        becomes_live: bool,
+    ) -> Result<(), RemoteError> {
+        let at = held.at;
+        let words = after.words();
+        let part = |from: u64, to: u64| (from, words[from as usize..to as usize].to_vec());
+        let (value, check, end) = (LEAF_VALUE_WORD, LEAF_CHECK_WORD, LEAF_WORDS as u64);
+        let mut parts: SmallVec<[(u64, Vec<u64>); 3]> = match (becomes_live, after.is_live()) {
+            (true, _) => smallvec![part(value, check), part(check, end)], // radix.L3
+            (false, true) => smallvec![part(value, end)],
+            (false, false) => smallvec![part(check, end)],
+        };
+        parts.push(part(0, 1));
+        if self.fabric().breaks(rules::LEAF_UNLOCKED_LAST) {
+            parts.reverse();
+        }
+        if becomes_live && self.fabric().breaks(rules::VALUES_BEFORE_LIFE) {
+            parts = smallvec![part(check, end), part(value, check), part(0, 1)];
+        }
+        // Get all buffers before the first post: no other verb may come between the WRITEs.
+        let mut buffers = SmallVec::<[_; 3]>::new();
+        for (_, words) in &parts {
+            buffers.push(self.buffer(words.len() * 8).await?);
+        }
+        let posted = parts.iter().zip(buffers).map(|((from, words), buffer)| {
+            words.iter().enumerate().for_each(|(index, word)| buffer.set(index, *word));
+            self.fabric().write(at.plus(from * 8), buffer)
+        });
+        let posted: SmallVec<[_; 3]> = posted.collect();
+        all_done(posted).await
+    }
+
+    /// Mends and unlocks the leaf at `at` if the client with the number `gone` holds it, which
+    /// posts nothing any more (radix.L4).
+    ///
+    /// # Errors
+    /// [`Miss::Restart`] if another client is at it.
+    pub(super) async fn recover_leaf(&self, gone: u16, at: GlobalAddr) -> Result<(), Miss> {
+        let buffer = self.read_words(at, LEAF_WORDS * 8).await?;
+        let leaf = LeafCopy::new(at, |word| buffer.get(word));
+        if !leaf.word.is_locked() || leaf.word.owner() != gone {
+            return Ok(());
+        }
+        if leaf.is_whole() {
+            let free = leaf.word.unlocked_by(gone);
+            let swap = self.fabric().compare_swap(at, leaf.word.to_bits(), free.to_bits()).await;
+            // If the outcome is unknown, the next attempt will find it out.
+            return swap.map(drop).map_err(|_| Miss::Restart);
+        }
+        let owner = self.owner().await?;
+        let locked = if owner == gone {
+            self.already_locked(self.hold_again(at), at, leaf.word)
+        } else {
+            let hold = self.hold(at).ok_or(Miss::Restart)?;
+            self.swap_lock(hold, at, leaf.word, leaf.word.locked_by(owner)).await?
+        };
+        let live = leaf.is_live() && !self.fabric().breaks(rules::LEAVES_MENDED);
+        Ok(self.write_leaf(locked, &leaf, leaf.value, live).await?)
+    }
+}
+
+/// Where the word of a leaf is that says where its slot is.
+pub(crate) fn reverse_of_leaf(leaf: GlobalAddr) -> GlobalAddr {
+    leaf.plus(LEAF_REVERSE_WORD * 8)
+}

@@ -1,0 +1,256 @@
+//! What SMART guarantees beyond the suite of all designs: its network cost, its behavior without
+//! memory, and that a client that dies half-way through a change harms no other client.
+
+use super::clients::{dying_holder, fill_until_refused, late_and_lossy, rough};
+use farleaf_core::index::conformance::Setup;
+use farleaf_core::index::smart::{Smart, SmartCompute, SmartIndex, SmartOptions};
+use farleaf_core::index::{Design, IndexError, RangeIndex, Scan};
+use farleaf_core::page::{Bytes, Fixed8};
+use farleaf_core::server::{MemoryServer, MemoryServerConfig};
+use farleaf_core::wire::Refusal;
+use farleaf_fabric::local::LocalConfig;
+use farleaf_fabric::sim::SimConfig;
+use farleaf_fabric::{Cluster, CounterSnapshot, Fabric, Provider};
+
+type SimFabric = <<SimConfig as Provider>::Cluster<MemoryServer<Fixed8>> as Cluster>::Fabric;
+type Index = SmartIndex<SimFabric, Fixed8>;
+
+const LEAF: u64 = 40;
+
+/// Bytes of a READ of a node with so many slots.
+fn node(slots: u64) -> u64 {
+    16 + 8 * slots
+}
+
+fn compute(options: &SmartOptions) -> SmartCompute {
+    <Smart as Design<Fixed8>>::compute(options).unwrap()
+}
+
+async fn open(fabric: SimFabric, compute: &SmartCompute) -> Index {
+    <Smart as Design<Fixed8>>::open(fabric, compute).await.unwrap()
+}
+
+/// The cost of an operation, from the counters.
+async fn spent<F: Fabric>(fabric: &F, operation: impl Future<Output = ()>) -> CounterSnapshot {
+    let start = fabric.counters().snapshot();
+    operation.await;
+    fabric.counters().snapshot() - start
+}
+
+/// READs, atomics, WRITEs and RPCs.
+fn counts(cost: CounterSnapshot) -> [u64; 4] {
+    [cost.reads, cost.atomics, cost.writes, cost.rpcs]
+}
+
+/// Runs `check` on an index of every `step`th key, of which all nodes are cached that fit.
+fn on_a_loaded_index(
+    options: SmartOptions,
+    step: u64,
+    check: impl AsyncFn(Index, SimFabric) + Sync,
+) {
+    let provider = SimConfig::default();
+    let server = MemoryServerConfig { pool_bytes: 32 << 20, ..Default::default() };
+    let setup = Setup { provider: &provider, options, memory_servers: 3, server };
+    let cluster = setup.with_index::<Fixed8, Smart>();
+    let (compute, check) = (&compute(&options), &check);
+    cluster.run_one(|fabric| async move {
+        let index = open(fabric.clone(), compute).await;
+        let records = (0..60_000).map(|n| (n * step, n));
+        assert_eq!(index.bulk_load(records, 1.0).await, Ok(60_000));
+        // The first scan caches the nodes. The first changes register a number and get memory.
+        assert_eq!(index.scan(&Scan::range(..)).await.unwrap().len(), 60_000);
+        assert_eq!(index.update(&0, &0).await, Ok(true));
+        for key in 0..3 {
+            assert_eq!(index.insert(&(u64::MAX - key), &0).await, Ok(true));
+        }
+        check(index, fabric).await;
+    });
+}
+
+#[test]
+fn operations_cost_what_the_design_says() {
+    // A deepest node has 85 or 86 keys, and room for 128.
+    on_a_loaded_index(SmartOptions::default(), 3, async |index, fabric| {
+        for number in (0..60_000).step_by(1_001) {
+            let key = number * 3;
+            let get = async { assert_eq!(index.get(&key).await, Ok(Some(number))) };
+            let cost = spent(&fabric, get).await;
+            assert_eq!((counts(cost), cost.bytes_read), ([1, 0, 0, 0], LEAF), "get: {cost:?}");
+            let update = async { assert_eq!(index.update(&key, &!number).await, Ok(true)) };
+            let cost = spent(&fabric, update).await;
+            // Value and check, and the word that unlocks.
+            let written = ([1, 1, 2, 0], 16 + 8);
+            assert_eq!((counts(cost), cost.bytes_written), written, "update: {cost:?}");
+            let absent = async { assert_eq!(index.get(&(key + 1)).await, Ok(None)) };
+            let cost = spent(&fabric, absent).await;
+            assert_eq!((counts(cost), cost.bytes_read), ([1, 0, 0, 0], node(128)));
+            let insert = async { assert_eq!(index.insert(&(key + 1), &7).await, Ok(true)) };
+            let cost = spent(&fabric, insert).await;
+            assert_eq!((counts(cost), cost.bytes_read), ([1, 1, 1, 0], node(128)), "{cost:?}");
+            assert_eq!(cost.bytes_written, LEAF);
+            let remove = async { assert_eq!(index.remove(&(key + 1)).await, Ok(true)) };
+            let cost = spent(&fabric, remove).await;
+            assert_eq!((counts(cost), cost.bytes_written), ([1, 1, 2, 0], 8 + 8), "{cost:?}");
+            let absent = async { assert_eq!(index.remove(&(key + 1)).await, Ok(false)) };
+            assert_eq!(counts(spent(&fabric, absent).await), [1, 0, 0, 0]);
+            let revive = async { assert_eq!(index.insert(&(key + 1), &8).await, Ok(true)) };
+            let cost = spent(&fabric, revive).await;
+            assert_eq!((counts(cost), cost.bytes_written), ([1, 1, 3, 0], 8 + 8 + 8), "{cost:?}");
+            assert_eq!(index.get(&key).await, Ok(Some(!number)));
+            assert_eq!(index.get(&(key + 1)).await, Ok(Some(8)));
+        }
+    });
+}
+
+/// Without cached nodes, an operation reads one node a level.
+#[test]
+fn a_miss_costs_a_descent() {
+    let options = SmartOptions { cache_bytes: 0, ..SmartOptions::default() };
+    on_a_loaded_index(options, 3, async |index, fabric| {
+        // The keys differ from the highest one in the first byte, and from each other in the last
+        // three: nodes with 2, 3, at least 191 and 86 children.
+        let nodes = node(4) + node(4) + node(256) + node(128);
+        for number in (0..60_000).step_by(2_001) {
+            let get = async { assert_eq!(index.get(&(number * 3)).await, Ok(Some(number))) };
+            let cost = spent(&fabric, get).await;
+            assert_eq!((counts(cost), cost.bytes_read), ([5, 0, 0, 0], nodes + LEAF), "{cost:?}");
+            let update = async { assert_eq!(index.update(&(number * 3), &number).await, Ok(true)) };
+            assert_eq!(counts(spent(&fabric, update).await), [5, 1, 2, 0]);
+        }
+    });
+}
+
+/// A node that is full grows in place; a leaf with another key gets a node above it.
+#[test]
+fn the_tree_grows_by_single_words() {
+    let provider = SimConfig::default();
+    let options = SmartOptions::default();
+    let server = MemoryServerConfig { pool_bytes: 8 << 20, ..Default::default() };
+    let setup = Setup { provider: &provider, options, memory_servers: 1, server };
+    let cluster = setup.with_index::<Fixed8, Smart>();
+    let computes = &[(); 2].map(|()| compute(&options));
+    cluster.run_one(|fabric| async move {
+        let index = open(fabric.clone(), &computes[0]).await;
+        assert_eq!(index.insert(&0, &0).await, Ok(true));
+        for number in 1..256 {
+            let insert = async { assert_eq!(index.insert(&number, &number).await, Ok(true)) };
+            let cost = spent(&fabric, insert).await;
+            let expected = match number {
+                // The leaf, its slot again, which was cached, and what tells where the slot is.
+                1 => [2, 2, 2, 0],
+                4 | 8 | 16 | 32 | 64 | 128 => [1, 2, 1, 0],
+                _ => [1, 1, 1, 0],
+            };
+            assert_eq!(counts(cost), expected, "{number}: {cost:?}");
+        }
+        // Another compute server descends by the slot with the size of the beginning, once.
+        let other = open(fabric.clone(), &computes[1]).await;
+        let get = async { assert_eq!(other.get(&77).await, Ok(Some(77))) };
+        assert_eq!(counts(spent(&fabric, get).await), [4, 1, 0, 0], "root slot, node twice, leaf");
+        // A node above the one that is there.
+        let insert = async { assert_eq!(index.insert(&(1 << 40), &1).await, Ok(true)) };
+        let cost = spent(&fabric, insert).await;
+        assert_eq!(counts(cost), [2, 2, 2, 0], "the node, the root slot: {cost:?}");
+        for key in (0..256).chain([1 << 40]) {
+            for index in [&index, &other] {
+                assert!(index.get(&key).await.unwrap().is_some(), "{key}");
+            }
+        }
+        let get = async { assert_eq!(other.get(&(1 << 40)).await, Ok(Some(1))) };
+        assert_eq!(counts(spent(&fabric, get).await), [1, 0, 0, 0]);
+        assert_eq!(other.scan(&Scan::range(..)).await.unwrap().len(), 257);
+    });
+}
+
+#[test]
+fn a_scan_reads_its_leaves_with_their_nodes() {
+    on_a_loaded_index(SmartOptions::default(), 1, async |index, fabric| {
+        for number in (100..58_000).step_by(97) {
+            let (mut up, mut down) = (Vec::new(), Vec::new());
+            let nodes = (number + 99) / 256 - number / 256 + 1;
+            let scan = async { up = index.scan(&Scan::range(number..).limit(100)).await.unwrap() };
+            let cost = spent(&fabric, scan).await;
+            assert_eq!(up, (number..number + 100).map(|n| (n, n)).collect::<Vec<_>>());
+            assert_eq!(counts(cost), [100 + nodes, 0, 0, 0], "{cost:?}");
+            assert_eq!(cost.bytes_read, 100 * LEAF + nodes * node(256));
+            assert_eq!(cost.doorbells, nodes, "{cost:?}");
+            let keys = Scan::range(..number + 100).reverse().limit(100);
+            let scan = async { down = index.scan(&keys).await.unwrap() };
+            let cost = spent(&fabric, scan).await;
+            up.reverse();
+            assert_eq!(down, up);
+            assert_eq!((counts(cost), cost.doorbells), ([100 + nodes, 0, 0, 0], nodes));
+        }
+        let keys: Vec<u64> = (0..32).map(|n| n * 1_700).collect();
+        let get = async { assert_eq!(index.multi_get(&keys).await.unwrap().len(), 32) };
+        let cost = spent(&fabric, get).await;
+        assert_eq!((counts(cost), cost.doorbells), ([32, 0, 0, 0], 1), "{cost:?}");
+    });
+}
+
+#[test]
+fn without_memory_the_operation_fails_and_the_index_stays_whole() {
+    let options = SmartOptions { chunk_bytes: 1 << 14, ..SmartOptions::default() };
+    let provider = LocalConfig::default();
+    let server = MemoryServerConfig { pool_bytes: 256 << 10, ..Default::default() };
+    let setup = Setup { provider: &provider, options, memory_servers: 2, server };
+    let cluster = setup.with_index::<Fixed8, Smart>();
+    let compute = &compute(&options);
+    cluster.run_one(|fabric| async move {
+        let index = <Smart as Design<Fixed8>>::open(fabric, compute).await.unwrap();
+        // A load that fails leaves the index empty, and gives its memory back.
+        let many = (0..20_000).map(|n| (n << 20, n));
+        let refused = index.bulk_load(many, 1.0).await;
+        assert!(matches!(refused, Err(IndexError::OutOfMemory { .. })), "{refused:?}");
+        assert_eq!(index.scan(&Scan::range(..)).await, Ok(vec![]));
+        let model = fill_until_refused(&index).await;
+        assert_eq!(index.scan(&Scan::range(..)).await, Ok(model.into_iter().collect()));
+        for key in [0, u64::MAX] {
+            assert_eq!(index.get(&key).await, Ok((key == 0).then_some(0)));
+        }
+    });
+}
+
+/// Removed keys keep their leaves, which other compute servers may know.
+#[test]
+fn only_an_index_that_never_had_a_key_is_loaded() {
+    let options = SmartOptions::default();
+    let provider = LocalConfig::default();
+    let server = MemoryServerConfig { pool_bytes: 8 << 20, ..Default::default() };
+    let setup = Setup { provider: &provider, options, memory_servers: 2, server };
+    let cluster = setup.with_index::<Fixed8, Smart>();
+    let compute = &compute(&options);
+    cluster.run_one(|fabric| async move {
+        let index = <Smart as Design<Fixed8>>::open(fabric, compute).await.unwrap();
+        assert_eq!(index.insert(&1, &1).await, Ok(true));
+        assert_eq!(index.remove(&1).await, Ok(true));
+        let refused = index.bulk_load([(2, 2)].into_iter(), 1.0).await;
+        let is_it = matches!(refused, Err(IndexError::Refused { refusal: Refusal::NotEmpty, .. }));
+        assert!(is_it, "{refused:?}");
+    });
+}
+
+#[test]
+fn byte_strings_are_refused() {
+    let provider = LocalConfig::default();
+    let server = MemoryServerConfig { pool_bytes: 8 << 20, ..Default::default() };
+    let options = SmartOptions::default();
+    let setup = Setup { provider: &provider, options, memory_servers: 1, server };
+    setup.start::<Bytes<128>>().run_one(|fabric| async move {
+        let refused = <Smart as Design<Bytes<128>>>::create(&fabric, &options).await;
+        assert!(matches!(refused, Err(IndexError::InvalidArgument(_))), "{refused:?}");
+    });
+}
+
+#[test]
+fn a_client_that_dies_half_way_harms_no_other() {
+    let options = SmartOptions { chunk_bytes: 1 << 14, cache_bytes: 4_000 };
+    (0..60).for_each(|seed| dying_holder::<Fixed8, Smart>(rough(seed), options));
+}
+
+/// The same with lost and late messages, including those of the dead client.
+#[test]
+fn a_client_that_dies_leaves_late_messages() {
+    let options = SmartOptions { chunk_bytes: 1 << 14, cache_bytes: 4_000 };
+    (0..60).for_each(|seed| dying_holder::<Fixed8, Smart>(late_and_lossy(seed), options));
+}

@@ -1,0 +1,180 @@
+//! SMART over keys that differ in several bytes: the few keys of a scenario then make a high radix
+//! tree, in which nodes come between nodes all the time.
+//!
+//! *Thread safety*: that of the index beneath.
+
+use farleaf_core::index::smart::{Smart, SmartCompute, SmartIndex, SmartOptions};
+use farleaf_core::index::{
+    Answer, Design, Encoded, IndexAdmin, IndexError, LeafEdit, Owned, RangeIndex, RecordsOf, Scan,
+};
+use farleaf_core::page::{Layout, Named, OwnedKey};
+use farleaf_fabric::Fabric;
+use std::ops::Bound;
+
+/// Two bits of a name are the low bits of each byte of its key.
+const DIGIT_BITS: u32 = 2;
+const DIGITS: u32 = 8;
+
+/// Higher than the numbers of all names of `DIGITS` digits. Of higher names, scenarios have the
+/// very highest ones only, which stay as they are.
+const ABOVE: u64 = 0x0404_0404_0404_0404;
+
+/// The number of the key with this name.
+pub(crate) fn spread(name: u64) -> u64 {
+    match name >> (DIGIT_BITS * DIGITS) {
+        0 => (0..DIGITS).map(|digit| (name >> (DIGIT_BITS * digit) & 3) << (8 * digit)).sum(),
+        _ => name.max(ABOVE),
+    }
+}
+
+/// The name of the key with this number; `None` if it has none.
+pub(crate) fn gathered(number: u64) -> Option<u64> {
+    if number > ABOVE {
+        return Some(number);
+    }
+    let digits = (0..DIGITS).map(|digit| (number >> (8 * digit) & 3) << (DIGIT_BITS * digit));
+    let name = digits.sum();
+    (spread(name) == number).then_some(name)
+}
+
+/// SMART, with or without spread keys.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SpreadSmart;
+
+/// Its options.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SpreadOptions {
+    pub(crate) smart: SmartOptions,
+    pub(crate) spread: bool,
+}
+
+/// A handle.
+#[derive(Debug)]
+pub(crate) struct SpreadIndex<F: Fabric, L: Layout> {
+    index: SmartIndex<F, L>,
+    spread: bool,
+}
+
+impl<L: Named + Layout<Key: Encoded, Value: Encoded>> Design<L> for SpreadSmart {
+    const NAME: &'static str = "smart";
+    type Options = SpreadOptions;
+    type Compute = (SmartCompute, bool);
+    type Index<F: Fabric> = SpreadIndex<F, L>;
+
+    async fn create<F: Fabric>(fabric: &F, options: &SpreadOptions) -> Result<(), IndexError> {
+        <Smart as Design<L>>::create(fabric, &options.smart).await
+    }
+
+    fn compute(options: &SpreadOptions) -> Result<Self::Compute, IndexError> {
+        Ok((<Smart as Design<L>>::compute(&options.smart)?, options.spread))
+    }
+
+    async fn open_handle<F: Fabric>(
+        fabric: F,
+        (compute, spread): &Self::Compute,
+    ) -> Result<SpreadIndex<F, L>, IndexError> {
+        let index = <Smart as Design<L>>::open_handle(fabric, compute).await?;
+        Ok(SpreadIndex { index, spread: *spread })
+    }
+}
+
+impl<F: Fabric, L: Named> SpreadIndex<F, L> {
+    fn inward(&self, key: &L::Key) -> OwnedKey<L> {
+        match L::name_of_key(key) {
+            Some(name) if self.spread => L::key_named(spread(name)),
+            _ => key.to_owned(),
+        }
+    }
+
+    fn outward(&self, key: OwnedKey<L>) -> OwnedKey<L> {
+        match L::name_of_key(L::key(&key)).and_then(gathered) {
+            Some(name) if self.spread => L::key_named(name),
+            _ => key,
+        }
+    }
+
+    fn bound(&self, bound: &Bound<OwnedKey<L>>) -> Bound<OwnedKey<L>> {
+        bound.as_ref().map(|key| self.inward(L::key(key)))
+    }
+}
+
+impl<F, L> RangeIndex for SpreadIndex<F, L>
+where
+    F: Fabric,
+    L: Named + Layout<Key: Encoded, Value: Encoded>,
+{
+    type Key = L::Key;
+    type Value = L::Value;
+
+    async fn get(&self, key: &L::Key) -> Result<Option<Owned<L::Value>>, IndexError> {
+        self.index.get(L::key(&self.inward(key))).await
+    }
+
+    async fn execute(
+        &self,
+        edit: LeafEdit<&L::Key, &L::Value>,
+    ) -> Result<Answer<Owned<L::Value>>, IndexError> {
+        let key = self.inward(edit.key);
+        self.index.execute(LeafEdit { key: L::key(&key), action: edit.action }).await
+    }
+
+    async fn scan(&self, scan: &Scan<Owned<L::Key>>) -> Result<RecordsOf<Self>, IndexError> {
+        let (lower, upper) = (self.bound(&scan.lower), self.bound(&scan.upper));
+        let records = self.index.scan(&Scan { lower, upper, ..*scan }).await?.into_iter();
+        Ok(records.map(|(key, value)| (self.outward(key), value)).collect())
+    }
+
+    async fn multi_get<Q: std::borrow::Borrow<L::Key>>(
+        &self,
+        keys: &[Q],
+    ) -> Result<Vec<Option<Owned<L::Value>>>, IndexError> {
+        let keys: Vec<OwnedKey<L>> = keys.iter().map(|key| self.inward(key.borrow())).collect();
+        self.index.multi_get(&keys).await
+    }
+
+    async fn bulk_load(
+        &self,
+        records: impl Iterator<Item = (Owned<L::Key>, Owned<L::Value>)>,
+        fill: f64,
+    ) -> Result<u64, IndexError> {
+        let inward = |(key, value): (OwnedKey<L>, _)| (self.inward(L::key(&key)), value);
+        self.index.bulk_load(records.map(inward), fill).await
+    }
+
+    async fn flush(&self) -> Result<(), IndexError> {
+        self.index.flush().await
+    }
+
+    async fn settle(&self) -> Result<(), IndexError> {
+        self.index.settle().await
+    }
+}
+
+impl<F, L> IndexAdmin for SpreadIndex<F, L>
+where
+    F: Fabric,
+    L: Named + Layout<Key: Encoded, Value: Encoded>,
+{
+    async fn collect(&self) -> Result<(), IndexError> {
+        self.index.collect().await
+    }
+
+    async fn declare_dead(&self, compute_server: u16) -> Result<(), IndexError> {
+        self.index.declare_dead(compute_server).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spread_keys_ascend_and_have_names() {
+        let numbers: Vec<u64> = (0..1 << 16).map(spread).collect();
+        assert!(numbers.is_sorted_by(|one, next| one < next));
+        assert!(numbers.iter().zip(0..).all(|(number, name)| gathered(*number) == Some(name)));
+        assert_eq!((spread(0x1b), spread(u64::MAX - 1)), (0x00_01_02_03, u64::MAX - 1));
+        assert_eq!((gathered(4), gathered(u64::MAX)), (None, Some(u64::MAX)));
+        assert!(numbers.iter().all(|number| *number < ABOVE));
+    }
+}
