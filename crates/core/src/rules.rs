@@ -68,6 +68,7 @@ rules! {
     BLOCKS_FIRST: "refers_before_block", "blocks.X1", "A leaf refers to a block only once all of the block is written.";
     BLOCKS_REST: "frees_blocks_early", "blocks.X4", "A block that a leaf has lost is used again only after the leaf is in the pool and a grace period has passed.";
     REFERENCES_NOTED: "reclaims_blocks_of_leaves", "blocks.X10", "A block of a former life is free only if the scan has found no reference to it.";
+    EDITS_DRAINED: "ends_rounds_early", "blocks.X11", "A round of looking for free blocks ends only when every edit that began before the end of its scan has ended.";
     CHUNKS_SHARED: "reclaims_shared_blocks", "blocks.X12", "Memory servers are told that chunks are shared before another compute server can have references to their blocks.";
     BLOCKS_CHECKED: "believes_blocks", "blocks.X5", "A block is accepted only if its check matches and the look at its leaf is recent.";
     // Leaves that are written entry by entry.

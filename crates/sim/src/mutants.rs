@@ -116,6 +116,11 @@ pub const MUTANTS: &[Mutant] = &[
     ),
     seen("refers_before_block", &["fine-blocks-faults", "dex-blocks-faults"]),
     seen("reclaims_blocks_of_leaves", &["processes-blocks-lives"]),
+    unseen(
+        "ends_rounds_early",
+        &["processes-blocks-lives", "processes-blocks-lives-moves"],
+        "an edit reports what its leaf has lost before the next step of a round, unless it then waits for a merge of leaves; no run had one with a block of a former life at that moment, also with READs up to 3 ms late",
+    ),
     seen("reclaims_shared_blocks", &["processes-blocks-lives-moves"]),
     seen("frees_blocks_early", &["processes-blocks-moves", "processes-blocks-die"]),
     seen("believes_blocks", &["fine-blocks-slow-reads"]),

@@ -75,7 +75,10 @@ pub trait RangeIndex {
         key: &Self::Key,
         value: &Self::Value,
     ) -> impl Future<Output = Result<bool, IndexError>> {
-        applied(self.execute(LeafEdit { key, action: Action::Insert(value) }))
+        async move {
+            let edit = LeafEdit { key, action: Action::Insert(value) };
+            self.execute(edit).await.map(|answer| answer.applied)
+        }
     }
 
     /// Changes the value of `key`. Returns `false`, and changes nothing, if the key is absent.
@@ -85,7 +88,10 @@ pub trait RangeIndex {
         key: &Self::Key,
         value: &Self::Value,
     ) -> impl Future<Output = Result<bool, IndexError>> {
-        applied(self.execute(LeafEdit { key, action: Action::Update(value) }))
+        async move {
+            let edit = LeafEdit { key, action: Action::Update(value) };
+            self.execute(edit).await.map(|answer| answer.applied)
+        }
     }
 
     /// Sets the value of `key`, whether the key exists or not.
@@ -104,7 +110,10 @@ pub trait RangeIndex {
     /// Removes `key`. Returns `false` if the key is absent.
     #[inline]
     fn remove(&self, key: &Self::Key) -> impl Future<Output = Result<bool, IndexError>> {
-        applied(self.execute(LeafEdit { key, action: Action::Remove }))
+        async move {
+            let edit = LeafEdit { key, action: Action::Remove };
+            self.execute(edit).await.map(|answer| answer.applied)
+        }
     }
 
     /// Sets the value of `key` to `new` if its current value is `expected`.
@@ -193,14 +202,6 @@ pub(crate) fn rounds<K: ?Sized + Eq, V: ?Sized>(
         edits[..place].iter().filter(|earlier| earlier.key == edit.key).count()
     };
     edits.iter().enumerate().map(earlier).collect()
-}
-
-/// Whether an edit's condition held.
-#[inline]
-async fn applied<V>(
-    answer: impl Future<Output = Result<Answer<V>, IndexError>>,
-) -> Result<bool, IndexError> {
-    answer.await.map(|answer| answer.applied)
 }
 
 /// The owned form of a key or a value.

@@ -230,10 +230,13 @@ impl<O: Owners> Router<O> {
         work: impl Fn(u16) -> W,
     ) -> Result<T, IndexError> {
         let asked = self.route.look(&owner);
-        match work(asked).await {
-            Ok(served) => Ok(served),
-            Err(unserved) => Box::pin(self.go_on(owner, work, (asked, unserved))).await,
-        }
+        // No answer lives across a further await: the state would keep it, and copy it once more.
+        let unserved = match work(asked).await {
+            Ok(served) => return Ok(served),
+            Err(unserved) => unserved,
+        };
+        let served = Box::pin(self.go_on(owner, work, (asked, unserved))).await?;
+        Ok(served)
     }
 
     /// Continues an operation whose first attempt was not served.
@@ -399,19 +402,30 @@ impl<O: Owners> RangeIndex for Router<O> {
     type Value = ValueOf<O>;
 
     #[inline]
-    async fn get(&self, key: &KeyOf<O>) -> Result<Option<OwnedValueOf<O>>, IndexError> {
-        O::Layout::check_key(key)?;
-        self.owners.begin().await;
-        self.at_owner(|map| map.owner_of(key), |owner| self.owners.get(owner, key)).await
+    #[expect(clippy::manual_async_fn, reason = "an async fn copies its arguments within its state")]
+    fn get(
+        &self,
+        key: &KeyOf<O>,
+    ) -> impl Future<Output = Result<Option<OwnedValueOf<O>>, IndexError>> {
+        async move {
+            O::Layout::check_key(key)?;
+            self.owners.begin().await;
+            self.at_owner(|map| map.owner_of(key), |owner| self.owners.get(owner, key)).await
+        }
     }
 
-    async fn execute(
+    #[inline]
+    #[expect(clippy::manual_async_fn, reason = "an async fn copies its arguments within its state")]
+    fn execute(
         &self,
         edit: LeafEdit<&KeyOf<O>, &ValueOf<O>>,
-    ) -> Result<Answer<OwnedValueOf<O>>, IndexError> {
-        edit.check_by::<O::Layout>(O::check)?;
-        self.owners.begin().await;
-        self.at_owner(|map| map.owner_of(edit.key), |owner| self.owners.execute(owner, edit)).await
+    ) -> impl Future<Output = Result<Answer<OwnedValueOf<O>>, IndexError>> {
+        async move {
+            edit.check_by::<O::Layout>(O::check)?;
+            self.owners.begin().await;
+            let owner = |map: &PartitionMap<_>| map.owner_of(edit.key);
+            self.at_owner(owner, |owner| self.owners.execute(owner, edit)).await
+        }
     }
 
     async fn execute_all(

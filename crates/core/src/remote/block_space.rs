@@ -334,12 +334,14 @@ impl BlockSpace {
         former.scan_on(next);
     }
 
-    /// Ends the round if all edits that began before the end of its scan have ended (blocks.X11).
-    pub(super) fn end_round_if_drained(&self) {
+    /// Whether all edits that began before the end of the round's scan have ended (blocks.X11).
+    pub(super) fn is_drained(&self) -> bool {
         let former_phase = self.phase.load(Ordering::SeqCst).wrapping_sub(1);
-        if self.edits[(former_phase % 2) as usize].load(Ordering::SeqCst) > 0 {
-            return;
-        }
+        self.edits[(former_phase % 2) as usize].load(Ordering::SeqCst) == 0
+    }
+
+    /// Ends the round. Call it once the round [is drained](Self::is_drained).
+    pub(super) fn end_round(&self) {
         let mut inner = lock(&self.inner);
         if let Some(former) = &mut inner.former {
             let (blocks, bytes) = former.end_round();
@@ -544,7 +546,8 @@ mod tests {
         let value = vec![0; 3000];
         let block = BlockRef::new(at(4096 + 4096), 3000, block_words(&value).into_iter());
         space.note([block].into_iter(), None);
-        space.end_round_if_drained();
+        assert!(space.is_drained());
+        space.end_round();
         assert_eq!(space.usage().bytes_in_use, 3072);
         let returned = space.use_found(4096);
         assert_eq!(returned, [(at(1024), 1024), (at(4096), 4096)]);
@@ -554,6 +557,26 @@ mod tests {
         space.keep(&returned);
         assert_eq!(space.usage().chunk_bytes, 9216);
         assert_eq!((take(4096), take(1024), take(64)), (Some(at(4096)), Some(at(1024)), None));
+    }
+
+    #[test]
+    fn a_round_waits_for_edits_from_before_the_end_of_its_scan() {
+        let (space, at) = (BlockSpace::new(1), GlobalAddr::new(ServerId::new(0), 1024));
+        assert!(space.edit().is_none(), "there is nothing to look for");
+        space.adopt(vec![(at, 1024)]);
+        let value = vec![0; 64];
+        let lost = Place::of(BlockRef::new(at, 64, block_words(&value).into_iter()));
+        let before = space.edit();
+        space.note([].into_iter(), None);
+        let after = space.edit();
+        assert!(before.is_some() && after.is_some());
+        assert!(!space.is_drained(), "its leaf may have lost a block that it has not reported");
+        assert!(space.lose_of_former(lost), "now it has: the block belongs to the round");
+        drop(before);
+        assert!(space.is_drained(), "a later edit takes out only what the scan has noted");
+        space.end_round();
+        assert!(!space.lose_of_former(lost));
+        assert_eq!(space.use_found(1 << 20), [(at, 1024)], "all of the chunk was free");
     }
 
     #[test]

@@ -354,7 +354,9 @@ impl<F: Fabric, L: Layout> BlockClient<F, L> {
 
     /// Ends a round of looking for free blocks if no edit from before is under way any more.
     pub(crate) fn end_round_if_drained(&self) {
-        self.space.end_round_if_drained();
+        if self.space.is_drained() || self.fabric().breaks(rules::EDITS_DRAINED) {
+            self.space.end_round();
+        }
     }
 
     /// Uses what a round has found, after the grace period that begins now: all leaves have just

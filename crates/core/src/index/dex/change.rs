@@ -80,8 +80,12 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             let restart = match self.try_run(probe, edit, offer).await {
                 Ok(LeafOutcome::Nothing(answer)) => return Ok((answer, false)),
                 Ok(LeafOutcome::Changed { answer, sparse, .. }) => return Ok((answer, sparse)),
-                Ok(LeafOutcome::Full) => Box::pin(self.try_make_room(edit)).await.err(),
+                Ok(LeafOutcome::Full) => None,
                 Err(restart) => Some(restart),
+            };
+            let restart = match restart {
+                Some(restart) => Some(restart),
+                None => Box::pin(self.try_make_room(edit)).await.err(),
             };
             // The memory server refused: execute the operation here.
             if restart == Some(Restart::Here) {

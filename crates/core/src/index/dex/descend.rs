@@ -242,10 +242,11 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         probe: Probe<'_, L::Key>,
         read: impl Fn(Page<'_, L>) -> T,
     ) -> Result<T, RemoteError> {
-        match self.try_read_leaf(probe, &read).await {
-            Ok(value) => Ok(value),
-            Err(restart) => Box::pin(self.read_leaf_again(probe, read, restart)).await,
-        }
+        let restart = match self.try_read_leaf(probe, &read).await {
+            Ok(value) => return Ok(value),
+            Err(restart) => restart,
+        };
+        Box::pin(self.read_leaf_again(probe, read, restart)).await
     }
 
     #[cold]

@@ -2,7 +2,7 @@
 
 use super::descend::{Found, restarting};
 use super::{Fail, Tree};
-use crate::page::{Action, Answer, Layout, LeafEdit, LeafOutcome, OwnedValue, Probe};
+use crate::page::{Action, Answer, Layout, LeafEdit, LeafOutcome, OwnedValue, Page, Probe};
 use crate::wire::Refusal;
 use farleaf_fabric::{Cpu, Work};
 
@@ -87,23 +87,32 @@ impl<L: Layout> Tree<L> {
     ) -> Result<Answer<OwnedValue<L>>, Fail> {
         let guard = self.lock_found(&leaf)?;
         cpu.charge(Work::ChangeNode).await;
-        let deleted = leaf.page.deleted_count();
-        let outcome = edit.apply(leaf.page);
-        self.count_deleted(deleted, leaf.page.deleted_count());
-        match outcome {
-            LeafOutcome::Nothing(answer) => Ok(answer),
+        // No outcome lives across a further await: the state would keep it, and copy it once more.
+        let answer = match self.apply(leaf.page, edit) {
+            LeafOutcome::Nothing(answer) => return Ok(answer),
             LeafOutcome::Changed { answer, .. } => {
                 if matches!(edit.action, Action::Remove) {
                     self.collector.owe(1);
                 }
-                Ok(answer)
+                return Ok(answer);
             }
-            LeafOutcome::Full => {
-                let record = edit.new_record().ok_or(Refusal::Damaged)?;
-                let answer = edit.answer_after_split(leaf.page);
-                self.split_and_add(cpu, leaf, guard, record).await?;
-                Ok(answer)
-            }
-        }
+            LeafOutcome::Full => edit.answer_after_split(leaf.page),
+        };
+        let record = edit.new_record().ok_or(Refusal::Damaged)?;
+        self.split_and_add(cpu, leaf, guard, record).await?;
+        Ok(answer)
+    }
+
+    /// Applies an operation to the page of a locked leaf.
+    #[inline]
+    fn apply(
+        &self,
+        page: Page<'_, L>,
+        edit: LeafEdit<&L::Key, &L::Value>,
+    ) -> LeafOutcome<Answer<OwnedValue<L>>> {
+        let deleted = page.deleted_count();
+        let outcome = edit.apply(page);
+        self.count_deleted(deleted, page.deleted_count());
+        outcome
     }
 }
