@@ -28,6 +28,8 @@ const MOST_SHARDS: usize = 4_096;
 const MOST_JOINED: usize = 4_096;
 /// Words of all tables of a shard, and of one change.
 const MOST_WORDS: usize = 1 << 24;
+/// The same for all shards of a memory server: 512 MiB.
+const MOST_WORDS_OF_ALL: usize = 1 << 26;
 /// Words of one reply: 96 KiB.
 const REPLY_WORDS: usize = 12 << 10;
 
@@ -125,12 +127,13 @@ impl Directory {
                 return Ok(shards.get(&shard).unwrap_or(&none).describe());
             }
             DirectoryRequest::Open { shard, owner, after, extent_bytes } => {
+                if owner == 0 || extent_bytes == 0 || after == u64::MAX {
+                    return Err(Refusal::Malformed);
+                }
                 let is_full = shards.len() >= MOST_SHARDS;
                 let shard = match shards.entry(shard) {
                     Entry::Occupied(shard) => shard.into_mut(),
-                    Entry::Vacant(_) if after > 0 || owner == 0 => {
-                        return Err(Refusal::NoSuchShard);
-                    }
+                    Entry::Vacant(_) if after > 0 => return Err(Refusal::NoSuchShard),
                     Entry::Vacant(_) if is_full => return Err(Refusal::OutOfMemory),
                     Entry::Vacant(shard) => shard.insert(Shard::default()),
                 };
@@ -150,6 +153,10 @@ impl Directory {
                 shard.joined.retain(|_, joined| *joined >= epoch);
             }
             DirectoryRequest::Edit { shard: id, epoch, number, part, more, words } => {
+                let held: usize = shards.values().map(Shard::held_words).sum();
+                if held + words.len() > MOST_WORDS_OF_ALL {
+                    return Err(Refusal::OutOfMemory);
+                }
                 let shard = of_epoch(shards, id, epoch, checks_epoch)?;
                 let once = !cpu.breaks(rules::EDITS_ONCE);
                 let part = EditPart { number, part, more, words: &words, once };
@@ -243,6 +250,11 @@ impl Shard {
         }
     }
 
+    /// Words in memory: of tables, and of parts of a change.
+    fn held_words(&self) -> usize {
+        self.words + self.coming.words.len()
+    }
+
     fn open(
         &mut self,
         client: u16,
@@ -251,7 +263,7 @@ impl Shard {
         extent_bytes: u64,
     ) -> Result<(), Refusal> {
         let is_other_size = self.extent_bytes != extent_bytes && !self.tables.is_empty();
-        if owner == 0 || extent_bytes == 0 || is_other_size || after == u64::MAX {
+        if is_other_size {
             return Err(Refusal::Malformed);
         }
         let is_repeated = self.owner == owner && self.epoch == after + 1;

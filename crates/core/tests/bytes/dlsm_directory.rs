@@ -88,8 +88,13 @@ fn the_former_process_is_refused() {
                 matches!(outcome, Err(IndexError::Refused { refusal: Refusal::OtherOwner, .. }))
             };
             assert!(is_refused(&refused), "{refused:?}");
+            // An attempt before the refused one could have listed this table, which is in use
+            // then. So its extents stay leased, and nothing more is written.
+            let before = (first.extents().leased, fabric.counters().snapshot().writes);
+            assert!(is_refused(&former.flush().await));
             let refused = former.collect().await;
             assert!(is_refused(&refused), "{refused:?}");
+            assert_eq!(before, (first.extents().leased, fabric.counters().snapshot().writes));
             let refused = <Dlsm as Design<Small>>::open(fabric.clone(), first).await.map(drop);
             assert!(is_refused(&refused), "{refused:?}");
             let index = <Dlsm as Design<Small>>::open(fabric.clone(), second).await.unwrap();
@@ -128,6 +133,19 @@ fn a_directory_refuses_what_makes_no_sense() {
             let words = words.to_vec();
             DirectoryRequest::Edit { shard: 9, epoch: 1, number, part, more, words }
         };
+        let senseless = |owner, after, extent_bytes| DirectoryRequest::Open {
+            shard: 8,
+            owner,
+            after,
+            extent_bytes,
+        };
+        for open in [senseless(0, 0, EXTENT), senseless(5, 0, 0), senseless(5, u64::MAX, EXTENT)] {
+            assert_eq!(told(open).await, Err(Refusal::Malformed));
+        }
+        assert_eq!(
+            told(DirectoryRequest::Join { shard: 8, owner: 0 }).await,
+            Err(Refusal::NoSuchShard)
+        );
         // A shard that no process has.
         assert_eq!(told(change(1, 0, false, &[0])).await, Err(Refusal::NoSuchShard));
         assert_eq!(told(open(5, 1)).await, Err(Refusal::NoSuchShard));

@@ -17,6 +17,7 @@ use crate::page::Layout;
 use crate::remote::{ExtentSpace, Lease, RemoteError, ShardState};
 use crate::rules::{ORPHANS_ONLY, TABLES_LISTED};
 use crate::table::{ExtentRun, Index, Placed};
+use crate::wire::Refusal;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, GlobalAddr};
 
@@ -150,10 +151,14 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         match directory.edit(self.shard.epoch(), pending.number, &pending.words).await {
             Ok(()) => editing.made(),
             Err(error) => {
-                // After anything else, this or an earlier attempt may have changed the directory.
-                let is_refused =
-                    matches!(error, RemoteError::Refused { .. } | RemoteError::OutOfMemory { .. });
-                if is_refused {
+                // After anything else, this or an earlier attempt may have changed the directory:
+                // also if another process has the shard, which then may have listed these tables.
+                // Their extents stay leased, and this process writes no more.
+                let is_certain = match &error {
+                    RemoteError::Refused { refusal, .. } => *refusal != Refusal::OtherOwner,
+                    error => matches!(error, RemoteError::OutOfMemory { .. }),
+                };
+                if is_certain {
                     editing.refused();
                 }
                 return Err(error.into());

@@ -5,7 +5,7 @@
 use super::MemTableOptions;
 use super::place::MergePlace;
 use crate::index::IndexError;
-use crate::table::IndexKind;
+use crate::table::{IndexKind, MAX_RUNS};
 
 /// The most levels below level 0.
 const MOST_LEVELS: usize = 12;
@@ -104,6 +104,10 @@ impl DlsmOptions {
         }
         if !(1024..=1 << 30).contains(&self.extent_bytes) {
             return refused("extents have 1 KiB to 1 GiB");
+        }
+        // Its extents need not be adjacent. A table is somewhat larger than its limit.
+        if self.table_bytes / self.extent_bytes > MAX_RUNS as u64 / 4 {
+            return refused("a table has at most 1,024 extents");
         }
         if !(1024..=1 << 34).contains(&self.chunk_bytes) {
             return refused("chunks of extents have 1 KiB to 16 GiB");
