@@ -11,7 +11,7 @@ use crate::pinned::{BLOCK_ALIGN, Pinned};
 use crate::{FarAllocError, control};
 use allocator_api2::alloc::{AllocError, Allocator};
 use farleaf_fabric::sync::Ordering;
-use farleaf_far_memory::FarRegion;
+use farleaf_far_memory::{Advice, FarError, FarRegion, FarStats, FaultMode, Held};
 use std::alloc::Layout;
 use std::ffi::c_int;
 use std::ops::Range;
@@ -111,12 +111,16 @@ pub struct FarArena {
 }
 
 impl FarArena {
-    /// An arena over all of `region`, whose content must be zeros.
+    /// An arena over all of `region`, whose content is discarded.
     ///
     /// # Errors
-    /// [`FarAllocError`] if jemalloc refuses a setting, or there is no memory for metadata. With
-    /// [`Metadata::Together`] the region needs at least 4 MiB.
+    /// [`FarAllocError`] if jemalloc refuses a setting, there is no memory for metadata, or a page
+    /// of the region is held. With [`Metadata::Together`] the region needs at least 4 MiB.
     pub fn new(region: FarRegion, config: ArenaConfig) -> Result<Self, FarAllocError> {
+        // Extents count as zeros before their first use (H1). What was never touched is zeros.
+        if region.stats()?.touches > 0 {
+            region.discard(0..region.bytes())?;
+        }
         let pinned = match config.metadata {
             Metadata::Pinned { bytes } => Some(Pinned::new(bytes)?),
             Metadata::Together | Metadata::Separated => None,
@@ -144,9 +148,73 @@ impl FarArena {
         format!("arena.{}.{name}", self.number)
     }
 
-    /// The region.
-    pub fn region(&self) -> &FarRegion {
+    /// The region. Not for users: its words, and what it discards, are live allocations.
+    fn region(&self) -> &FarRegion {
         &self.source.region
+    }
+
+    /// How faults of the region are noticed.
+    pub fn mode(&self) -> FaultMode {
+        self.region().mode()
+    }
+
+    /// The size of the region in bytes.
+    pub fn bytes(&self) -> usize {
+        self.region().bytes()
+    }
+
+    /// Bytes of local memory that the region takes now, by the operating system's count.
+    pub fn local_bytes(&self) -> u64 {
+        self.region().local_bytes()
+    }
+
+    /// Loads a range of the region's bytes, as [`FarRegion::ensure`] does.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn ensure(&self, bytes: Range<usize>) -> Result<(), FarError> {
+        self.region().ensure(bytes)
+    }
+
+    /// Loads a range of the region's bytes and holds its pages, as [`FarRegion::hold`] does. What
+    /// is freed there stays in use until the pages are released and it is purged.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn hold(&self, bytes: Range<usize>) -> Result<Held<'_>, FarError> {
+        self.region().hold(bytes)
+    }
+
+    /// Gives advice about a range of the region's bytes.
+    ///
+    /// # Errors
+    /// As for [`FarRegion::advise`].
+    pub fn advise(&self, bytes: Range<usize>, advice: Advice) -> Result<(), FarError> {
+        self.region().advise(bytes, advice)
+    }
+
+    /// The counts of the region.
+    ///
+    /// # Errors
+    /// As for [`FarRegion::stats`].
+    pub fn far_stats(&self) -> Result<FarStats, FarError> {
+        self.region().stats()
+    }
+
+    /// The counts of the region as text in Prometheus' format.
+    ///
+    /// # Errors
+    /// As for [`FarRegion::metrics`].
+    pub fn metrics(&self, name: &str) -> Result<String, FarError> {
+        self.region().metrics(name)
+    }
+
+    /// Checks the invariants of the region's page table, as [`FarRegion::check`] does.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn check(&self) -> Result<(), FarError> {
+        self.region().check()
     }
 
     /// The addresses of its region.
