@@ -7,13 +7,15 @@ use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::shm::ShmConfig;
 use farleaf_fabric::sync::{Arc, Ordering};
 use farleaf_fabric::tcp::TcpConfig;
-use farleaf_fabric::{Backing, Provider, ServerId};
+use farleaf_fabric::{Backing, Cluster, Provider, ServerId};
 use farleaf_far_memory::{
     Advice, FarConfig, FarError, FarRegion, Leased, Over, Reach, Space, TERM_MS,
 };
 
 const PAGE_BYTES: usize = 4096;
 const PAGES: usize = 512;
+/// The term of leases that end in a test.
+const SHORT_TERM_MS: u32 = 2_000;
 
 /// Three memory servers of an index, two of which have room for half of the region each.
 fn servers() -> Vec<Arc<MemoryServer<Fixed8>>> {
@@ -24,6 +26,10 @@ fn servers() -> Vec<Arc<MemoryServer<Fixed8>>> {
         .map(|number| MemoryServer::new(ServerId::new(number), &config).unwrap())
         .map(Arc::new)
         .collect()
+}
+
+fn tcp() -> TcpConfig {
+    TcpConfig { timeout_ns: 200_000_000, connect_timeout_ns: 200_000_000, ..TcpConfig::default() }
 }
 
 fn space() -> Leased<Fixed8> {
@@ -85,6 +91,40 @@ fn full_memory_servers_are_an_error() {
         assert_eq!(space().take(&fabric, bytes).await, Err(FarError::NoSpace { bytes }));
     });
     assert!(executor.run(&driver));
+}
+
+/// The memory of an owner that has died reaches a region at the first write-back that finds no room:
+/// the page waits until the term is over. One server is down all the time.
+#[test]
+fn a_region_waits_for_the_memory_of_a_dead_owner() {
+    let config = FarConfig { patience_ns: 300_000_000, ..config() };
+    let servers = servers();
+    let cluster = Arc::new(tcp().start(servers));
+    let driver = cluster.driver().unwrap();
+    let dead = driver.open(1, 0).unwrap();
+    let mut executor = Executor::new();
+    executor.spawn(0, async move {
+        let space = Leased::<Fixed8>::new(SHORT_TERM_MS).unwrap();
+        while space.take(&dead, config.chunk_bytes as u64).await.is_ok() {}
+    });
+    assert!(executor.run(&driver));
+    drop((executor, driver));
+    cluster.kill_memory_server(ServerId::new(2));
+
+    let space = Leased::<Fixed8>::new(SHORT_TERM_MS).unwrap();
+    let bytes = 2 * config.chunk_bytes;
+    let config = FarConfig { region_bytes: bytes, ..config };
+    let region = FarRegion::new(config, Over::new(cluster, 2, 0), space).unwrap();
+    for (page, word) in (1..).zip(region.words().iter().step_by(PAGE_BYTES / 8)) {
+        word.store(page, Ordering::Relaxed);
+    }
+    region.advise(0..region.bytes(), Advice::DontNeed).unwrap();
+    let stats = region.stats().unwrap();
+    assert_eq!((stats.remote_bytes, stats.failed_write_backs), (bytes as u64, 0), "{stats:?}");
+    for (page, word) in (1..).zip(region.words().iter().step_by(PAGE_BYTES / 8)) {
+        assert_eq!(word.load(Ordering::Relaxed), page);
+    }
+    region.check().unwrap();
 }
 
 /// Each region takes all of the memory servers' memory, so the second one could not have any if the
