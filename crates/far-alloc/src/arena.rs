@@ -10,12 +10,12 @@ use crate::hooks::Source;
 use crate::pinned::{BLOCK_ALIGN, Pinned};
 use crate::{FarAllocError, control};
 use allocator_api2::alloc::{AllocError, Allocator};
-use farleaf_fabric::sync::Ordering;
+use farleaf_fabric::sync::{Arc, Ordering};
 use farleaf_far_memory::{Advice, FarError, FarRegion, FarStats, FaultMode, Held};
 use std::alloc::Layout;
 use std::ffi::c_int;
 use std::ops::Range;
-use std::ptr::{NonNull, from_mut};
+use std::ptr::NonNull;
 use tikv_jemalloc_sys::{
     MALLOCX_ALIGN, MALLOCX_ARENA, MALLOCX_TCACHE_NONE, MALLOCX_ZERO, extent_hooks_t, mallocx,
     rallocx, sdallocx,
@@ -27,7 +27,8 @@ pub const MOST_ALIGN: usize = BLOCK_ALIGN / 2;
 /// Where an arena's metadata is: jemalloc's blocks that describe its extents and size classes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Metadata {
-    /// In far memory, so it is paged in and out like data.
+    /// In far memory, so it is paged in and out like data. A child process of the program, which has
+    /// no far memory, ends in `fork`: jemalloc's handler accesses its metadata there.
     Together,
     /// In the program's other memory, as much as it takes.
     #[default]
@@ -107,7 +108,7 @@ struct Creation {
 pub struct FarArena {
     number: u32,
     // Dropped after the arena is destroyed (A1).
-    source: Box<Source>,
+    source: Arc<Source>,
 }
 
 impl FarArena {
@@ -125,9 +126,9 @@ impl FarArena {
             Metadata::Pinned { bytes } => Some(Pinned::new(bytes)?),
             Metadata::Together | Metadata::Separated => None,
         };
-        let mut source = Box::new(Source::new(region, config.retain, pinned));
+        let source = Arc::new(Source::new(region, config.retain, pinned));
         let mut creation = Creation {
-            hooks: from_mut(&mut *source).cast(),
+            hooks: Arc::as_ptr(&source).cast_mut().cast(),
             metadata_use_hooks: config.metadata != Metadata::Separated,
         };
         let number = control::make("experimental.arenas_create_ext", &mut creation)?;
@@ -298,6 +299,12 @@ impl FarArena {
 
 impl Drop for FarArena {
     fn drop(&mut self) {
+        if self.region().is_inherited() {
+            // A child process has nothing to give back. Its jemalloc has the arena until it ends, so
+            // the hooks stay (A1).
+            std::mem::forget(Arc::clone(&self.source));
+            return;
+        }
         self.source.end();
         let destroyed = control::run(&self.setting("destroy"));
         // Otherwise jemalloc would go on to use the region, which is about to end.

@@ -159,14 +159,16 @@ fn be_parent(provider: FaultProvider) {
     let child = Pid::from_raw(child).unwrap();
     let (_, status) = waitpid(Some(child), WaitOptions::empty()).unwrap().unwrap();
     println!("{:?}", status.terminating_signal());
-    // SAFETY: the child ends its region, which it does not have, and calls `alarm` and `_exit`.
+    // SAFETY: the child uses and ends its region, which it does not have, and calls `alarm` and
+    // `_exit`.
     let child = unsafe { libc::fork() };
     if child == 0 {
         // SAFETY: it ends the child if that waits for a thread that it does not have.
         unsafe { libc::alarm(20) };
+        let discarded = region.discard(0..PAGE_BYTES);
         drop(region);
         // SAFETY: it ends the child at once.
-        unsafe { libc::_exit(3) };
+        unsafe { libc::_exit(if discarded == Err(FarError::Stopped) { 3 } else { 4 }) };
     }
     let child = Pid::from_raw(child).unwrap();
     let (_, status) = waitpid(Some(child), WaitOptions::empty()).unwrap().unwrap();
