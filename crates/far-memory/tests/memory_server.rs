@@ -1,13 +1,16 @@
 //! Far memory on the memory servers of an index: its chunks are in a lease there.
 
 use farleaf_core::page::Fixed8;
+use farleaf_core::remote::RpcClient;
 use farleaf_core::server::{MemoryServer, MemoryServerConfig};
+use farleaf_core::wire::{PoolRequest, Reply};
 use farleaf_fabric::executor::Executor;
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::shm::ShmConfig;
+use farleaf_fabric::sim::{Faults, SimConfig, SimFabric};
 use farleaf_fabric::sync::{Arc, Ordering};
 use farleaf_fabric::tcp::TcpConfig;
-use farleaf_fabric::{Backing, Cluster, Provider, ServerId};
+use farleaf_fabric::{Backing, Cluster, Fabric, Provider, ServerId};
 use farleaf_far_memory::{
     Advice, FarConfig, FarError, FarRegion, Leased, Over, Reach, Space, TERM_MS,
 };
@@ -125,6 +128,37 @@ fn a_region_waits_for_the_memory_of_a_dead_owner() {
         assert_eq!(word.load(Ordering::Relaxed), page);
     }
     region.check().unwrap();
+}
+
+/// A memory server that never answers does not keep the leases on others from being renewed: a round
+/// of renewals ends by the time of the next one.
+#[test]
+fn renewals_do_not_wait_for_a_silent_server() {
+    let (dies_at_ns, detect_death_ns) = (100_000_000, 5_000_000_000);
+    let kill_memory_server_at_ns = vec![(0, dies_at_ns)];
+    let faults = Faults { detect_death_ns, kill_memory_server_at_ns, ..Faults::default() };
+    let cluster = SimConfig { faults, ..SimConfig::default() }.start(servers());
+    cluster.run_one(|fabric| async move {
+        let space = Leased::<Fixed8>::new(SHORT_TERM_MS).unwrap();
+        let every_ns = Space::<SimFabric>::renew_every_ns(&space).unwrap();
+        for number in 0..2 {
+            let at = space.take(&fabric, 64 << 10).await.unwrap();
+            assert_eq!(at.server(), ServerId::new(number));
+        }
+        assert!(fabric.now_ns() < dies_at_ns, "both have a lease");
+        fabric.sleep(dies_at_ns).await;
+        let rpc = RpcClient::<_, Fixed8>::new(fabric.clone());
+        let renewals = async || {
+            let asked = rpc.ask_harmless(ServerId::new(1), &PoolRequest::ListLeases).await;
+            let Ok(Reply::Leases(leases)) = asked else { panic!("{asked:?}") };
+            leases.iter().map(|lease| lease.renewals).collect::<Vec<_>>()
+        };
+        assert_eq!(renewals().await, [1], "by the request for the chunk");
+        let began_ns = fabric.now_ns();
+        space.renew(&fabric).await;
+        assert!(fabric.now_ns() - began_ns <= every_ns, "in virtual time");
+        assert_eq!(renewals().await, [2]);
+    });
 }
 
 /// Each region takes all of the memory servers' memory, so the second one could not have any if the
