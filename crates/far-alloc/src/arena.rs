@@ -27,8 +27,8 @@ pub const MOST_ALIGN: usize = BLOCK_ALIGN / 2;
 /// Where an arena's metadata is: jemalloc's blocks that describe its extents and size classes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Metadata {
-    /// In far memory, so it is paged in and out like data. A child process of the program, which has
-    /// no far memory, ends in `fork`: jemalloc's handler accesses its metadata there.
+    /// In far memory, so it is paged in and out like data. A child process of the program, which
+    /// has no far memory, ends in `fork`: jemalloc's handler accesses its metadata there.
     Together,
     /// In the program's other memory, as much as it takes.
     #[default]
@@ -300,8 +300,8 @@ impl FarArena {
 impl Drop for FarArena {
     fn drop(&mut self) {
         if self.region().is_inherited() {
-            // A child process has nothing to give back. Its jemalloc has the arena until it ends, so
-            // the hooks stay (A1).
+            // A child process has nothing to give back. Its jemalloc has the arena until it ends,
+            // so the hooks stay (A1).
             std::mem::forget(Arc::clone(&self.source));
             return;
         }

@@ -17,16 +17,16 @@ use std::pin::pin;
 /// The usual term of a lease: longer than a server pauses, and than the deadlines of several calls.
 pub const TERM_MS: u32 = 60_000;
 
-/// A request for memory waits at most this many quarters of the term for owners that may be dead: the
-/// looks that end a lease, and some more.
+/// A request for memory waits at most this many quarters of the term for owners that may be dead:
+/// the looks that end a lease, and some more.
 const MOST_QUARTERS: u64 = 6;
 /// Least time between two looks at the leases, in nanoseconds.
 const SHORTEST_LOOK_NS: u64 = 1_000_000;
 
 /// A space in the pools of memory servers with pages of layout `L`. The region's chunks are in a
 /// lease, which the pager's thread renews. It ends with the region; if the program dies, another
-/// program that finds no room ends it when its term is over. A request that finds none waits for that
-/// as long as an owner may be dead, for one and a half terms at most.
+/// program that finds no room ends it when its term is over. A request that finds none waits for
+/// that as long as an owner may be dead, for one and a half terms at most.
 ///
 /// For that, the memory servers fence the whole compute server that the region's endpoint has. So
 /// use a number that nothing else has whose loss would matter, and that the region's own

@@ -279,8 +279,8 @@ impl FarRegion {
         self.process != getpid()
     }
 
-    /// Posts a request. In a child process nothing would answer it, and a thread that the child does
-    /// not have may have locked the queue: it is dropped.
+    /// Posts a request. In a child process nothing would answer it, and a thread that the child
+    /// does not have may have locked the queue: it is dropped.
     fn post(&self, request: Request) {
         if !self.is_inherited() {
             self.requests.post(request);

@@ -16,8 +16,8 @@ pub trait Space<F: Fabric>: 'static {
     /// again later.
     fn take(&self, fabric: &F, bytes: u64) -> impl Future<Output = Result<GlobalAddr, FarError>>;
 
-    /// After an error of [`Space::take`]: in how many nanoseconds the region should ask again, while
-    /// its page waits, because memory may come back by then. The space bounds how often.
+    /// After an error of [`Space::take`]: in how many nanoseconds the region should ask again,
+    /// while its page waits, because memory may come back by then. The space bounds how often.
     fn ask_again_ns(&self) -> Option<u64> {
         None
     }

@@ -12,8 +12,11 @@ use farleaf_fabric::sync::{Arc, Ordering};
 use farleaf_fabric::tcp::TcpConfig;
 use farleaf_fabric::{Backing, Cluster, Fabric, Provider, ServerId};
 use farleaf_far_memory::{
-    Advice, FarConfig, FarError, FarRegion, Leased, Over, Reach, Space, TERM_MS,
+    Access, Advice, FarConfig, FarError, FarRegion, Leased, Manual, Over, Pager, Reach, Space,
+    State, TERM_MS,
 };
+use futures_util::future::{join, select};
+use std::pin::pin;
 
 const PAGE_BYTES: usize = 4096;
 const PAGES: usize = 512;
@@ -96,8 +99,8 @@ fn full_memory_servers_are_an_error() {
     assert!(executor.run(&driver));
 }
 
-/// The memory of an owner that has died reaches a region at the first write-back that finds no room:
-/// the page waits until the term is over. One server is down all the time.
+/// The memory of an owner that has died reaches a region at the first write-back that finds no
+/// room: the page waits until the term is over. One server is down all the time.
 #[test]
 fn a_region_waits_for_the_memory_of_a_dead_owner() {
     let config = FarConfig { patience_ns: 300_000_000, ..config() };
@@ -130,8 +133,8 @@ fn a_region_waits_for_the_memory_of_a_dead_owner() {
     region.check().unwrap();
 }
 
-/// A memory server that never answers does not keep the leases on others from being renewed: a round
-/// of renewals ends by the time of the next one.
+/// A memory server that never answers does not keep the leases on others from being renewed: a
+/// round of renewals ends by the time of the next one.
 #[test]
 fn renewals_do_not_wait_for_a_silent_server() {
     let (dies_at_ns, detect_death_ns) = (100_000_000, 5_000_000_000);
@@ -158,6 +161,34 @@ fn renewals_do_not_wait_for_a_silent_server() {
         space.renew(&fabric).await;
         assert!(fabric.now_ns() - began_ns <= every_ns, "in virtual time");
         assert_eq!(renewals().await, [2]);
+    });
+}
+
+/// A region that ends does not wait for the memory of others any more.
+#[test]
+fn a_region_that_ends_asks_for_no_more_memory() {
+    let give_up_after_ns = 10_000_000 * u64::from(TERM_MS);
+    let cluster = SimConfig { give_up_after_ns, ..SimConfig::default() }.start(servers());
+    cluster.run(&[0, 1], async |fabric, number| {
+        if number == 0 {
+            while space().take(&fabric, 64 << 10).await.is_ok() {}
+            return;
+        }
+        fabric.sleep(1_000_000_000).await;
+        let memory = Manual::new(&config()).unwrap();
+        let pager = Pager::new(config(), fabric.clone(), memory, space()).unwrap();
+        let body = async {
+            pager.touch(0, Access::Write).await.unwrap();
+            let leaving = pager.evict(0..1);
+            let looking = fabric.sleep(1_000_000_000);
+            select(pin!(leaving), pin!(looking)).await;
+            assert_eq!(pager.state(0), State::Leaving, "it waits for the term of the other one");
+            pager.stop();
+            fabric.now_ns()
+        };
+        let ((), stopped_ns) = join(pager.run(), body).await;
+        let ended_ns = fabric.now_ns() - stopped_ns;
+        assert!(ended_ns < 1_000_000 * u64::from(TERM_MS) / 8, "{ended_ns} ns of virtual time");
     });
 }
 

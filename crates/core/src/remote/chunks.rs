@@ -177,7 +177,8 @@ impl ChunkTokens {
         if sensible { Ok((at, bytes)) } else { Err(RemoteError::BadReply { server }) }
     }
 
-    /// Forgets the requests of unknown outcome to `server`: their chunks are free there, or will be.
+    /// Forgets the requests of unknown outcome to `server`: their chunks are free there, or will
+    /// be.
     pub(super) fn forget(&self, server: ServerId) {
         self.in_doubt.borrow_mut().remove(&server.number());
     }

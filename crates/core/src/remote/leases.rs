@@ -1,10 +1,10 @@
 //! Leases: memory of memory servers that comes back when its owner has ended.
 //!
 //! An owner is whatever takes chunks for itself and shares them with no other process, such as a
-//! region of far memory. It has a number of its own, and its chunks on a memory server are one lease
-//! there, which it ends when it needs them no longer. If it dies, a client of another compute server
-//! ends the lease: one that needs memory, when the term has passed without a renewal, or one that
-//! has declared the owner's compute server dead.
+//! region of far memory. It has a number of its own, and its chunks on a memory server are one
+//! lease there, which it ends when it needs them no longer. If it dies, a client of another compute
+//! server ends the lease: one that needs memory, when the term has passed without a renewal, or one
+//! that has declared the owner's compute server dead.
 //!
 //! *Invariants*
 //! - leases.L1. A lease that its owner has not ended is ended only after all compute servers of the
@@ -17,8 +17,8 @@
 //! - leases.L3. A number is of one owner ever, so a request to end its lease can arrive late, or
 //!   twice.
 //!
-//! A compute server that joins a lease of several between the list of the leases and the end of this
-//! one is not fenced (L1). Far memory's leases have one compute server each.
+//! A compute server that joins a lease of several between the list of the leases and the end of
+//! this one is not fenced (L1). Far memory's leases have one compute server each.
 //!
 //! `local` has no fences, so there L1 protects only from what was posted before.
 //!
@@ -172,6 +172,7 @@ impl Leases {
         rpc: &RpcClient<F, L>,
         server: ServerId,
     ) -> Result<u64, RemoteError> {
+        self.awaited_ns.borrow_mut().remove(&server.number());
         let mut leases = list(rpc, server).await?;
         let mut ended = self.judge(server, &leases, rpc.fabric().now_ns());
         // Its own compute server could be fenced only with itself.
@@ -183,14 +184,13 @@ impl Leases {
         }
         leases.retain(|lease| !ended.contains(&lease.compute_server));
         let next_ns = self.next_look_ns(server, &leases, mine);
-        let mut awaited_ns = self.awaited_ns.borrow_mut();
-        awaited_ns.remove(&server.number());
-        awaited_ns.extend(next_ns.map(|ns| (server.number(), ns)));
+        self.awaited_ns.borrow_mut().extend(next_ns.map(|ns| (server.number(), ns)));
         Ok(bytes)
     }
 
-    /// In how many nanoseconds to call [`Leases::reclaim`] again, because an owner may be dead whose
-    /// term has not passed yet. `None` if each was renewed of late, or does not end by its term.
+    /// In how many nanoseconds to call [`Leases::reclaim`] again, because an owner may be dead
+    /// whose term has not passed yet. `None` if each was renewed of late, or does not end by its
+    /// term. Memory servers that did not answer the last call do not count.
     pub fn look_again_ns(&self) -> Option<u64> {
         self.awaited_ns.borrow().values().copied().min()
     }
