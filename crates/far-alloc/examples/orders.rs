@@ -49,18 +49,18 @@ fn main() -> Result<(), Box<dyn Error>> {
         assert!(document.len() == *bytes && document.iter().all(|byte| *byte == *order as u8));
     }
     orders.retain(|order, _| order % 2 == 0);
-    let (stats, far) = (arena.stats()?, arena.region().stats()?);
+    let (stats, far) = (arena.stats()?, arena.far_stats()?);
     let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
     println!(
         "{} orders; {:.1} MiB live in the arena, {:.1} MiB local; {} misses, {} read ahead, {} written back, {} discarded",
         orders.len(),
         mib(stats.allocated_bytes as u64),
-        mib(arena.region().local_bytes()),
+        mib(arena.local_bytes()),
         far.fills,
         far.fills_ahead,
         far.write_backs,
         far.discards,
     );
-    print!("{}", arena.region().metrics("orders")?);
+    print!("{}", arena.metrics("orders")?);
     Ok(())
 }

@@ -63,12 +63,12 @@ fn now_ns(clock: ClockId) -> u64 {
 }
 
 fn measure(arena: &FarArena, phase: impl FnOnce()) -> Result<Cost, Box<dyn Error>> {
-    let before = arena.region().stats()?;
+    let before = arena.far_stats()?;
     let clocks = [ClockId::Monotonic, ClockId::ProcessCPUTime];
     let began = clocks.map(now_ns);
     phase();
     let ended = clocks.map(now_ns);
-    let after = arena.region().stats()?;
+    let after = arena.far_stats()?;
     let far = FarStats {
         fills: after.fills - before.fills,
         fills_ahead: after.fills_ahead - before.fills_ahead,

@@ -3,7 +3,8 @@
  * An arena is for any thread. Its memory is ordinary memory to the program: an access to what is
  * not local waits. If a memory server fails, an access aborts the program with one line;
  * farleaf_arena_ensure returns an error instead. System calls on far memory can fail with EFAULT;
- * a child process does not have it. */
+ * a child process does not have it, and ends in fork if there is an arena with
+ * FARLEAF_TOGETHER. */
 #ifndef FARLEAF_H
 #define FARLEAF_H
 

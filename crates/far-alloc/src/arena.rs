@@ -10,12 +10,12 @@ use crate::hooks::Source;
 use crate::pinned::{BLOCK_ALIGN, Pinned};
 use crate::{FarAllocError, control};
 use allocator_api2::alloc::{AllocError, Allocator};
-use farleaf_fabric::sync::Ordering;
-use farleaf_far_memory::FarRegion;
+use farleaf_fabric::sync::{Arc, Ordering};
+use farleaf_far_memory::{Advice, FarError, FarRegion, FarStats, FaultMode, Held};
 use std::alloc::Layout;
 use std::ffi::c_int;
 use std::ops::Range;
-use std::ptr::{NonNull, from_mut};
+use std::ptr::NonNull;
 use tikv_jemalloc_sys::{
     MALLOCX_ALIGN, MALLOCX_ARENA, MALLOCX_TCACHE_NONE, MALLOCX_ZERO, extent_hooks_t, mallocx,
     rallocx, sdallocx,
@@ -27,7 +27,8 @@ pub const MOST_ALIGN: usize = BLOCK_ALIGN / 2;
 /// Where an arena's metadata is: jemalloc's blocks that describe its extents and size classes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Metadata {
-    /// In far memory, so it is paged in and out like data.
+    /// In far memory, so it is paged in and out like data. A child process of the program, which
+    /// has no far memory, ends in `fork`: jemalloc's handler accesses its metadata there.
     Together,
     /// In the program's other memory, as much as it takes.
     #[default]
@@ -107,23 +108,27 @@ struct Creation {
 pub struct FarArena {
     number: u32,
     // Dropped after the arena is destroyed (A1).
-    source: Box<Source>,
+    source: Arc<Source>,
 }
 
 impl FarArena {
-    /// An arena over all of `region`, whose content must be zeros.
+    /// An arena over all of `region`, whose content is discarded.
     ///
     /// # Errors
-    /// [`FarAllocError`] if jemalloc refuses a setting, or there is no memory for metadata. With
-    /// [`Metadata::Together`] the region needs at least 4 MiB.
+    /// [`FarAllocError`] if jemalloc refuses a setting, there is no memory for metadata, or a page
+    /// of the region is held. With [`Metadata::Together`] the region needs at least 4 MiB.
     pub fn new(region: FarRegion, config: ArenaConfig) -> Result<Self, FarAllocError> {
+        // Extents count as zeros before their first use (H1). What was never touched is zeros.
+        if region.stats()?.touches > 0 {
+            region.discard(0..region.bytes())?;
+        }
         let pinned = match config.metadata {
             Metadata::Pinned { bytes } => Some(Pinned::new(bytes)?),
             Metadata::Together | Metadata::Separated => None,
         };
-        let mut source = Box::new(Source::new(region, config.retain, pinned));
+        let source = Arc::new(Source::new(region, config.retain, pinned));
         let mut creation = Creation {
-            hooks: from_mut(&mut *source).cast(),
+            hooks: Arc::as_ptr(&source).cast_mut().cast(),
             metadata_use_hooks: config.metadata != Metadata::Separated,
         };
         let number = control::make("experimental.arenas_create_ext", &mut creation)?;
@@ -144,9 +149,73 @@ impl FarArena {
         format!("arena.{}.{name}", self.number)
     }
 
-    /// The region.
-    pub fn region(&self) -> &FarRegion {
+    /// The region. Not for users: its words, and what it discards, are live allocations.
+    fn region(&self) -> &FarRegion {
         &self.source.region
+    }
+
+    /// How faults of the region are noticed.
+    pub fn mode(&self) -> FaultMode {
+        self.region().mode()
+    }
+
+    /// The size of the region in bytes.
+    pub fn bytes(&self) -> usize {
+        self.region().bytes()
+    }
+
+    /// Bytes of local memory that the region takes now, by the operating system's count.
+    pub fn local_bytes(&self) -> u64 {
+        self.region().local_bytes()
+    }
+
+    /// Loads a range of the region's bytes, as [`FarRegion::ensure`] does.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn ensure(&self, bytes: Range<usize>) -> Result<(), FarError> {
+        self.region().ensure(bytes)
+    }
+
+    /// Loads a range of the region's bytes and holds its pages, as [`FarRegion::hold`] does. What
+    /// is freed there stays in use until the pages are released and it is purged.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn hold(&self, bytes: Range<usize>) -> Result<Held<'_>, FarError> {
+        self.region().hold(bytes)
+    }
+
+    /// Gives advice about a range of the region's bytes.
+    ///
+    /// # Errors
+    /// As for [`FarRegion::advise`].
+    pub fn advise(&self, bytes: Range<usize>, advice: Advice) -> Result<(), FarError> {
+        self.region().advise(bytes, advice)
+    }
+
+    /// The counts of the region.
+    ///
+    /// # Errors
+    /// As for [`FarRegion::stats`].
+    pub fn far_stats(&self) -> Result<FarStats, FarError> {
+        self.region().stats()
+    }
+
+    /// The counts of the region as text in Prometheus' format.
+    ///
+    /// # Errors
+    /// As for [`FarRegion::metrics`].
+    pub fn metrics(&self, name: &str) -> Result<String, FarError> {
+        self.region().metrics(name)
+    }
+
+    /// Checks the invariants of the region's page table, as [`FarRegion::check`] does.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn check(&self) -> Result<(), FarError> {
+        self.region().check()
     }
 
     /// The addresses of its region.
@@ -230,6 +299,12 @@ impl FarArena {
 
 impl Drop for FarArena {
     fn drop(&mut self) {
+        if self.region().is_inherited() {
+            // A child process has nothing to give back. Its jemalloc has the arena until it ends,
+            // so the hooks stay (A1).
+            std::mem::forget(Arc::clone(&self.source));
+            return;
+        }
         self.source.end();
         let destroyed = control::run(&self.setting("destroy"));
         // Otherwise jemalloc would go on to use the region, which is about to end.

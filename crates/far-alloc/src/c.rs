@@ -170,7 +170,7 @@ unsafe extern "C" fn farleaf_arena_ensure(
     // SAFETY: it is from `farleaf_arena_open`, and open.
     let arena = unsafe { &*arena };
     let from = memory.addr().wrapping_sub(arena.addresses().start);
-    match arena.region().ensure(from..from.saturating_add(bytes)) {
+    match arena.ensure(from..from.saturating_add(bytes)) {
         Ok(()) => 0,
         Err(why) => {
             // SAFETY: the header asks for so many bytes, or null.
@@ -191,7 +191,7 @@ unsafe extern "C" fn farleaf_arena_metrics(
     let arena = unsafe { &*arena };
     // SAFETY: the header asks for a string, and it is only read here.
     let name = unsafe { CStr::from_ptr(name) };
-    let Ok(metrics) = arena.region().metrics(&name.to_string_lossy()) else { return 0 };
+    let Ok(metrics) = arena.metrics(&name.to_string_lossy()) else { return 0 };
     // SAFETY: the header asks for so many bytes, or null.
     unsafe { tell(&metrics, text, bytes) };
     metrics.len()

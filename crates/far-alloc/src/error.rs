@@ -2,6 +2,7 @@
 //!
 //! *Thread safety*: plain values.
 
+use farleaf_far_memory::FarError;
 use thiserror::Error;
 
 /// Why an arena cannot be used.
@@ -24,6 +25,9 @@ pub enum FarAllocError {
         /// The operating system's answer.
         cause: String,
     },
+    /// The region cannot be emptied.
+    #[error("cannot discard what the region contains: {0}")]
+    Region(#[from] FarError),
     /// As many arenas serve the program as can.
     #[error("{most} arenas serve this program already, use one of them")]
     TooManyArenas {

@@ -113,7 +113,7 @@ fn churn_on_threads<R: Reach>(reach: R, config: &FarConfig, arena_config: ArenaC
         let watch = scope.spawn(|| {
             let mut most = 0;
             while !is_over.load(Ordering::Acquire) {
-                most = most.max(arena.region().local_bytes());
+                most = most.max(arena.local_bytes());
             }
             most
         });
@@ -123,7 +123,7 @@ fn churn_on_threads<R: Reach>(reach: R, config: &FarConfig, arena_config: ArenaC
         is_over.store(true, Ordering::Release);
         watch.join().unwrap()
     });
-    let far = arena.region().stats().unwrap();
+    let far = arena.far_stats().unwrap();
     assert!(far.write_backs > 0 && far.fills > 0, "the buffer is too small for all: {far:?}");
     assert!(far.peak_resident <= config.buffer_pages, "{far:?}");
     let buffer_bytes = config.buffer_pages as u64 * config.page_bytes as u64;
@@ -131,7 +131,7 @@ fn churn_on_threads<R: Reach>(reach: R, config: &FarConfig, arena_config: ArenaC
     let stats = arena.stats().unwrap();
     assert_eq!(stats.allocated_bytes, 0, "{stats:?}");
     assert_eq!(stats.extents_given_back > 0, !arena_config.retain, "{stats:?}");
-    arena.region().check().unwrap();
+    arena.check().unwrap();
 }
 
 #[test]
@@ -163,7 +163,7 @@ fn touched_by_metadata(metadata: Metadata, page_bytes: usize) {
     let arena = arena(&config, metadata);
     let layout = Layout::from_size_align(64 << 10, 64).unwrap();
     let blocks: Vec<_> = (0..COUNT).map(|_| arena.alloc(layout, false).unwrap()).collect();
-    let (stats, far) = (arena.stats().unwrap(), arena.region().stats().unwrap());
+    let (stats, far) = (arena.stats().unwrap(), arena.far_stats().unwrap());
     if metadata == Metadata::Together {
         // The base is in blocks, none of which is full but the first ones.
         let least = stats.metadata_bytes / page_bytes;
@@ -223,8 +223,8 @@ fn what_is_discarded_is_not_written_back() {
             // SAFETY: the memory is from this arena, with this layout.
             unsafe { arena.dealloc(memory, layout) };
         }
-        arena.region().advise(0..arena.region().bytes(), Advice::DontNeed).unwrap();
-        let far = arena.region().stats().unwrap();
+        arena.advise(0..arena.bytes(), Advice::DontNeed).unwrap();
+        let far = arena.far_stats().unwrap();
         println!("retain {retain}: {far:?}");
         assert_eq!((far.writes, far.write_backs, far.bytes_out), (0, 0, 0), "{far:?}");
         assert!(far.write_backs_saved >= 400, "four pages, a hundred times: {far:?}");
@@ -244,9 +244,9 @@ fn what_decays_late_stays_until_it_is_purged() {
     unsafe { memory.as_ptr().write_bytes(7, layout.size()) };
     // SAFETY: the memory is from this arena, with this layout.
     unsafe { arena.dealloc(memory, layout) };
-    assert_eq!(arena.region().stats().unwrap().write_backs_saved, 0);
+    assert_eq!(arena.far_stats().unwrap().write_backs_saved, 0);
     arena.purge().unwrap();
-    assert!(arena.region().stats().unwrap().write_backs_saved >= 16);
+    assert!(arena.far_stats().unwrap().write_backs_saved >= 16);
 }
 
 /// Address space: what the paper's findings 1 and 2 are about.
@@ -272,6 +272,28 @@ fn kept_address_space_grows_and_returned_space_does_not() {
         stats.reached_bytes
     });
     assert!(reached[1] > reached[0], "{reached:?}");
+}
+
+/// A region may have been used before. Nothing of that is left, so zeros that the arena has not
+/// written are zeros.
+#[test]
+fn a_used_region_is_emptied_or_refused() {
+    let config = far_config(8 * MIB, 64 << 10, 16);
+    let used = || {
+        let region = region(&config);
+        region.words().iter().step_by(512).for_each(|word| word.store(7, Ordering::Relaxed));
+        region
+    };
+    let arena = FarArena::new(used(), ArenaConfig::default()).unwrap();
+    let layout = Layout::from_size_align(4 * MIB, 64 << 10).unwrap();
+    let memory = arena.alloc(layout, true).unwrap();
+    let block = Block { memory, layout, value: 0 };
+    assert!(block.bytes().iter().all(|byte| *byte == 0));
+
+    let region = used();
+    std::mem::forget(region.hold(0..1).unwrap());
+    let refused = FarArena::new(region, ArenaConfig::default());
+    assert!(matches!(refused, Err(FarAllocError::Region(_))), "{refused:?}");
 }
 
 #[test]
@@ -323,5 +345,5 @@ fn signals_serve_arenas_too() {
     let together = ArenaConfig { metadata: Metadata::Together, ..ArenaConfig::default() };
     let arena = FarArena::new(region, together).unwrap();
     churn(&arena, 5, 600);
-    assert!(arena.region().stats().unwrap().write_backs > 0);
+    assert!(arena.far_stats().unwrap().write_backs > 0);
 }

@@ -10,6 +10,7 @@ use crate::{FarConfig, FarError};
 use farleaf_fabric::{Fabric, GlobalAddr};
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
+use std::pin::pin;
 use std::task::{Poll, Waker};
 
 /// The places of all chunks.
@@ -22,6 +23,11 @@ pub(crate) struct Chunks<S> {
     chunk_pages: u32,
     /// One request for memory at a time.
     is_taking: Cell<bool>,
+    /// That request waits for memory that may come back.
+    is_waiting: Cell<bool>,
+    /// Wakes it if the region ends.
+    sleeper: RefCell<Option<Waker>>,
+    is_ending: Cell<bool>,
     waiting: RefCell<Vec<Waker>>,
     /// The last refusal, and until when no memory is asked for.
     refused: RefCell<Option<(FarError, u64)>>,
@@ -38,6 +44,9 @@ impl<S> Chunks<S> {
             page_bytes: config.page_bytes as u64,
             chunk_pages: config.chunk_pages(),
             is_taking: Cell::new(false),
+            is_waiting: Cell::new(false),
+            sleeper: RefCell::default(),
+            is_ending: Cell::new(false),
             waiting: RefCell::default(),
             refused: RefCell::default(),
             rest_ns: config.rest_ns,
@@ -60,6 +69,17 @@ impl<S> Chunks<S> {
         self.refused.borrow().as_ref().is_some_and(|(_, until_ns)| now_ns < *until_ns)
     }
 
+    /// Whether a request for memory waits for some that may come back, which takes long.
+    pub(crate) fn is_waiting(&self) -> bool {
+        self.is_waiting.get()
+    }
+
+    /// From now on, no request for memory waits.
+    pub(crate) fn stop(&self) {
+        self.is_ending.set(true);
+        self.sleeper.take().into_iter().for_each(Waker::wake);
+    }
+
     /// Bytes that the region has on memory servers.
     pub(crate) fn bytes(&self) -> u64 {
         self.places.iter().filter(|place| place.get().is_some()).count() as u64 * self.chunk_bytes
@@ -70,11 +90,13 @@ impl<S> Chunks<S> {
         self.places.iter().filter_map(Cell::get)
     }
 
-    /// Where `page` is to be kept; gives its chunk a place if it has none.
+    /// Where `page` is to be kept; gives its chunk a place if it has none. If that has to wait for
+    /// memory that may come back, `begins_to_wait` is called once.
     pub(crate) async fn place<F: Fabric>(
         &self,
         fabric: &F,
         page: u32,
+        begins_to_wait: impl Fn(),
     ) -> Result<GlobalAddr, FarError>
     where
         S: Space<F>,
@@ -96,7 +118,20 @@ impl<S> Chunks<S> {
             return Err(error.clone());
         }
         self.is_taking.set(true);
-        let taken = self.space.take(fabric, self.chunk_bytes).await;
+        let mut taken = self.space.take(fabric, self.chunk_bytes).await;
+        while taken.is_err()
+            && let Some(ns) = self.space.ask_again_ns()
+        {
+            if !self.is_waiting.replace(true) {
+                begins_to_wait();
+            }
+            self.pause(fabric, ns).await;
+            if self.is_ending.get() {
+                break;
+            }
+            taken = self.space.take(fabric, self.chunk_bytes).await;
+        }
+        self.is_waiting.set(false);
         self.is_taking.set(false);
         self.waiting.take().into_iter().for_each(Waker::wake);
         let until_ns = fabric.now_ns().saturating_add(self.rest_ns);
@@ -113,16 +148,40 @@ impl<S> Chunks<S> {
         Ok(self.find(page).expect("the chunk has just got its place"))
     }
 
+    /// Sleeps, unless the region ends.
+    async fn pause<F: Fabric>(&self, fabric: &F, ns: u64) {
+        let mut sleep = pin!(fabric.sleep(ns));
+        poll_fn(|context| {
+            if self.is_ending.get() {
+                return Poll::Ready(());
+            }
+            self.sleeper.replace(Some(context.waker().clone()));
+            sleep.as_mut().poll(context)
+        })
+        .await;
+    }
+
     /// Renews the space's claim to the memory, for ever.
     pub(crate) async fn keep<F: Fabric>(&self, fabric: &F)
     where
         S: Space<F>,
     {
         let Some(ns) = self.space.renew_every_ns() else { return std::future::pending().await };
+        let mut due_ns = fabric.now_ns();
         loop {
-            fabric.sleep(ns).await;
+            // The time that a renewal takes is part of the interval.
+            due_ns = due_ns.saturating_add(ns).max(fabric.now_ns());
+            fabric.sleep(due_ns - fabric.now_ns().min(due_ns)).await;
             self.space.renew(fabric).await;
         }
+    }
+
+    /// Tells the space that the region has given back what it could.
+    pub(crate) async fn end<F: Fabric>(&self, fabric: &F)
+    where
+        S: Space<F>,
+    {
+        self.space.end(fabric).await;
     }
 
     /// Gives back the memory at `at`, which was a chunk's.

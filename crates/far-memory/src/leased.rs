@@ -8,17 +8,25 @@ use crate::{FarError, Space};
 use farleaf_core::page::Layout;
 use farleaf_core::remote::{Leases, RemoteError, RpcClient};
 use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
-use futures_util::future::join_all;
+use futures_util::future::{join_all, select};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::marker::PhantomData;
+use std::pin::pin;
 
 /// The usual term of a lease: longer than a server pauses, and than the deadlines of several calls.
 pub const TERM_MS: u32 = 60_000;
 
+/// A request for memory waits at most this many quarters of the term for owners that may be dead:
+/// the looks that end a lease, and some more.
+const MOST_QUARTERS: u64 = 6;
+/// Least time between two looks at the leases, in nanoseconds.
+const SHORTEST_LOOK_NS: u64 = 1_000_000;
+
 /// A space in the pools of memory servers with pages of layout `L`. The region's chunks are in a
 /// lease, which the pager's thread renews. It ends with the region; if the program dies, another
-/// program that finds no room ends it when its term is over.
+/// program that finds no room ends it when its term is over. A request that finds none waits for
+/// that as long as an owner may be dead, for one and a half terms at most.
 ///
 /// For that, the memory servers fence the whole compute server that the region's endpoint has. So
 /// use a number that nothing else has whose loss would matter, and that the region's own
@@ -28,6 +36,8 @@ pub struct Leased<L> {
     /// By memory server: the chunks that the region has there.
     chunks: RefCell<BTreeMap<u16, u64>>,
     next_server: Cell<u16>,
+    /// How long a request was told to wait so far.
+    waited_ns: Cell<u64>,
     layout: PhantomData<fn() -> L>,
 }
 
@@ -52,8 +62,14 @@ impl<L: Layout> Leased<L> {
             leases: Leases::new(term_ms),
             chunks: RefCell::default(),
             next_server: Cell::new(0),
+            waited_ns: Cell::new(0),
             layout: PhantomData,
         })
+    }
+
+    /// Some renewals may be lost, and the looks at the leases of others should be as frequent.
+    fn quarter_ns(&self) -> u64 {
+        u64::from(self.leases.term_ms()) * 1_000_000 / 4
     }
 
     /// Takes a chunk from the first server that has room, from the next one in turn on.
@@ -69,6 +85,7 @@ impl<L: Layout> Leased<L> {
             match self.leases.take(rpc, ServerId::new(number), bytes).await {
                 Ok(at) => {
                     self.next_server.set(number + 1);
+                    self.waited_ns.set(0);
                     *self.chunks.borrow_mut().entry(number).or_default() += 1;
                     return Ok(at);
                 }
@@ -89,15 +106,25 @@ impl<F: Fabric, L: Layout> Space<F> for Leased<L> {
     async fn take(&self, fabric: &F, bytes: u64) -> Result<GlobalAddr, FarError> {
         let rpc = RpcClient::<F, L>::new(fabric.clone());
         let outcome = self.try_take(&rpc, bytes).await;
-        if !matches!(outcome, Err(FarError::NoSpace { .. })) {
+        if outcome.is_ok() {
             return outcome;
         }
-        let mut freed = 0;
-        for number in 0..fabric.memory_servers() {
-            // A server that does not answer has no room either.
-            freed += self.leases.reclaim(&rpc, ServerId::new(number)).await.unwrap_or(0);
-        }
-        if freed == 0 { outcome } else { self.try_take(&rpc, bytes).await }
+        // Whatever the error was: one server may be down and another one full, or have too many
+        // leases.
+        let servers = (0..fabric.memory_servers()).map(ServerId::new);
+        let freed = join_all(servers.map(|server| self.leases.reclaim(&rpc, server))).await;
+        // A server that does not answer has no room either.
+        let has_room = freed.into_iter().any(|bytes| bytes.is_ok_and(|bytes| bytes > 0));
+        if has_room { self.try_take(&rpc, bytes).await } else { outcome }
+    }
+
+    fn ask_again_ns(&self) -> Option<u64> {
+        let waited_ns = self.waited_ns.get();
+        let wait_ns = self.leases.look_again_ns();
+        let wait_ns = wait_ns.filter(|_| waited_ns < MOST_QUARTERS * self.quarter_ns());
+        let wait_ns = wait_ns.map(|ns| ns.max(SHORTEST_LOOK_NS).min(self.quarter_ns()));
+        self.waited_ns.set(wait_ns.map_or(0, |ns| waited_ns + ns));
+        wait_ns
     }
 
     async fn give_back(&self, fabric: &F, at: GlobalAddr, _bytes: u64) {
@@ -115,16 +142,27 @@ impl<F: Fabric, L: Layout> Space<F> for Leased<L> {
         }
     }
 
+    async fn end(&self, fabric: &F) {
+        let rpc = &RpcClient::<F, L>::new(fabric.clone());
+        let mut servers = self.leases.servers();
+        // A chunk that an operation may still reach keeps its lease, until its term ends.
+        servers.retain(|it| self.chunks.borrow().get(&it.number()).is_none_or(|left| *left == 0));
+        join_all(servers.into_iter().map(|server| self.leases.end(rpc, server))).await;
+    }
+
     fn renew_every_ns(&self) -> Option<u64> {
-        // Some renewals may be lost.
-        Some(u64::from(self.leases.term_ms()) * 1_000_000 / 4)
+        Some(self.quarter_ns())
     }
 
     async fn renew(&self, fabric: &F) {
         let rpc = &RpcClient::<F, L>::new(fabric.clone());
-        // At the same time: a server that does not answer must not cost the leases on others. If
-        // one has ended, its server refuses the region's operations, too (leases.L1).
+        // At the same time, and for a while: a server that does not answer must not cost the leases
+        // on others. If one has ended, its server refuses the region's operations, too (leases.L1).
         let servers = self.leases.servers().into_iter();
-        join_all(servers.map(|server| self.leases.renew(rpc, server))).await;
+        join_all(servers.map(async |server| {
+            let renewal = pin!(self.leases.renew(rpc, server));
+            select(renewal, pin!(fabric.sleep(self.quarter_ns()))).await;
+        }))
+        .await;
     }
 }

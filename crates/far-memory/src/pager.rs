@@ -473,6 +473,7 @@ impl<F: Fabric, M: Memory + 'static, S: Space<F>> Pager<F, M, S> {
     pub fn stop(&self) {
         let state = &mut *self.0.state.borrow_mut();
         state.is_stopping = true;
+        self.0.chunks.stop();
         std::mem::take(&mut state.waiting).into_values().flatten().for_each(Waker::wake);
         state.room.values().for_each(Waker::wake_by_ref);
         state.notify();
@@ -521,6 +522,7 @@ impl<F: Fabric, M: Memory + 'static, S: Space<F>> Pager<F, M, S> {
             }
             self.0.chunks.give_back(transfers.fabric(), at).await;
         }
+        self.0.chunks.end(self.0.transfers.fabric()).await;
     }
 
     /// The next job that may begin (G4).
@@ -600,11 +602,16 @@ impl<F: Fabric, M: Memory + 'static, S: Space<F>> Pager<F, M, S> {
         let server = self.server_of(run.start);
         let in_flight = state.write_bytes.get(&server).copied().unwrap_or(0);
         let has_room = in_flight + self.run_bytes(run) <= self.0.config.write_back_bytes;
-        in_flight == 0 || (has_room && !self.has_failed(server))
+        // Those without a place could all wait for one, and keep the others from being written.
+        in_flight == 0 || (has_room && server != UNPLACED && !self.has_failed(server))
     }
 
-    /// Whether the last operation on a memory server, by its number or [`UNPLACED`], has failed.
+    /// Whether the last operation on a memory server, by its number, has failed. For [`UNPLACED`]:
+    /// whether a request for memory waits.
     fn has_failed(&self, server: u32) -> bool {
+        if server == UNPLACED {
+            return self.0.chunks.is_waiting();
+        }
         let number = u16::try_from(server);
         number.is_ok_and(|number| self.0.transfers.has_failed(ServerId::new(number)))
     }
@@ -723,7 +730,9 @@ impl<F: Fabric, M: Memory + 'static, S: Space<F>> Pager<F, M, S> {
 
     async fn write(&self, run: &Range<u32>) -> Result<(), FarError> {
         let (transfers, page) = (&self.0.transfers, run.start);
-        let at = self.0.chunks.place(transfers.fabric(), page).await?;
+        // Other pages leave meanwhile.
+        let make_room = || self.0.state.borrow_mut().notify();
+        let at = self.0.chunks.place(transfers.fabric(), page, make_room).await?;
         let written = transfers.run(Direction::Out, at, || self.buffer(run)).await;
         let server = at.server();
         written.map_err(|failed| failed.of(page, server))
@@ -783,7 +792,7 @@ impl<F: Fabric, M: Memory + 'static, S: Space<F>> Pager<F, M, S> {
     }
 
     /// Lets pages leave if too few slots are free (G2). A memory server that has failed is tried
-    /// again with one page, which is not counted on to leave.
+    /// again with one page, which is not counted on to leave, nor are pages that wait for memory.
     fn make_room(&self, state: &mut Pending) {
         let config = &self.0.config;
         let (free, asked) = (state.table.free(), state.room.len() as u32);
@@ -794,14 +803,15 @@ impl<F: Fabric, M: Memory + 'static, S: Space<F>> Pager<F, M, S> {
         }
         let wanted = config.high_water_pages.saturating_add(asked + ahead);
         let wanted = wanted.min(config.buffer_pages / 2);
-        let has_failures = self.0.transfers.has_failures();
+        let is_waiting = self.0.chunks.is_waiting();
+        let has_failures = self.0.transfers.has_failures() || is_waiting;
         let (probed, doubtful) = if has_failures { self.probes(state) } else { Default::default() };
         let probed = RefCell::new(probed);
         let leaving = state.table.leaving().saturating_sub(doubtful);
         let missing = wanted.saturating_sub(free + leaving);
         let mut victims = Vec::new();
         let now_ns = self.0.transfers.fabric().now_ns();
-        let is_refused = self.0.chunks.is_refused(now_ns);
+        let is_refused = self.0.chunks.is_refused(now_ns) || is_waiting;
         let spare = |page| match self.0.chunks.find(page) {
             Some(at) if has_failures => {
                 let (transfers, server) = (&self.0.transfers, at.server());

@@ -233,8 +233,8 @@ impl FarRegion {
     pub fn advise(&self, bytes: Range<usize>, advice: Advice) -> Result<(), FarError> {
         let pages = pages_of(&self.config, &bytes)?;
         match advice {
-            Advice::WillNeed => self.requests.post(Request::WillNeed(pages)),
-            Advice::Sequential => self.requests.post(Request::Sequential(pages)),
+            Advice::WillNeed => self.post(Request::WillNeed(pages)),
+            Advice::Sequential => self.post(Request::Sequential(pages)),
             Advice::DontNeed => self.ask(|answer| Request::Evict(pages, answer))?,
         }
         Ok(())
@@ -268,17 +268,32 @@ impl FarRegion {
 
     fn ask<T>(&self, request: impl FnOnce(Answer<T>) -> Request) -> Result<T, FarError> {
         let (sender, answer) = sync_channel(1);
-        self.requests.post(request(sender));
+        self.post(request(sender));
         answer.recv().map_err(|_| FarError::Stopped)
+    }
+}
+
+impl FarRegion {
+    /// Whether this is a child process of the one that has made the region, and has none.
+    pub fn is_inherited(&self) -> bool {
+        self.process != getpid()
+    }
+
+    /// Posts a request. In a child process nothing would answer it, and a thread that the child
+    /// does not have may have locked the queue: it is dropped.
+    fn post(&self, request: Request) {
+        if !self.is_inherited() {
+            self.requests.post(request);
+        }
     }
 }
 
 impl Drop for FarRegion {
     fn drop(&mut self) {
-        if self.process != getpid() {
+        if self.is_inherited() {
             return;
         }
-        self.requests.post(Request::Stop);
+        self.post(Request::Stop);
         if let Some(thread) = self.thread.take() {
             // A panic of the thread has aborted the process (D3).
             let _ = thread.join();
@@ -295,6 +310,6 @@ pub struct Held<'r> {
 
 impl Drop for Held<'_> {
     fn drop(&mut self) {
-        self.region.requests.post(Request::Release(self.pages.clone()));
+        self.region.post(Request::Release(self.pages.clone()));
     }
 }

@@ -16,16 +16,28 @@ pub trait Space<F: Fabric>: 'static {
     /// again later.
     fn take(&self, fabric: &F, bytes: u64) -> impl Future<Output = Result<GlobalAddr, FarError>>;
 
+    /// After an error of [`Space::take`]: in how many nanoseconds the region should ask again,
+    /// while its page waits, because memory may come back by then. The space bounds how often.
+    fn ask_again_ns(&self) -> Option<u64> {
+        None
+    }
+
     /// Takes memory back that the region no longer uses. No operation on it is in flight, and no
     /// earlier one can still take effect.
     fn give_back(&self, fabric: &F, at: GlobalAddr, bytes: u64) -> impl Future<Output = ()>;
+
+    /// The region has ended, and has given back all memory but what an operation may still reach.
+    fn end(&self, _fabric: &F) -> impl Future<Output = ()> {
+        std::future::ready(())
+    }
 
     /// The time between two calls of [`Space::renew`], in nanoseconds; `None` if it is not needed.
     fn renew_every_ns(&self) -> Option<u64> {
         None
     }
 
-    /// Tells memory servers that the region still uses the memory. It may be given up half-way.
+    /// Tells memory servers that the region still uses the memory. It may be given up half-way, and
+    /// must not take longer than the time between two calls.
     fn renew(&self, _fabric: &F) -> impl Future<Output = ()> {
         std::future::ready(())
     }

@@ -1,19 +1,27 @@
 //! Far memory on the memory servers of an index: its chunks are in a lease there.
 
 use farleaf_core::page::Fixed8;
+use farleaf_core::remote::RpcClient;
 use farleaf_core::server::{MemoryServer, MemoryServerConfig};
+use farleaf_core::wire::{PoolRequest, Reply};
 use farleaf_fabric::executor::Executor;
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::shm::ShmConfig;
+use farleaf_fabric::sim::{Faults, SimConfig, SimFabric};
 use farleaf_fabric::sync::{Arc, Ordering};
 use farleaf_fabric::tcp::TcpConfig;
-use farleaf_fabric::{Backing, Provider, ServerId};
+use farleaf_fabric::{Backing, Cluster, Fabric, Provider, ServerId};
 use farleaf_far_memory::{
-    Advice, FarConfig, FarError, FarRegion, Leased, Over, Reach, Space, TERM_MS,
+    Access, Advice, FarConfig, FarError, FarRegion, Leased, Manual, Over, Pager, Reach, Space,
+    State, TERM_MS,
 };
+use futures_util::future::{join, select};
+use std::pin::pin;
 
 const PAGE_BYTES: usize = 4096;
 const PAGES: usize = 512;
+/// The term of leases that end in a test.
+const SHORT_TERM_MS: u32 = 2_000;
 
 /// Three memory servers of an index, two of which have room for half of the region each.
 fn servers() -> Vec<Arc<MemoryServer<Fixed8>>> {
@@ -24,6 +32,10 @@ fn servers() -> Vec<Arc<MemoryServer<Fixed8>>> {
         .map(|number| MemoryServer::new(ServerId::new(number), &config).unwrap())
         .map(Arc::new)
         .collect()
+}
+
+fn tcp() -> TcpConfig {
+    TcpConfig { timeout_ns: 200_000_000, connect_timeout_ns: 200_000_000, ..TcpConfig::default() }
 }
 
 fn space() -> Leased<Fixed8> {
@@ -85,6 +97,99 @@ fn full_memory_servers_are_an_error() {
         assert_eq!(space().take(&fabric, bytes).await, Err(FarError::NoSpace { bytes }));
     });
     assert!(executor.run(&driver));
+}
+
+/// The memory of an owner that has died reaches a region at the first write-back that finds no
+/// room: the page waits until the term is over. One server is down all the time.
+#[test]
+fn a_region_waits_for_the_memory_of_a_dead_owner() {
+    let config = FarConfig { patience_ns: 300_000_000, ..config() };
+    let servers = servers();
+    let cluster = Arc::new(tcp().start(servers));
+    let driver = cluster.driver().unwrap();
+    let dead = driver.open(1, 0).unwrap();
+    let mut executor = Executor::new();
+    executor.spawn(0, async move {
+        let space = Leased::<Fixed8>::new(SHORT_TERM_MS).unwrap();
+        while space.take(&dead, config.chunk_bytes as u64).await.is_ok() {}
+    });
+    assert!(executor.run(&driver));
+    drop((executor, driver));
+    cluster.kill_memory_server(ServerId::new(2));
+
+    let space = Leased::<Fixed8>::new(SHORT_TERM_MS).unwrap();
+    let bytes = 2 * config.chunk_bytes;
+    let config = FarConfig { region_bytes: bytes, ..config };
+    let region = FarRegion::new(config, Over::new(cluster, 2, 0), space).unwrap();
+    for (page, word) in (1..).zip(region.words().iter().step_by(PAGE_BYTES / 8)) {
+        word.store(page, Ordering::Relaxed);
+    }
+    region.advise(0..region.bytes(), Advice::DontNeed).unwrap();
+    let stats = region.stats().unwrap();
+    assert_eq!((stats.remote_bytes, stats.failed_write_backs), (bytes as u64, 0), "{stats:?}");
+    for (page, word) in (1..).zip(region.words().iter().step_by(PAGE_BYTES / 8)) {
+        assert_eq!(word.load(Ordering::Relaxed), page);
+    }
+    region.check().unwrap();
+}
+
+/// A memory server that never answers does not keep the leases on others from being renewed: a
+/// round of renewals ends by the time of the next one.
+#[test]
+fn renewals_do_not_wait_for_a_silent_server() {
+    let (dies_at_ns, detect_death_ns) = (100_000_000, 5_000_000_000);
+    let kill_memory_server_at_ns = vec![(0, dies_at_ns)];
+    let faults = Faults { detect_death_ns, kill_memory_server_at_ns, ..Faults::default() };
+    let cluster = SimConfig { faults, ..SimConfig::default() }.start(servers());
+    cluster.run_one(|fabric| async move {
+        let space = Leased::<Fixed8>::new(SHORT_TERM_MS).unwrap();
+        let every_ns = Space::<SimFabric>::renew_every_ns(&space).unwrap();
+        for number in 0..2 {
+            let at = space.take(&fabric, 64 << 10).await.unwrap();
+            assert_eq!(at.server(), ServerId::new(number));
+        }
+        assert!(fabric.now_ns() < dies_at_ns, "both have a lease");
+        fabric.sleep(dies_at_ns).await;
+        let rpc = RpcClient::<_, Fixed8>::new(fabric.clone());
+        let renewals = async || {
+            let asked = rpc.ask_harmless(ServerId::new(1), &PoolRequest::ListLeases).await;
+            let Ok(Reply::Leases(leases)) = asked else { panic!("{asked:?}") };
+            leases.iter().map(|lease| lease.renewals).collect::<Vec<_>>()
+        };
+        assert_eq!(renewals().await, [1], "by the request for the chunk");
+        let began_ns = fabric.now_ns();
+        space.renew(&fabric).await;
+        assert!(fabric.now_ns() - began_ns <= every_ns, "in virtual time");
+        assert_eq!(renewals().await, [2]);
+    });
+}
+
+/// A region that ends does not wait for the memory of others any more.
+#[test]
+fn a_region_that_ends_asks_for_no_more_memory() {
+    let give_up_after_ns = 10_000_000 * u64::from(TERM_MS);
+    let cluster = SimConfig { give_up_after_ns, ..SimConfig::default() }.start(servers());
+    cluster.run(&[0, 1], async |fabric, number| {
+        if number == 0 {
+            while space().take(&fabric, 64 << 10).await.is_ok() {}
+            return;
+        }
+        fabric.sleep(1_000_000_000).await;
+        let memory = Manual::new(&config()).unwrap();
+        let pager = Pager::new(config(), fabric.clone(), memory, space()).unwrap();
+        let body = async {
+            pager.touch(0, Access::Write).await.unwrap();
+            let leaving = pager.evict(0..1);
+            let looking = fabric.sleep(1_000_000_000);
+            select(pin!(leaving), pin!(looking)).await;
+            assert_eq!(pager.state(0), State::Leaving, "it waits for the term of the other one");
+            pager.stop();
+            fabric.now_ns()
+        };
+        let ((), stopped_ns) = join(pager.run(), body).await;
+        let ended_ns = fabric.now_ns() - stopped_ns;
+        assert!(ended_ns < 1_000_000 * u64::from(TERM_MS) / 8, "{ended_ns} ns of virtual time");
+    });
 }
 
 /// Each region takes all of the memory servers' memory, so the second one could not have any if the

@@ -159,14 +159,16 @@ fn be_parent(provider: FaultProvider) {
     let child = Pid::from_raw(child).unwrap();
     let (_, status) = waitpid(Some(child), WaitOptions::empty()).unwrap().unwrap();
     println!("{:?}", status.terminating_signal());
-    // SAFETY: the child ends its region, which it does not have, and calls `alarm` and `_exit`.
+    // SAFETY: the child uses and ends its region, which it does not have, and calls `alarm` and
+    // `_exit`.
     let child = unsafe { libc::fork() };
     if child == 0 {
         // SAFETY: it ends the child if that waits for a thread that it does not have.
         unsafe { libc::alarm(20) };
+        let discarded = region.discard(0..PAGE_BYTES);
         drop(region);
         // SAFETY: it ends the child at once.
-        unsafe { libc::_exit(3) };
+        unsafe { libc::_exit(if discarded == Err(FarError::Stopped) { 3 } else { 4 }) };
     }
     let child = Pid::from_raw(child).unwrap();
     let (_, status) = waitpid(Some(child), WaitOptions::empty()).unwrap().unwrap();
@@ -313,7 +315,7 @@ fn a_server_that_is_stopped_and_killed_is_an_error(provider: FaultProvider) {
 }
 
 /// The terms of the leases below.
-const SHORT_TERM_MS: u32 = 400;
+const SHORT_TERM_MS: u32 = 2_000;
 
 fn tcp() -> TcpConfig {
     TcpConfig { timeout_ns: 200_000_000, connect_timeout_ns: 200_000_000, ..TcpConfig::default() }
@@ -361,7 +363,7 @@ fn memory_of_an_owner_that_ends_comes_back(provider: FaultProvider) {
             let space = Leased::<Fixed8>::new(SHORT_TERM_MS).unwrap();
             let term_ns = u64::from(SHORT_TERM_MS) * 1_000_000;
             // It is alive, and renews its lease.
-            for _ in 0..12 {
+            for _ in 0..6 {
                 let outcome = space.take(&fabric, bytes).await;
                 assert_eq!(outcome, Err(FarError::NoSpace { bytes }));
                 fabric.sleep(term_ns / 4).await;

@@ -177,6 +177,12 @@ impl ChunkTokens {
         if sensible { Ok((at, bytes)) } else { Err(RemoteError::BadReply { server }) }
     }
 
+    /// Forgets the requests of unknown outcome to `server`: their chunks are free there, or will
+    /// be.
+    pub(super) fn forget(&self, server: ServerId) {
+        self.in_doubt.borrow_mut().remove(&server.number());
+    }
+
     /// The token for the next request to `server`, and whether this is the first one with it.
     fn token<F: Fabric>(&self, fabric: &F, server: ServerId) -> (u64, bool) {
         let known = self.in_doubt.borrow_mut().get_mut(&server.number()).and_then(Vec::pop);

@@ -1,10 +1,10 @@
 //! Leases: memory of memory servers that comes back when its owner has ended.
 //!
 //! An owner is whatever takes chunks for itself and shares them with no other process, such as a
-//! region of far memory, or the tables of one LSM index. It has a number of its own, and its chunks
-//! on a memory server are one lease there, which it ends when it needs them no longer. If it dies,
-//! a client of another compute server ends the lease: one that needs memory, when the term has
-//! passed without a renewal, or one that has declared the owner's compute server dead.
+//! region of far memory. It has a number of its own, and its chunks on a memory server are one
+//! lease there, which it ends when it needs them no longer. If it dies, a client of another compute
+//! server ends the lease: one that needs memory, when the term has passed without a renewal, or one
+//! that has declared the owner's compute server dead.
 //!
 //! *Invariants*
 //! - leases.L1. A lease that its owner has not ended is ended only after all compute servers of the
@@ -16,6 +16,9 @@
 //!   client that was stopped itself, perhaps together with the owner, has seen nothing.
 //! - leases.L3. A number is of one owner ever, so a request to end its lease can arrive late, or
 //!   twice.
+//!
+//! A compute server that joins a lease of several between the list of the leases and the end of
+//! this one is not fenced (L1). Far memory's leases have one compute server each.
 //!
 //! `local` has no fences, so there L1 protects only from what was posted before.
 //!
@@ -48,6 +51,15 @@ struct Seen {
     at_ns: u64,
     /// For how long there was no renewal.
     silent_ns: u64,
+    /// Whether a renewal was seen within a term, so that the owner was alive.
+    was_renewed: bool,
+}
+
+impl Seen {
+    /// Whether a lease with this term has missed a renewal, or was only noted.
+    fn is_silent(&self, term_ns: u64) -> bool {
+        !self.was_renewed || self.silent_ns >= term_ns / STRIDES
+    }
 }
 
 /// The leases of one owner.
@@ -56,10 +68,12 @@ pub struct Leases {
     owner: Cell<Option<u64>>,
     term_ms: u32,
     tokens: ChunkTokens,
-    /// Where it has chunks.
-    servers: RefCell<BTreeSet<u16>>,
+    /// Where it has chunks, or may have one because an outcome is unknown: how many requests.
+    servers: RefCell<BTreeMap<u16, u32>>,
     /// Leases of any owner.
     seen: RefCell<BTreeMap<Place, Seen>>,
+    /// By memory server: when to look again, if a lease there may end by its term.
+    awaited_ns: RefCell<BTreeMap<u16, u64>>,
 }
 
 impl Leases {
@@ -71,6 +85,7 @@ impl Leases {
             tokens: ChunkTokens::default(),
             servers: RefCell::default(),
             seen: RefCell::default(),
+            awaited_ns: RefCell::default(),
         }
     }
 
@@ -97,14 +112,24 @@ impl Leases {
         bytes: u64,
     ) -> Result<GlobalAddr, RemoteError> {
         let purpose = ChunkUse::Lease { owner: self.owner(rpc.fabric()), term_ms: self.term_ms };
-        let (at, _) = self.tokens.allocate(rpc, server, bytes, purpose).await?;
-        self.servers.borrow_mut().insert(server.number());
-        Ok(at)
+        // Before the answer: without one, the lease may have begun, and must be renewed.
+        *self.servers.borrow_mut().entry(server.number()).or_default() += 1;
+        let answer = self.tokens.allocate(rpc, server, bytes, purpose).await;
+        if let Err(error) = &answer
+            && !matches!(error, RemoteError::Indeterminate(_) | RemoteError::BadReply { .. })
+        {
+            let mut servers = self.servers.borrow_mut();
+            if let Some(requests) = servers.get_mut(&server.number()) {
+                *requests -= 1;
+            }
+            servers.retain(|_, requests| *requests > 0);
+        }
+        Ok(answer?.0)
     }
 
-    /// The memory servers that the owner has chunks on.
+    /// The memory servers that the owner has chunks on, or may have because an answer was lost.
     pub fn servers(&self) -> Vec<ServerId> {
-        self.servers.borrow().iter().copied().map(ServerId::new).collect()
+        self.servers.borrow().keys().copied().map(ServerId::new).collect()
     }
 
     /// Renews the lease on `server`, in one attempt.
@@ -120,7 +145,8 @@ impl Leases {
         rpc.expect_done(server, &PoolRequest::Renew { owner }).await
     }
 
-    /// Ends the lease on `server`. Nothing that was posted to its chunks may take effect any more.
+    /// Ends the lease on `server`. Nothing that was posted to its chunks may take effect any more,
+    /// and no chunk is asked for meanwhile.
     ///
     /// # Errors
     /// [`RemoteError`]; the lease ends with its term then.
@@ -130,6 +156,8 @@ impl Leases {
         server: ServerId,
     ) -> Result<(), RemoteError> {
         self.servers.borrow_mut().remove(&server.number());
+        // A repeated request would get a chunk that is another owner's by then.
+        self.tokens.forget(server);
         end(rpc, server, self.owner(rpc.fabric())).await
     }
 
@@ -144,17 +172,45 @@ impl Leases {
         rpc: &RpcClient<F, L>,
         server: ServerId,
     ) -> Result<u64, RemoteError> {
-        let leases = list(rpc, server).await?;
-        let ended = self.judge(server, &leases, rpc.fabric().now_ns());
+        self.awaited_ns.borrow_mut().remove(&server.number());
+        let mut leases = list(rpc, server).await?;
+        let mut ended = self.judge(server, &leases, rpc.fabric().now_ns());
+        // Its own compute server could be fenced only with itself.
+        let mine = together(&leases, BTreeSet::from([rpc.fabric().compute_server()]));
+        ended.retain(|it| !mine.contains(it));
         let mut bytes = 0;
-        let mine = rpc.fabric().compute_server();
-        for compute_server in ended {
-            // Its own compute server could be fenced only with itself.
-            if !together(&leases, compute_server).contains(&mine) {
-                bytes += end_leases_of(rpc, server, compute_server).await?;
-            }
+        for compute_server in &ended {
+            bytes += end_leases_of(rpc, server, *compute_server).await?;
         }
+        leases.retain(|lease| !ended.contains(&lease.compute_server));
+        let next_ns = self.next_look_ns(server, &leases, mine);
+        self.awaited_ns.borrow_mut().extend(next_ns.map(|ns| (server.number(), ns)));
         Ok(bytes)
+    }
+
+    /// In how many nanoseconds to call [`Leases::reclaim`] again, because an owner may be dead
+    /// whose term has not passed yet. `None` if each was renewed of late, or does not end by its
+    /// term. Memory servers that did not answer the last call do not count.
+    pub fn look_again_ns(&self) -> Option<u64> {
+        self.awaited_ns.borrow().values().copied().min()
+    }
+
+    /// The same for `server`, where the compute servers of `mine` are alive.
+    fn next_look_ns(
+        &self,
+        server: ServerId,
+        leases: &[LeaseState],
+        mine: BTreeSet<u16>,
+    ) -> Option<u64> {
+        let seen = self.seen.borrow();
+        let may_be_dead = |lease: &LeaseState| {
+            let known = seen.get(&(server.number(), lease.owner));
+            lease.term_ms != ENDLESS && known.is_some_and(|it| it.is_silent(term_ns(lease)))
+        };
+        let alive = leases.iter().filter(|lease| !may_be_dead(lease));
+        let alive = together(leases, alive.map(|lease| lease.compute_server).chain(mine).collect());
+        let rest = leases.iter().filter(|lease| !alive.contains(&lease.compute_server));
+        rest.map(|lease| term_ns(lease) / STRIDES).min()
     }
 
     /// The compute servers all of whose leases on `server` have ended by their terms.
@@ -164,28 +220,35 @@ impl Leases {
         seen.retain(|(number, owner), _| *number != server.number() || is_there(*owner));
         let (mut ended, mut alive) = (BTreeSet::new(), BTreeSet::new());
         for lease in leases {
-            let term_ns = u64::from(lease.term_ms) * 1_000_000;
-            let new = Seen { renewals: lease.renewals, at_ns: now_ns, silent_ns: 0 };
+            let term_ns = term_ns(lease);
+            let new =
+                Seen { renewals: lease.renewals, at_ns: now_ns, silent_ns: 0, was_renewed: false };
             let place = (server.number(), lease.owner);
             let known = seen.entry(place).or_insert(new);
             if known.renewals == lease.renewals {
                 known.silent_ns += (now_ns - known.at_ns).min(term_ns / STRIDES);
                 known.at_ns = now_ns;
             } else {
-                *known = new;
+                // An older look does not say that the owner is alive now.
+                let was_renewed = now_ns - known.at_ns <= term_ns;
+                *known = Seen { was_renewed, ..new };
             }
             let has_ended = lease.term_ms != ENDLESS && known.silent_ns >= term_ns;
             let group = if has_ended { &mut ended } else { &mut alive };
             group.insert(lease.compute_server);
         }
-        let is_alive = |it: &u16| together(leases, *it).iter().any(|one| alive.contains(one));
-        ended.into_iter().filter(|it| !is_alive(it)).collect()
+        let alive = together(leases, alive);
+        ended.into_iter().filter(|it| !alive.contains(it)).collect()
     }
 }
 
-/// `compute_server` and those that share leases with it: the process is the same.
-fn together(leases: &[LeaseState], compute_server: u16) -> BTreeSet<u16> {
-    let (mut all, mut known) = (BTreeSet::from([compute_server]), 0);
+fn term_ns(lease: &LeaseState) -> u64 {
+    u64::from(lease.term_ms) * 1_000_000
+}
+
+/// These compute servers and those that share leases with one of them: the processes are the same.
+fn together(leases: &[LeaseState], compute_servers: BTreeSet<u16>) -> BTreeSet<u16> {
+    let (mut all, mut known) = (compute_servers, 0);
     while all.len() > known {
         known = all.len();
         let shared = leases.iter().filter(|lease| all.contains(&lease.compute_server));
@@ -209,7 +272,7 @@ pub async fn end_leases_of<F: Fabric, L: Layout>(
 ) -> Result<u64, RemoteError> {
     // Those that begin later are of endpoints that the fence does not concern.
     let mut leases = list(rpc, server).await?;
-    let fenced = together(&leases, compute_server);
+    let fenced = together(&leases, BTreeSet::from([compute_server]));
     for compute_server in &fenced {
         rpc.fabric().fence(server, *compute_server).await?; // L1
     }
@@ -253,6 +316,31 @@ mod tests {
     }
 
     #[test]
+    fn owners_that_may_be_dead_are_looked_at_again() {
+        let (leases, ms) = (Leases::new(1), 1_000_000);
+        let look = |states: &[LeaseState], now_ms: u64| {
+            leases.judge(SERVER, states, now_ms * ms);
+            leases.next_look_ns(SERVER, states, BTreeSet::from([9])).map(|ns| ns / ms)
+        };
+        let mut states = [lease(1, 3, 8, 1), lease(2, 4, 40, 1), lease(3, 5, ENDLESS, 1)];
+        assert_eq!(look(&states, 1), Some(2), "they were only noted");
+        states[0].renewals = 2;
+        assert_eq!(look(&states, 3), Some(10), "3 is alive");
+        states[1].renewals = 2;
+        assert_eq!(look(&states, 4), None, "both are alive");
+        assert_eq!(look(&states, 6), Some(2), "a renewal of 3 is late");
+        states[1].compute_server = 5;
+        assert_eq!(look(&states[1..], 20), None, "5 does not end by its term");
+        assert_eq!(look(&[lease(4, 9, 8, 1)], 21), None, "its own compute server does not");
+        // Renewals since a look that is long ago do not say that an owner is alive.
+        assert_eq!(look(&states[..1], 30), Some(2));
+        states[0].renewals = 3;
+        assert_eq!(look(&states[..1], 50), Some(2));
+        states[0].renewals = 4;
+        assert_eq!(look(&states[..1], 52), None);
+    }
+
+    #[test]
     fn a_term_ends_if_no_lease_of_the_compute_server_was_renewed() {
         let leases = Leases::new(1);
         let ms = 1_000_000;
@@ -283,7 +371,7 @@ mod tests {
         }
         states[2].owner = 2;
         states[2].compute_server = 5;
-        assert_eq!(together(&states, 4), BTreeSet::from([4, 5]));
+        assert_eq!(together(&states, BTreeSet::from([4])), BTreeSet::from([4, 5]));
         for now_ms in 1_099..1_199 {
             assert_eq!(judge(&states, now_ms * ms), []);
         }

@@ -11,6 +11,9 @@ use farleaf_core::table::IndexKind;
 use farleaf_fabric::sim::SimConfig;
 use farleaf_fabric::sync::{AtomicU64, Ordering};
 use farleaf_fabric::{Cluster, Fabric, ServerId};
+use std::future::poll_fn;
+use std::pin::pin;
+use std::task::Poll;
 
 type Small = Bytes<128>;
 
@@ -28,6 +31,44 @@ async fn take_all<F: Fabric>(leases: &Leases, rpc: &RpcClient<F, Small>, bytes: 
             Err(RemoteError::OutOfMemory { .. }) => return taken,
             Err(error) => panic!("{error}"),
         }
+    }
+}
+
+/// An owner that did not get the answer to a request renews the lease that it may have, and ends it
+/// without getting the chunk later, when that is another owner's.
+#[test]
+fn a_request_of_unknown_outcome_may_have_begun_a_lease() {
+    for provider in &[sim(SimConfig::default()), tcp()] {
+        let setup = setup(provider, tiny(IndexKind::Compact));
+        let server = MemoryServerConfig { pool_bytes: 2 << 20, ..setup.server.clone() };
+        let setup = Setup { memory_servers: 1, server, ..setup };
+        let cluster = setup.with_index::<Small, Dlsm>();
+        cluster.run(&[0], async |fabric, _| {
+            let rpc = &RpcClient::<_, Small>::new(fabric.clone());
+            let leases = Leases::new(1_000);
+            {
+                // It is given up when it has been posted.
+                let mut taking = pin!(leases.take(rpc, SERVER, PIECE));
+                let posted = || fabric.counters().snapshot().remote_operations();
+                let before = posted();
+                while posted() == before {
+                    fabric.sleep(1_000).await;
+                    let step = poll_fn(|context| Poll::Ready(taking.as_mut().poll(context)));
+                    assert!(step.await.is_pending());
+                }
+                fabric.sleep(50_000_000).await;
+            }
+            assert_eq!(leases.servers(), [SERVER]);
+            leases.renew(rpc, SERVER).await.expect("the lease has begun");
+            leases.end(rpc, SERVER).await.unwrap();
+            assert_eq!(leases.servers(), []);
+            let other = Leases::new(ENDLESS);
+            assert!(take_all(&other, rpc, PIECE).await > 0);
+            let outcome = leases.take(rpc, SERVER, PIECE).await;
+            assert_eq!(outcome, Err(RemoteError::OutOfMemory { server: SERVER }));
+            assert_eq!(leases.servers(), [], "it has certainly none");
+            other.end(rpc, SERVER).await.unwrap();
+        });
     }
 }
 

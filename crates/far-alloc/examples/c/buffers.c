@@ -42,7 +42,11 @@ int main(int count, char **arguments) {
             return 1;
         }
         unsigned char *larger = farleaf_arena_resize(arena, buffers[i], BYTES, 64, BYTES + 1000);
-        for (int byte = 0; larger && byte < BYTES; byte++) {
+        if (!larger) {
+            fprintf(stderr, "no room for a larger buffer %d\n", i);
+            return 1;
+        }
+        for (int byte = 0; byte < BYTES; byte++) {
             if (larger[byte] != (unsigned char)i) {
                 fprintf(stderr, "buffer %d has changed\n", i);
                 return 1;
