@@ -151,14 +151,14 @@ fn requests() -> Vec<(Request<Fixed8>, &'static str)> {
             "218877665544332211070000000000000001020000",
         ),
         (MergeRequest::Close { owner: key, job: 7 }.into(), "2288776655443322110700000000000000"),
-        (DirectoryRequest::State { shard: key }.into(), "2b8877665544332211"),
+        (DirectoryRequest::State { shard: key }.into(), "238877665544332211"),
         (
             DirectoryRequest::Open { shard: key, owner: value, after: 3, extent_bytes: 4 }.into(),
-            "2c8877665544332211080706050403020103000000000000000400000000000000",
+            "248877665544332211080706050403020103000000000000000400000000000000",
         ),
         (
             DirectoryRequest::Join { shard: key, owner: value }.into(),
-            "2d88776655443322110807060504030201",
+            "2588776655443322110807060504030201",
         ),
         (
             DirectoryRequest::Fenced { shard: key, epoch: 3 }.into(),
