@@ -64,6 +64,10 @@ fn requests() -> Vec<(Request<Fixed8>, &'static str)> {
             PoolRequest::AllocateWhole { bytes: value, least: 9, token: 7 }.into(),
             "1c080706050403020109000000000000000700000000000000",
         ),
+        (
+            PoolRequest::AllocateUnused { bytes: value, token: 7 }.into(),
+            "2f08070605040302010700000000000000",
+        ),
         (PoolRequest::ListChunks { from: 0x0403_0201 }.into(), "1d01020304"),
         (PoolRequest::ForgetChunks.into(), "1e"),
         (
@@ -436,7 +440,7 @@ fn unknown_tags_are_no_messages() {
     for tag in 0..=u8::MAX {
         for rest in 0..64 {
             let message = [&[tag][..], &vec![0; rest]].concat();
-            let known = [tag < 47, tag < 18, tag < 16, tag < 9];
+            let known = [tag < 48, tag < 18, tag < 16, tag < 9];
             assert!(known[0] || Request::<Fixed8>::decode(&message).is_none(), "request {tag}");
             assert!(known[1] || Reply::<Fixed8>::decode(&message).is_none(), "reply {tag}");
             assert!(known[2] || ClientRequest::<Fixed8>::decode(&message).is_none(), "ask {tag}");

@@ -6,11 +6,12 @@ use farleaf_core::index::conformance::Setup;
 use farleaf_core::index::smart::{Smart, SmartCompute, SmartIndex, SmartOptions};
 use farleaf_core::index::{Design, IndexError, RangeIndex, Scan};
 use farleaf_core::page::{Bytes, Fixed8};
+use farleaf_core::remote::{ENDLESS, Leases, RpcClient};
 use farleaf_core::server::{MemoryServer, MemoryServerConfig};
 use farleaf_core::wire::Refusal;
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::SimConfig;
-use farleaf_fabric::{Cluster, CounterSnapshot, Fabric, Provider};
+use farleaf_fabric::{Cluster, CounterSnapshot, Fabric, Provider, ServerId};
 
 type SimFabric = <<SimConfig as Provider>::Cluster<MemoryServer<Fixed8>> as Cluster>::Fabric;
 type Index = SmartIndex<SimFabric, Fixed8>;
@@ -185,6 +186,42 @@ fn a_scan_reads_its_leaves_with_their_nodes() {
         let get = async { assert_eq!(index.multi_get(&keys).await.unwrap().len(), 32) };
         let cost = spent(&fabric, get).await;
         assert_eq!((counts(cost), cost.doorbells), ([32, 0, 0, 0], 1), "{cost:?}");
+    });
+}
+
+/// Takes 2 MiB of a server in a lease, fills them, and gives them back.
+async fn fill_and_return(fabric: &SimFabric, server: ServerId) {
+    let (rpc, leases) = (RpcClient::<_, Fixed8>::new(fabric.clone()), Leases::new(ENDLESS));
+    for _ in 0..32 {
+        let at = leases.take(&rpc, server, 64 << 10).await.unwrap();
+        for offset in (0..64 << 10).step_by(4 << 10) {
+            let buffer = fabric.buffer(4 << 10).unwrap();
+            (0..512).for_each(|word| buffer.set(word, u64::MAX));
+            fabric.write(at.plus(offset), buffer).await.unwrap();
+        }
+    }
+    leases.end(&rpc, server).await.unwrap();
+}
+
+/// Other users of the memory servers, such as regions of far memory, return what they have filled.
+#[test]
+fn memory_that_others_have_used_is_not_taken_for_free_slots() {
+    let options = SmartOptions { chunk_bytes: 16 << 10, ..SmartOptions::default() };
+    let provider = SimConfig::default();
+    let server = MemoryServerConfig { pool_bytes: 8 << 20, ..Default::default() };
+    let setup = Setup { provider: &provider, options, memory_servers: 1, server };
+    let compute = &compute(&options);
+    setup.start::<Fixed8>().run_one(|fabric| async move {
+        fill_and_return(&fabric, ServerId::new(0)).await;
+        <Smart as Design<Fixed8>>::create(&fabric, &options).await.unwrap();
+        let index = open(fabric.clone(), compute).await;
+        assert_eq!(index.scan(&Scan::range(..)).await, Ok(vec![]), "the root slot is free");
+        fill_and_return(&fabric, ServerId::new(0)).await;
+        let records: Vec<(u64, u64)> = (0..600).map(|n| (n << 5, n)).collect();
+        for (key, value) in &records {
+            assert_eq!(index.insert(key, value).await, Ok(true), "{key}");
+        }
+        assert_eq!(index.scan(&Scan::range(..)).await, Ok(records));
     });
 }
 
