@@ -163,6 +163,40 @@ fn the_tree_grows_by_single_words() {
     });
 }
 
+/// A cached parent learns how large a child has become, even if the child does not fit the cache.
+#[test]
+fn a_child_that_has_grown_is_read_twice_only_once() {
+    let provider = SimConfig::default();
+    let options = SmartOptions::default();
+    let server = MemoryServerConfig { pool_bytes: 8 << 20, ..Default::default() };
+    let setup = Setup { provider: &provider, options, memory_servers: 1, server };
+    let cluster = setup.with_index::<Fixed8, Smart>();
+    let small = compute(&SmartOptions { cache_bytes: 1_000, ..options });
+    let computes = &[compute(&options), small];
+    cluster.run_one(|fabric| async move {
+        let index = open(fabric.clone(), &computes[0]).await;
+        for key in [1 << 40, 0, 1] {
+            assert_eq!(index.insert(&key, &key).await, Ok(true));
+        }
+        let other = open(fabric.clone(), &computes[1]).await;
+        assert_eq!(other.get(&1).await, Ok(Some(1)), "both nodes are cached");
+        for key in 2..256 {
+            assert_eq!(index.insert(&key, &key).await, Ok(true));
+        }
+        let reads = async |key| {
+            let get = async { assert_eq!(other.get(&key).await, Ok(Some(key))) };
+            let cost = spent(&fabric, get).await;
+            (counts(cost), cost.bytes_read)
+        };
+        let twice = ([3, 0, 0, 0], node(4) + node(256) + LEAF);
+        assert_eq!(reads(77).await, twice, "from the cached child, which does not fit any more");
+        assert_eq!(reads(77).await, twice, "from the cached parent");
+        for key in [77, 0, 255] {
+            assert_eq!(reads(key).await, ([2, 0, 0, 0], node(256) + LEAF), "{key}");
+        }
+    });
+}
+
 #[test]
 fn a_scan_reads_its_leaves_with_their_nodes() {
     on_a_loaded_index(SmartOptions::default(), 1, async |index, fabric| {
