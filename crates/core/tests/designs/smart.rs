@@ -10,7 +10,7 @@ use farleaf_core::remote::{ENDLESS, Leases, RpcClient};
 use farleaf_core::server::{MemoryServer, MemoryServerConfig};
 use farleaf_core::wire::Refusal;
 use farleaf_fabric::local::LocalConfig;
-use farleaf_fabric::sim::SimConfig;
+use farleaf_fabric::sim::{Faults, Outage, SimConfig};
 use farleaf_fabric::{Cluster, CounterSnapshot, Fabric, Provider, ServerId};
 
 type SimFabric = <<SimConfig as Provider>::Cluster<MemoryServer<Fixed8>> as Cluster>::Fabric;
@@ -281,6 +281,48 @@ fn without_memory_the_operation_fails_and_the_index_stays_whole() {
             assert_eq!(index.get(&key).await, Ok((key == 0).then_some(0)));
         }
     });
+}
+
+/// A load that fails while a server is cut off gives its memory back, but for what a WRITE may
+/// still change.
+#[test]
+fn a_load_that_fails_in_doubt_before_it_is_shown_leaves_its_memory() {
+    const CUT_NS: u64 = 1_000_000;
+    const BACK_NS: u64 = 200_000_000;
+    const CHUNK_BYTES: u64 = 64 << 10;
+    let load = |cut: Vec<Outage>| {
+        let options = SmartOptions { chunk_bytes: CHUNK_BYTES, ..SmartOptions::default() };
+        let faults = Faults { cut_memory_server: cut, ..Faults::default() };
+        let faults = Faults { timeout_ns: 100_000, detect_death_ns: 10_000, ..faults };
+        let provider = SimConfig { faults, ..SimConfig::default() };
+        let server = MemoryServerConfig { pool_bytes: 32 << 20, ..Default::default() };
+        let setup = Setup { provider: &provider, options, memory_servers: 2, server };
+        let cluster = setup.with_index::<Fixed8, Smart>();
+        let compute = &compute(&options);
+        let is_cut = provider.faults.cut_memory_server.len() == 1;
+        cluster.run_one(|fabric| async move {
+            let index = open(fabric.clone(), compute).await;
+            let rpc = RpcClient::<_, Fixed8>::new(fabric.clone());
+            let used = async || {
+                let usages = rpc.usages().await.unwrap();
+                usages.iter().map(|usage| usage.allocated_bytes).sum::<u64>()
+            };
+            let records = || (0..20_000).map(|n| (n << 6, n));
+            if is_cut {
+                let outcome = index.bulk_load(records(), 1.0).await;
+                assert!(matches!(outcome, Err(IndexError::Indeterminate(_))), "{outcome:?}");
+                fabric.sleep(BACK_NS).await;
+                assert!(used().await > 8 * CHUNK_BYTES, "it failed half-way");
+            }
+            assert_eq!(index.bulk_load(records(), 1.0).await, Ok(20_000));
+            let found = index.scan(&Scan::range(..)).await.unwrap();
+            assert_eq!(found, records().collect::<Vec<_>>());
+            used().await
+        })
+    };
+    let whole = load(vec![]);
+    let again = load(vec![Outage { server: 1, from_ns: CUT_NS, until_ns: BACK_NS }]);
+    assert!(again <= whole + 2 * CHUNK_BYTES, "{again} bytes instead of {whole}");
 }
 
 /// Removed keys keep their leaves, which other compute servers may know.
