@@ -5,7 +5,7 @@ use super::clients::{dying_holder, fill_until_refused, late_and_lossy, rough};
 use farleaf_core::index::conformance::Setup;
 use farleaf_core::index::smart::{Smart, SmartCompute, SmartIndex, SmartOptions};
 use farleaf_core::index::{Design, IndexError, RangeIndex, Scan};
-use farleaf_core::page::{Bytes, Fixed8};
+use farleaf_core::page::{Bytes, Child, DesignId, Fixed8, Slot};
 use farleaf_core::remote::{ENDLESS, Leases, RpcClient};
 use farleaf_core::server::{MemoryServer, MemoryServerConfig};
 use farleaf_core::wire::Refusal;
@@ -323,6 +323,40 @@ fn a_load_that_fails_in_doubt_before_it_is_shown_leaves_its_memory() {
     let whole = load(vec![]);
     let again = load(vec![Outage { server: 1, from_ns: CUT_NS, until_ns: BACK_NS }]);
     assert!(again <= whole + 2 * CHUNK_BYTES, "{again} bytes instead of {whole}");
+}
+
+/// A slot that leads back to its own node ends a scan and a lookup.
+#[test]
+fn a_slot_that_leads_to_its_own_node_is_not_followed_for_ever() {
+    let options = SmartOptions { cache_bytes: 0, ..SmartOptions::default() };
+    let provider = SimConfig::default();
+    let server = MemoryServerConfig { pool_bytes: 8 << 20, ..Default::default() };
+    let setup = Setup { provider: &provider, options, memory_servers: 1, server };
+    let cluster = setup.with_index::<Fixed8, Smart>();
+    let compute = &compute(&options);
+    cluster.run_one(|fabric| async move {
+        let index = open(fabric.clone(), compute).await;
+        for key in [0, 1] {
+            assert_eq!(index.insert(&key, &key).await, Ok(true));
+        }
+        let rpc = RpcClient::<_, Fixed8>::new(fabric.clone());
+        let root = rpc.claimed(ServerId::new(0), DesignId::Smart).await.unwrap().0.root;
+        let word = async |at| fabric.read(at, fabric.buffer(8).unwrap()).await.unwrap().get(0);
+        let to_node = Slot::from_bits(word(root).await);
+        assert!(matches!(to_node.child(), Child::Node(_)), "{to_node:?}");
+        // Its first slot is that of the key 0, for the same byte as the root slot.
+        let slot = to_node.at().plus(16);
+        let buffer = fabric.buffer(8).unwrap();
+        buffer.set(0, word(root).await);
+        fabric.write(slot, buffer).await.unwrap();
+        for scan in [Scan::range(..), Scan::range(..).reverse()] {
+            let found = index.scan(&scan).await;
+            assert!(matches!(found, Err(IndexError::Contended { .. })), "{found:?}");
+        }
+        let found = index.get(&0).await;
+        assert!(matches!(found, Err(IndexError::Contended { .. })), "{found:?}");
+        assert_eq!(index.get(&1).await, Ok(Some(1)));
+    });
 }
 
 /// Removed keys keep their leaves, which other compute servers may know.
