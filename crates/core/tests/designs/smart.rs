@@ -283,6 +283,40 @@ fn without_memory_the_operation_fails_and_the_index_stays_whole() {
     });
 }
 
+/// An operation that waits for several buffers leaves those that are free to others (R5).
+#[test]
+fn an_operation_that_waits_for_buffers_holds_none() {
+    let options = SmartOptions::default();
+    let provider = SimConfig::default();
+    let server = MemoryServerConfig { pool_bytes: 8 << 20, ..Default::default() };
+    let setup = Setup { provider: &provider, options, memory_servers: 1, server };
+    let cluster = setup.with_index::<Fixed8, Smart>();
+    let compute = &compute(&options);
+    cluster.run_one(|fabric| async move {
+        let index = open(fabric.clone(), compute).await;
+        for key in [1, 2, 1 << 20] {
+            assert_eq!(index.insert(&key, &key).await, Ok(true));
+        }
+        assert_eq!(index.remove(&1).await, Ok(true));
+        // A leaf that becomes live again takes three WRITEs; a leaf and a node above it take two.
+        for key in [1, (1 << 20) + 1] {
+            let mut held: Vec<_> = std::iter::from_fn(|| fabric.buffer(8).ok()).collect();
+            drop(held.pop());
+            let watch = async {
+                fabric.sleep(100_000).await;
+                for _ in 0..100 {
+                    fabric.sleep(10_000).await;
+                    assert!(fabric.buffer(8).is_ok(), "it holds the last buffer");
+                }
+                drop(held);
+            };
+            let (done, ()) = futures_util::future::join(index.insert(&key, &key), watch).await;
+            assert_eq!(done, Ok(true));
+            assert_eq!(index.get(&key).await, Ok(Some(key)));
+        }
+    });
+}
+
 /// A load that fails while a server is cut off gives its memory back, but for what a WRITE may
 /// still change.
 #[test]

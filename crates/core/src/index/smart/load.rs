@@ -170,7 +170,11 @@ impl<F: Fabric, L: Layout> Load<'_, F, L> {
             }
         };
         let most = (self.index.fabric().depth() / 3).max(1);
-        while self.in_flight.len() >= most {
+        let fabric = self.index.fabric();
+        // Buffers of this load come back by finishing its WRITEs, not by waiting (R5).
+        while self.in_flight.len() >= most
+            || !self.in_flight.is_empty() && fabric.buffer(words.len() * 8).is_err()
+        {
             self.finish_oldest().await?;
         }
         let operation = self.index.radix.post_words(at, &words).await?;
