@@ -41,7 +41,8 @@ pub(super) enum ChunkUse {
     },
     /// Anything, in memory that was never used: all words are zero.
     Unused,
-    /// As [`ChunkUse::Whole`] with all bytes, in the lease of an owner, with a term in milliseconds.
+    /// As [`ChunkUse::Whole`] with all bytes, in the lease of an owner, with a term in
+    /// milliseconds.
     Lease {
         /// The owner of the lease.
         owner: u64,
