@@ -64,6 +64,10 @@ fn requests() -> Vec<(Request<Fixed8>, &'static str)> {
             PoolRequest::AllocateWhole { bytes: value, least: 9, token: 7 }.into(),
             "1c080706050403020109000000000000000700000000000000",
         ),
+        (
+            PoolRequest::AllocateUnused { bytes: value, token: 7 }.into(),
+            "2f08070605040302010700000000000000",
+        ),
         (PoolRequest::ListChunks { from: 0x0403_0201 }.into(), "1d01020304"),
         (PoolRequest::ForgetChunks.into(), "1e"),
         (
@@ -151,14 +155,14 @@ fn requests() -> Vec<(Request<Fixed8>, &'static str)> {
             "218877665544332211070000000000000001020000",
         ),
         (MergeRequest::Close { owner: key, job: 7 }.into(), "2288776655443322110700000000000000"),
-        (DirectoryRequest::State { shard: key }.into(), "2b8877665544332211"),
+        (DirectoryRequest::State { shard: key }.into(), "238877665544332211"),
         (
             DirectoryRequest::Open { shard: key, owner: value, after: 3, extent_bytes: 4 }.into(),
-            "2c8877665544332211080706050403020103000000000000000400000000000000",
+            "248877665544332211080706050403020103000000000000000400000000000000",
         ),
         (
             DirectoryRequest::Join { shard: key, owner: value }.into(),
-            "2d88776655443322110807060504030201",
+            "2588776655443322110807060504030201",
         ),
         (
             DirectoryRequest::Fenced { shard: key, epoch: 3 }.into(),
@@ -436,7 +440,7 @@ fn unknown_tags_are_no_messages() {
     for tag in 0..=u8::MAX {
         for rest in 0..64 {
             let message = [&[tag][..], &vec![0; rest]].concat();
-            let known = [tag < 47, tag < 18, tag < 16, tag < 9];
+            let known = [tag < 48, tag < 18, tag < 16, tag < 9];
             assert!(known[0] || Request::<Fixed8>::decode(&message).is_none(), "request {tag}");
             assert!(known[1] || Reply::<Fixed8>::decode(&message).is_none(), "reply {tag}");
             assert!(known[2] || ClientRequest::<Fixed8>::decode(&message).is_none(), "ask {tag}");

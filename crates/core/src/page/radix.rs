@@ -144,6 +144,13 @@ impl KeyPath {
         (low, low | Self::below(self.length() + 1))
     }
 
+    /// Whether a node with this path can lead to one with the path `child` by a slot for `next`.
+    pub(crate) fn leads_to(self, next: u8, child: Self) -> bool {
+        child.length() > self.length()
+            && self.is_of(child.low())
+            && self.next_byte(child.low()) == next
+    }
+
     /// A number that no other path has.
     pub(crate) fn number(self) -> u64 {
         u64::from(self.bytes) << 56 | self.front >> 8
@@ -444,6 +451,14 @@ mod tests {
             let (low, high) = path.range_of(path.next_byte(0x1122_3344_5566_7788));
             assert!((low..=high).contains(&0x1122_3344_5566_7788));
             assert_eq!(high - low, KeyPath::below(bytes + 1));
+            for below in 0..=KeyPath::MOST_BYTES {
+                let child = KeyPath::of(0x1122_3344_5566_7788, below);
+                let next = path.next_byte(0x1122_3344_5566_7788);
+                assert_eq!(path.leads_to(next, child), below > bytes);
+                assert!(!path.leads_to(next + 1, child), "of another byte");
+                let other = KeyPath::of(0x9122_3344_5566_7788, below);
+                assert_eq!(path.leads_to(0x91, other), bytes == 0 && below > 0);
+            }
         }
         assert_eq!(NodeHeader::from_bits(0), None, "memory that was never used");
         assert!(!KeyPath::of(0x1100, 7).is_of(0x1200) && KeyPath::of(0x1100, 6).is_of(0x1200));

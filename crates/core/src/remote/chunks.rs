@@ -39,7 +39,10 @@ pub(super) enum ChunkUse {
         /// The least size.
         least: u64,
     },
-    /// The same with all bytes, in the lease of an owner, with a term in milliseconds.
+    /// Anything, in memory that was never used: all words are zero.
+    Unused,
+    /// As [`ChunkUse::Whole`] with all bytes, in the lease of an owner, with a term in
+    /// milliseconds.
     Lease {
         /// The owner of the lease.
         owner: u64,
@@ -151,6 +154,7 @@ impl ChunkTokens {
             ChunkUse::Whole { least } => {
                 (PoolRequest::AllocateWhole { bytes, least, token }.into(), least)
             }
+            ChunkUse::Unused => (PoolRequest::AllocateUnused { bytes, token }.into(), bytes),
             ChunkUse::Lease { owner, term_ms } => {
                 (PoolRequest::Lease { owner, term_ms, bytes, token }.into(), bytes)
             }

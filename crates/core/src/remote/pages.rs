@@ -176,13 +176,21 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     /// Takes a scratch buffer. While other tasks of this endpoint use all of them, waits for a
     /// bounded time.
     pub(super) async fn buffer(&self, bytes: usize) -> Result<Buffer, RemoteError> {
+        self.buffers(|| self.fabric().buffer(bytes)).await
+    }
+
+    /// Takes all scratch buffers that `take` takes, or none while it waits for a bounded time (R5).
+    pub(super) async fn buffers<T>(
+        &self,
+        take: impl Fn() -> Result<T, FabricError>,
+    ) -> Result<T, RemoteError> {
         for _ in 0..BUSY_WAITS {
-            match self.fabric().buffer(bytes) {
+            match take() {
                 Err(FabricError::NoBuffer { .. }) => self.fabric().sleep(BUSY_WAIT_NS).await,
                 outcome => return Ok(outcome?),
             }
         }
-        Err(FabricError::NoBuffer { bytes }.into())
+        Ok(take()?)
     }
 
     /// Posts a READ of the page at `pointer`; [`PageClient::finish_read`] waits for it.
@@ -391,8 +399,18 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         words: impl ExactSizeIterator<Item = u64>,
     ) -> Result<F::Op<Buffer>, RemoteError> {
         let buffer = self.buffer(words.len() * 8).await?;
+        Ok(self.write_from(buffer, at, words))
+    }
+
+    /// Posts a WRITE of `words` from a buffer of their size.
+    pub(super) fn write_from(
+        &self,
+        buffer: Buffer,
+        at: GlobalAddr,
+        words: impl Iterator<Item = u64>,
+    ) -> F::Op<Buffer> {
         words.enumerate().for_each(|(index, word)| buffer.set(index, word));
-        Ok(self.fabric().write(at, buffer))
+        self.fabric().write(at, buffer)
     }
 
     /// Posts two WRITEs for a page that this client holds: the body, then word 0, which unlocks the
@@ -407,10 +425,11 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         image: &Image<L>,
     ) -> Result<[F::Op<Buffer>; 2], RemoteError> {
         // Get both buffers before the first post: no other verb may come between the two WRITEs.
-        let (body, word) = (self.buffer(Self::page_bytes() - 8).await?, self.buffer(8).await?);
+        let fabric = self.fabric();
+        let take = || Ok((fabric.buffer(Self::page_bytes() - 8)?, fabric.buffer(8)?));
+        let (body, word) = self.buffers(take).await?;
         body.copy_from(&image.page().words()[1..]);
         word.set(0, image.page().lock_word().to_bits());
-        let fabric = self.fabric();
         if fabric.breaks(rules::UNLOCK_LAST) {
             let word = fabric.write(at, word);
             return Ok([fabric.write(at.plus(8), body), word]);

@@ -199,10 +199,14 @@ impl<F: Fabric, L: Layout> RadixClient<F, L> {
     ) -> Result<(), RemoteError> {
         let mut outcome = Ok(());
         for _ in 0..READ_RETRIES {
-            let mut posted = SmallVec::<[_; 2]>::new();
-            for (at, words) in parts {
-                posted.push(self.post_words(*at, words).await?);
-            }
+            let take = |words: &SmallVec<[u64; 8]>| self.fabric().buffer(words.len() * 8);
+            let take_all = || parts.iter().map(|(_, words)| take(words)).collect();
+            let buffers: SmallVec<[_; 2]> = self.buffers(take_all).await?;
+            let posted = parts
+                .iter()
+                .zip(buffers)
+                .map(|((at, words), buffer)| self.write_from(buffer, *at, words.iter().copied()));
+            let posted: SmallVec<[_; 2]> = posted.collect();
             outcome = all_done(posted).await;
             if outcome.is_ok() {
                 break;
@@ -360,13 +364,13 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
             parts = smallvec![part(check, end), part(value, check), part(0, 1)];
         }
         // Get all buffers before the first post: no other verb may come between the WRITEs.
-        let mut buffers = SmallVec::<[_; 3]>::new();
-        for (_, words) in &parts {
-            buffers.push(self.buffer(words.len() * 8).await?);
-        }
+        let take_all = || {
+            let take = |(_, words): &(u64, Vec<u64>)| self.fabric().buffer(words.len() * 8);
+            parts.iter().map(take).collect()
+        };
+        let buffers: SmallVec<[_; 3]> = self.buffers(take_all).await?;
         let posted = parts.iter().zip(buffers).map(|((from, words), buffer)| {
-            words.iter().enumerate().for_each(|(index, word)| buffer.set(index, *word));
-            self.fabric().write(at.plus(from * 8), buffer)
+            self.write_from(buffer, at.plus(from * 8), words.iter().copied())
         });
         let posted: SmallVec<[_; 3]> = posted.collect();
         all_done(posted).await

@@ -2,8 +2,9 @@
 //! from these, nodes and leaves without the network.
 //!
 //! *Invariants*
-//! - radix.M1. A node's slots are free when it is taken: chunks are memory that was never used, and
-//!   what was written to a node that comes back is known.
+//! - radix.M1. A node's slots are free when it is taken: chunks are memory that was never used
+//!   (`AllocateUnused`), not of a lease that has ended, and what was written to a node that comes
+//!   back is known.
 //! - radix.M2. Nothing comes back that another client may be able to reach, or that a WRITE in
 //!   flight may still change.
 //!
@@ -130,8 +131,8 @@ impl<F: Fabric, L: Layout> RadixSpace<F, L> {
                 return Ok(taken);
             }
             // A chunk of at least a node, so that this ends.
-            let purpose = ChunkUse::Whole { least: NODE_SPACE };
-            let (at, bytes) = self.chunks.allocate(server, self.chunk_bytes, purpose).await?;
+            let wanted = self.chunk_bytes;
+            let (at, bytes) = self.chunks.allocate(server, wanted, ChunkUse::Unused).await?;
             if bytes < NODE_SPACE {
                 return Err(RemoteError::OutOfMemory { server });
             }

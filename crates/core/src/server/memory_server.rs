@@ -43,6 +43,17 @@ struct LatestChunk {
     bytes: u64,
 }
 
+/// Where the memory of a chunk comes from.
+#[derive(Clone, Copy, Debug)]
+enum Source {
+    /// Nodes that clients have returned, or else memory that was never used.
+    Nodes,
+    /// Pieces that came back, of this size or more, or else memory that was never used.
+    Pieces { least: u64 },
+    /// Memory that was never used.
+    Unused,
+}
+
 /// Settings of a memory server.
 #[derive(Clone, Debug)]
 pub struct MemoryServerConfig {
@@ -322,13 +333,13 @@ impl<L: Layout> MemoryServer<L> {
         words.map(Page::new)
     }
 
-    /// Allocates a chunk, or a node that a client has returned. A repeated request gets the same
-    /// one (A4). `list` lists a new chunk.
+    /// Allocates a chunk from `source`. A repeated request gets the same one (A4). `list` lists a
+    /// new chunk.
     fn allocate(
         &self,
         bytes: u64,
         asked: Option<(u16, u64)>,
-        least: Option<u64>,
+        source: Source,
         list: impl FnOnce(GlobalAddr, u64),
     ) -> Result<(GlobalAddr, u64), Refusal> {
         let mut latest = lock(&self.latest_chunks);
@@ -337,13 +348,14 @@ impl<L: Layout> MemoryServer<L> {
             return Ok((at, bytes));
         }
         let node_bytes = (L::page_words() as u64 * 8).next_multiple_of(NodeCarver::NODE_ALIGN);
-        let chunk = match least {
-            Some(least) => lock(&self.whole)
+        let chunk = match source {
+            Source::Unused => self.chunks.allocate_whole(bytes),
+            Source::Pieces { least } => lock(&self.whole)
                 .take(bytes.max(least), least)
                 .or_else(|| self.chunks.allocate_whole(bytes.max(least))),
             // Memory that was once a node stays a node, because clients may still CAS its word 0
             // (V3).
-            None => {
+            Source::Nodes => {
                 let given_back = lock(&self.given_back).pop_first();
                 given_back.map(|at| (at, node_bytes)).or_else(|| self.chunks.allocate(bytes))
             }
@@ -512,12 +524,18 @@ impl<L: Layout> MemoryServer<L> {
             PoolRequest::AllocateChunk { bytes, token } => {
                 let once = !cpu.breaks(rules::CHUNKS_ONCE);
                 let asked = once.then_some((client, token));
-                let (at, bytes) = self.allocate(bytes, asked, None, |_, _| {})?;
+                let (at, bytes) = self.allocate(bytes, asked, Source::Nodes, |_, _| {})?;
                 Ok(Reply::Chunk { at, bytes })
             }
             PoolRequest::AllocateWhole { bytes, least, token } => {
                 let list = |at, bytes| lock(&self.whole).add(client, at, bytes);
-                let (at, bytes) = self.allocate(bytes, Some((client, token)), Some(least), list)?;
+                let source = Source::Pieces { least };
+                let (at, bytes) = self.allocate(bytes, Some((client, token)), source, list)?;
+                Ok(Reply::Chunk { at, bytes })
+            }
+            PoolRequest::AllocateUnused { bytes, token } => {
+                let asked = Some((client, token));
+                let (at, bytes) = self.allocate(bytes, asked, Source::Unused, |_, _| {})?;
                 Ok(Reply::Chunk { at, bytes })
             }
             PoolRequest::Lease { owner, term_ms, bytes, token } => {
@@ -525,7 +543,8 @@ impl<L: Layout> MemoryServer<L> {
                 let list = |at, bytes| {
                     lock(&self.whole).lease((owner, client, term_ms), (at, bytes));
                 };
-                let (at, bytes) = self.allocate(bytes, Some((client, token)), Some(bytes), list)?;
+                let source = Source::Pieces { least: bytes };
+                let (at, bytes) = self.allocate(bytes, Some((client, token)), source, list)?;
                 Ok(Reply::Chunk { at, bytes })
             }
             PoolRequest::Renew { owner } => {
@@ -573,7 +592,7 @@ impl<L: Layout> MemoryServer<L> {
         self.check_lsm()?;
         // The directory lists the chunk, even if it was allocated before.
         let allocate = |bytes, least, token| {
-            self.allocate(bytes, Some((client, token)), Some(least), |_, _| {})
+            self.allocate(bytes, Some((client, token)), Source::Pieces { least }, |_, _| {})
         };
         self.directory.answer(cpu, self.id, client, request, allocate)
     }

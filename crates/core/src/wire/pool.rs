@@ -32,6 +32,14 @@ messages! {
             /// As for [`PoolRequest::AllocateChunk`].
             token: u64,
         },
+        /// Requests a chunk of memory that was never used, so all its words are zero. It is not
+        /// listed, and never returned.
+        47 => AllocateUnused {
+            /// Its size.
+            bytes: u64,
+            /// As for [`PoolRequest::AllocateChunk`].
+            token: u64,
+        },
         /// Asks how much of the memory is used.
         15 => Usage,
         /// Claims the pool for an index of this design, unless another index has it. The same claim

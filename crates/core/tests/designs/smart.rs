@@ -5,12 +5,13 @@ use super::clients::{dying_holder, fill_until_refused, late_and_lossy, rough};
 use farleaf_core::index::conformance::Setup;
 use farleaf_core::index::smart::{Smart, SmartCompute, SmartIndex, SmartOptions};
 use farleaf_core::index::{Design, IndexError, RangeIndex, Scan};
-use farleaf_core::page::{Bytes, Fixed8};
+use farleaf_core::page::{Bytes, Child, DesignId, Fixed8, Slot};
+use farleaf_core::remote::{ENDLESS, Leases, RpcClient};
 use farleaf_core::server::{MemoryServer, MemoryServerConfig};
 use farleaf_core::wire::Refusal;
 use farleaf_fabric::local::LocalConfig;
-use farleaf_fabric::sim::SimConfig;
-use farleaf_fabric::{Cluster, CounterSnapshot, Fabric, Provider};
+use farleaf_fabric::sim::{Faults, Outage, SimConfig};
+use farleaf_fabric::{Cluster, CounterSnapshot, Fabric, Provider, ServerId};
 
 type SimFabric = <<SimConfig as Provider>::Cluster<MemoryServer<Fixed8>> as Cluster>::Fabric;
 type Index = SmartIndex<SimFabric, Fixed8>;
@@ -162,6 +163,40 @@ fn the_tree_grows_by_single_words() {
     });
 }
 
+/// A cached parent learns how large a child has become, even if the child does not fit the cache.
+#[test]
+fn a_child_that_has_grown_is_read_twice_only_once() {
+    let provider = SimConfig::default();
+    let options = SmartOptions::default();
+    let server = MemoryServerConfig { pool_bytes: 8 << 20, ..Default::default() };
+    let setup = Setup { provider: &provider, options, memory_servers: 1, server };
+    let cluster = setup.with_index::<Fixed8, Smart>();
+    let small = compute(&SmartOptions { cache_bytes: 1_000, ..options });
+    let computes = &[compute(&options), small];
+    cluster.run_one(|fabric| async move {
+        let index = open(fabric.clone(), &computes[0]).await;
+        for key in [1 << 40, 0, 1] {
+            assert_eq!(index.insert(&key, &key).await, Ok(true));
+        }
+        let other = open(fabric.clone(), &computes[1]).await;
+        assert_eq!(other.get(&1).await, Ok(Some(1)), "both nodes are cached");
+        for key in 2..256 {
+            assert_eq!(index.insert(&key, &key).await, Ok(true));
+        }
+        let reads = async |key| {
+            let get = async { assert_eq!(other.get(&key).await, Ok(Some(key))) };
+            let cost = spent(&fabric, get).await;
+            (counts(cost), cost.bytes_read)
+        };
+        let twice = ([3, 0, 0, 0], node(4) + node(256) + LEAF);
+        assert_eq!(reads(77).await, twice, "from the cached child, which does not fit any more");
+        assert_eq!(reads(77).await, twice, "from the cached parent");
+        for key in [77, 0, 255] {
+            assert_eq!(reads(key).await, ([2, 0, 0, 0], node(256) + LEAF), "{key}");
+        }
+    });
+}
+
 #[test]
 fn a_scan_reads_its_leaves_with_their_nodes() {
     on_a_loaded_index(SmartOptions::default(), 1, async |index, fabric| {
@@ -182,9 +217,46 @@ fn a_scan_reads_its_leaves_with_their_nodes() {
             assert_eq!((counts(cost), cost.doorbells), ([100 + nodes, 0, 0, 0], nodes));
         }
         let keys: Vec<u64> = (0..32).map(|n| n * 1_700).collect();
-        let get = async { assert_eq!(index.multi_get(&keys).await.unwrap().len(), 32) };
+        let values = keys.iter().map(|key| Some(*key)).collect();
+        let get = async { assert_eq!(index.multi_get(&keys).await, Ok(values)) };
         let cost = spent(&fabric, get).await;
         assert_eq!((counts(cost), cost.doorbells), ([32, 0, 0, 0], 1), "{cost:?}");
+    });
+}
+
+/// Takes 2 MiB of a server in a lease, fills them, and gives them back.
+async fn fill_and_return(fabric: &SimFabric, server: ServerId) {
+    let (rpc, leases) = (RpcClient::<_, Fixed8>::new(fabric.clone()), Leases::new(ENDLESS));
+    for _ in 0..32 {
+        let at = leases.take(&rpc, server, 64 << 10).await.unwrap();
+        for offset in (0..64 << 10).step_by(4 << 10) {
+            let buffer = fabric.buffer(4 << 10).unwrap();
+            (0..512).for_each(|word| buffer.set(word, u64::MAX));
+            fabric.write(at.plus(offset), buffer).await.unwrap();
+        }
+    }
+    leases.end(&rpc, server).await.unwrap();
+}
+
+/// Other users of the memory servers, such as regions of far memory, return what they have filled.
+#[test]
+fn memory_that_others_have_used_is_not_taken_for_free_slots() {
+    let options = SmartOptions { chunk_bytes: 16 << 10, ..SmartOptions::default() };
+    let provider = SimConfig::default();
+    let server = MemoryServerConfig { pool_bytes: 8 << 20, ..Default::default() };
+    let setup = Setup { provider: &provider, options, memory_servers: 1, server };
+    let compute = &compute(&options);
+    setup.start::<Fixed8>().run_one(|fabric| async move {
+        fill_and_return(&fabric, ServerId::new(0)).await;
+        <Smart as Design<Fixed8>>::create(&fabric, &options).await.unwrap();
+        let index = open(fabric.clone(), compute).await;
+        assert_eq!(index.scan(&Scan::range(..)).await, Ok(vec![]), "the root slot is free");
+        fill_and_return(&fabric, ServerId::new(0)).await;
+        let records: Vec<(u64, u64)> = (0..600).map(|n| (n << 5, n)).collect();
+        for (key, value) in &records {
+            assert_eq!(index.insert(key, value).await, Ok(true), "{key}");
+        }
+        assert_eq!(index.scan(&Scan::range(..)).await, Ok(records));
     });
 }
 
@@ -208,6 +280,116 @@ fn without_memory_the_operation_fails_and_the_index_stays_whole() {
         for key in [0, u64::MAX] {
             assert_eq!(index.get(&key).await, Ok((key == 0).then_some(0)));
         }
+    });
+}
+
+/// An operation that waits for several buffers leaves those that are free to others (R5).
+#[test]
+fn an_operation_that_waits_for_buffers_holds_none() {
+    let options = SmartOptions::default();
+    let provider = SimConfig::default();
+    let server = MemoryServerConfig { pool_bytes: 8 << 20, ..Default::default() };
+    let setup = Setup { provider: &provider, options, memory_servers: 1, server };
+    let cluster = setup.with_index::<Fixed8, Smart>();
+    let compute = &compute(&options);
+    cluster.run_one(|fabric| async move {
+        let index = open(fabric.clone(), compute).await;
+        for key in [1, 2, 1 << 20] {
+            assert_eq!(index.insert(&key, &key).await, Ok(true));
+        }
+        assert_eq!(index.remove(&1).await, Ok(true));
+        // A leaf that becomes live again takes three WRITEs; a leaf and a node above it take two.
+        for key in [1, (1 << 20) + 1] {
+            let mut held: Vec<_> = std::iter::from_fn(|| fabric.buffer(8).ok()).collect();
+            drop(held.pop());
+            let watch = async {
+                fabric.sleep(100_000).await;
+                for _ in 0..100 {
+                    fabric.sleep(10_000).await;
+                    assert!(fabric.buffer(8).is_ok(), "it holds the last buffer");
+                }
+                drop(held);
+            };
+            let (done, ()) = futures_util::future::join(index.insert(&key, &key), watch).await;
+            assert_eq!(done, Ok(true));
+            assert_eq!(index.get(&key).await, Ok(Some(key)));
+        }
+    });
+}
+
+/// A load that fails while a server is cut off gives its memory back, but for what a WRITE may
+/// still change.
+#[test]
+fn a_load_that_fails_in_doubt_before_it_is_shown_leaves_its_memory() {
+    const CUT_NS: u64 = 1_000_000;
+    const BACK_NS: u64 = 200_000_000;
+    const CHUNK_BYTES: u64 = 64 << 10;
+    let load = |cut: Vec<Outage>| {
+        let options = SmartOptions { chunk_bytes: CHUNK_BYTES, ..SmartOptions::default() };
+        let faults = Faults { cut_memory_server: cut, ..Faults::default() };
+        let faults = Faults { timeout_ns: 100_000, detect_death_ns: 10_000, ..faults };
+        let provider = SimConfig { faults, ..SimConfig::default() };
+        let server = MemoryServerConfig { pool_bytes: 32 << 20, ..Default::default() };
+        let setup = Setup { provider: &provider, options, memory_servers: 2, server };
+        let cluster = setup.with_index::<Fixed8, Smart>();
+        let compute = &compute(&options);
+        let is_cut = provider.faults.cut_memory_server.len() == 1;
+        cluster.run_one(|fabric| async move {
+            let index = open(fabric.clone(), compute).await;
+            let rpc = RpcClient::<_, Fixed8>::new(fabric.clone());
+            let used = async || {
+                let usages = rpc.usages().await.unwrap();
+                usages.iter().map(|usage| usage.allocated_bytes).sum::<u64>()
+            };
+            let records = || (0..20_000).map(|n| (n << 6, n));
+            if is_cut {
+                let outcome = index.bulk_load(records(), 1.0).await;
+                assert!(matches!(outcome, Err(IndexError::Indeterminate(_))), "{outcome:?}");
+                fabric.sleep(BACK_NS).await;
+                assert!(used().await > 8 * CHUNK_BYTES, "it failed half-way");
+            }
+            assert_eq!(index.bulk_load(records(), 1.0).await, Ok(20_000));
+            let found = index.scan(&Scan::range(..)).await.unwrap();
+            assert_eq!(found, records().collect::<Vec<_>>());
+            used().await
+        })
+    };
+    let whole = load(vec![]);
+    let again = load(vec![Outage { server: 1, from_ns: CUT_NS, until_ns: BACK_NS }]);
+    assert!(again <= whole + 2 * CHUNK_BYTES, "{again} bytes instead of {whole}");
+}
+
+/// A slot that leads back to its own node ends a scan and a lookup.
+#[test]
+fn a_slot_that_leads_to_its_own_node_is_not_followed_for_ever() {
+    let options = SmartOptions { cache_bytes: 0, ..SmartOptions::default() };
+    let provider = SimConfig::default();
+    let server = MemoryServerConfig { pool_bytes: 8 << 20, ..Default::default() };
+    let setup = Setup { provider: &provider, options, memory_servers: 1, server };
+    let cluster = setup.with_index::<Fixed8, Smart>();
+    let compute = &compute(&options);
+    cluster.run_one(|fabric| async move {
+        let index = open(fabric.clone(), compute).await;
+        for key in [0, 1] {
+            assert_eq!(index.insert(&key, &key).await, Ok(true));
+        }
+        let rpc = RpcClient::<_, Fixed8>::new(fabric.clone());
+        let root = rpc.claimed(ServerId::new(0), DesignId::Smart).await.unwrap().0.root;
+        let word = async |at| fabric.read(at, fabric.buffer(8).unwrap()).await.unwrap().get(0);
+        let to_node = Slot::from_bits(word(root).await);
+        assert!(matches!(to_node.child(), Child::Node(_)), "{to_node:?}");
+        // Its first slot is that of the key 0, for the same byte as the root slot.
+        let slot = to_node.at().plus(16);
+        let buffer = fabric.buffer(8).unwrap();
+        buffer.set(0, word(root).await);
+        fabric.write(slot, buffer).await.unwrap();
+        for scan in [Scan::range(..), Scan::range(..).reverse()] {
+            let found = index.scan(&scan).await;
+            assert!(matches!(found, Err(IndexError::Contended { .. })), "{found:?}");
+        }
+        let found = index.get(&0).await;
+        assert!(matches!(found, Err(IndexError::Contended { .. })), "{found:?}");
+        assert_eq!(index.get(&1).await, Ok(Some(1)));
     });
 }
 

@@ -158,14 +158,16 @@ impl SmartCache {
         self.root.store(slot.to_bits(), Ordering::Relaxed);
     }
 
-    /// Caches a copy of a node, with all slots of its size (smart.C2).
+    /// Caches a copy of a node, with all slots of its size (smart.C2). Drops the copy that was
+    /// there even if this one does not fit.
     pub(super) fn admit(&self, node: &NodeCopy) {
-        let bytes = bytes_of(node);
+        let (bytes, path) = (bytes_of(node), node.header.path);
+        let mut nodes = lock(&self.nodes);
         if bytes > self.most_bytes {
+            // A descent from a copy of an earlier size would read the node twice.
+            nodes.remove(path);
             return;
         }
-        let mut nodes = lock(&self.nodes);
-        let path = node.header.path;
         nodes.make_room(bytes, self.most_bytes);
         nodes.admissions += 1;
         let mut admission = nodes.admissions;

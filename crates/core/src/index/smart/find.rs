@@ -115,9 +115,13 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
                         place = again;
                         continue;
                     }
-                    if place.is_fresh && node.header.size > size {
+                    if node.header.size > size {
                         let grown = place.slot.with_size(node.header.size);
-                        self.radix.post_hint(place.at, place.slot.to_bits(), grown.to_bits());
+                        if place.is_fresh {
+                            self.radix.post_hint(place.at, place.slot.to_bits(), grown.to_bits());
+                        }
+                        // The node may not be cached, and then the next descent begins here, too.
+                        self.note(&place, grown);
                     }
                     match self.in_node(key, node).await? {
                         Ok(next) => place = next,

@@ -40,8 +40,11 @@ struct Load<'a, F: Fabric, L: Layout> {
     /// The part with the last key.
     last: Option<Part>,
     in_flight: VecDeque<(GlobalAddr, Words, F::Op<Buffer>)>,
+    /// Memory of the load that no WRITE in flight may change, but for those above (radix.M2).
     leaves: Vec<GlobalAddr>,
     nodes: Vec<NodeRoom>,
+    /// Whether the root slot may lead to the tree.
+    may_be_shown: bool,
 }
 
 impl<F: Fabric, L: Layout> SmartIndex<F, L> {
@@ -55,10 +58,12 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
         self.check_free().await?;
         let (open, last, in_flight) = (Vec::new(), None, VecDeque::new());
         let (leaves, nodes) = (Vec::new(), Vec::new());
-        let mut load = Load { index: self, open, last, in_flight, leaves, nodes };
+        let may_be_shown = false;
+        let mut load = Load { index: self, open, last, in_flight, leaves, nodes, may_be_shown };
         let outcome = load.all(records).await;
         // Once the root slot may lead there, the memory belongs to the tree.
-        if !matches!(outcome, Ok(_) | Err(IndexError::Indeterminate(_))) {
+        let in_doubt = load.may_be_shown && matches!(outcome, Err(IndexError::Indeterminate(_)));
+        if outcome.is_err() && !in_doubt {
             load.abort().await;
         }
         outcome
@@ -103,6 +108,7 @@ impl<F: Fabric, L: Layout> Load<'_, F, L> {
         if let Some(top) = self.last.take() {
             let slot = self.write(top, self.index.root, 0).await?;
             self.finish().await?;
+            self.may_be_shown = true;
             self.show(slot).await?;
         }
         Ok(count)
@@ -164,7 +170,11 @@ impl<F: Fabric, L: Layout> Load<'_, F, L> {
             }
         };
         let most = (self.index.fabric().depth() / 3).max(1);
-        while self.in_flight.len() >= most {
+        let fabric = self.index.fabric();
+        // Buffers of this load come back by finishing its WRITEs, not by waiting (R5).
+        while self.in_flight.len() >= most
+            || !self.in_flight.is_empty() && fabric.buffer(words.len() * 8).is_err()
+        {
             self.finish_oldest().await?;
         }
         let operation = self.index.radix.post_words(at, &words).await?;
@@ -175,13 +185,30 @@ impl<F: Fabric, L: Layout> Load<'_, F, L> {
     async fn finish_oldest(&mut self) -> Result<(), IndexError> {
         if let Some((at, words, operation)) = self.in_flight.pop_front()
             && operation.await.is_err()
+            && let Err(error) = self.write_again(at, words).await
         {
-            let radix = &self.index.radix;
-            radix.fabric().counters().count_retry();
-            radix.fabric().reset(at.server()).await.map_err(RemoteError::from)?;
-            radix.write_unlinked(&[(at, words)]).await?;
+            self.lose(at);
+            return Err(error.into());
         }
         Ok(())
+    }
+
+    /// WRITEs again what may still land from an earlier WRITE.
+    async fn write_again(&self, at: GlobalAddr, words: Words) -> Result<(), RemoteError> {
+        let radix = &self.index.radix;
+        radix.fabric().counters().count_retry();
+        radix.fabric().reset(at.server()).await?;
+        radix.write_unlinked(&[(at, words)]).await
+    }
+
+    /// Gives up memory that a WRITE may still change (radix.M2).
+    fn lose(&mut self, at: GlobalAddr) {
+        if let Some(lost) = self.leaves.iter().rposition(|leaf| *leaf == at) {
+            self.leaves.swap_remove(lost);
+        }
+        if let Some(lost) = self.nodes.iter().rposition(|room| room.at == at) {
+            self.nodes.swap_remove(lost);
+        }
     }
 
     async fn finish(&mut self) -> Result<(), IndexError> {
@@ -212,7 +239,7 @@ impl<F: Fabric, L: Layout> Load<'_, F, L> {
         let radix = &self.index.radix;
         for (at, _, operation) in std::mem::take(&mut self.in_flight) {
             if operation.await.is_err() && radix.fabric().reset(at.server()).await.is_err() {
-                return; // the memory is lost
+                self.lose(at);
             }
         }
         let unwritten = self.open.into_iter().map(|open| open.room);

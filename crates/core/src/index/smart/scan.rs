@@ -4,6 +4,10 @@
 //! cached node of its first key, and goes on at that of the first key behind the node. The READs
 //! of the leaves that the cached copy of a node leads to are posted with the READ of the node; what
 //! the copy lacks is READ next.
+//!
+//! *Invariant* smart.S1. A node that a slot of another node leads to is opened only if its path
+//! begins with the other's and the slot's byte. So a scan is at most eight nodes deep, whatever
+//! the words say.
 
 use super::SmartIndex;
 use crate::index::{IndexError, Scan};
@@ -71,24 +75,28 @@ impl Rest {
 /// What is next in a scan.
 #[derive(Clone, Copy, Debug)]
 enum Next {
-    Node(GlobalAddr, NodeSize),
+    /// A node, and the node and the byte of the slot that leads to it.
+    Node(GlobalAddr, NodeSize, Option<(KeyPath, u8)>),
     Leaf(GlobalAddr),
     Record(u64, u64),
 }
 
 impl Next {
-    fn of(slot: Slot) -> Option<Self> {
+    /// What a slot leads to; `None` if it is free. `parent` is the path of the slot's node.
+    fn of(slot: Slot, parent: Option<KeyPath>) -> Option<Self> {
         match slot.child() {
             Child::None => None,
             Child::Leaf => Some(Self::Leaf(slot.at())),
-            Child::Node(size) => Some(Self::Node(slot.at(), size)),
+            Child::Node(size) => {
+                Some(Self::Node(slot.at(), size, parent.map(|path| (path, slot.byte()))))
+            }
         }
     }
 
     /// About how many records it stands for.
     fn weight(&self) -> usize {
         match self {
-            Self::Node(_, size) => size.slots() / 2,
+            Self::Node(_, size, _) => size.slots() / 2,
             Self::Leaf(_) | Self::Record(..) => 1,
         }
     }
@@ -125,12 +133,12 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
             let (low, high, mut ahead, leaves) = match self.cache.node_of(range.first()) {
                 Some((at, size, path)) => {
                     let leaves = self.known_leaves(&range, path, at);
-                    (path.low(), path.high(), VecDeque::from([Next::Node(at, size)]), leaves)
+                    (path.low(), path.high(), VecDeque::from([Next::Node(at, size, None)]), leaves)
                 }
                 None => {
                     let slot = self.radix.read_slot(self.root).await?;
                     self.cache.note_root(slot);
-                    (0, u64::MAX, Next::of(slot).into_iter().collect(), Vec::new())
+                    (0, u64::MAX, Next::of(slot, None).into_iter().collect(), Vec::new())
                 }
             };
             let mut leaves = Some(leaves);
@@ -179,7 +187,7 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
             && let Some(next) = ahead.front().copied()
         {
             let operation = match next {
-                Next::Node(at, size) => self.post_node(at, size).map(Some),
+                Next::Node(at, size, _) => self.post_node(at, size).map(Some),
                 Next::Leaf(at) => self.radix.post_leaf(at).map(Some),
                 Next::Record(..) => Ok(None),
             };
@@ -207,7 +215,7 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
             // No buffer is kept while a READ that is repeated may wait for one (R5).
             let copy = match (next, buffer) {
                 (Next::Leaf(at), Some(buffer)) => self.radix.leaf_in(at, &buffer).map(Copied::Leaf),
-                (Next::Node(at, _), Some(buffer)) => node_of(at, &buffer).map(Copied::Node),
+                (Next::Node(at, ..), Some(buffer)) => node_of(at, &buffer).map(Copied::Node),
                 _ => None,
             };
             read.push((next, copy));
@@ -246,7 +254,7 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
             (Next::Record(..), _) => content.push(next),
             (Next::Leaf(_), Some(Copied::Leaf(leaf))) => content.extend(of_leaf(&leaf)),
             (Next::Leaf(at), _) => content.extend(of_leaf(&self.radix.read_leaf(at).await?)),
-            (Next::Node(at, size), copy) => {
+            (Next::Node(at, size, slot), copy) => {
                 let mut node = match copy {
                     Some(Copied::Node(node)) => node,
                     _ => self.radix.read_radix_node(at, size).await?,
@@ -254,11 +262,15 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
                 while node.slots.len() < node.header.size.slots() {
                     node = self.radix.read_radix_node(at, node.header.size).await?;
                 }
+                let path = node.header.path;
+                if slot.is_some_and(|(parent, byte)| !parent.leads_to(byte, path)) {
+                    return Err(Miss::Restart); // smart.S1
+                }
                 self.cache.admit(&node);
                 for slot in range.children(&node) {
                     match early.get(&slot.at()) {
                         Some(leaf) if slot.child() == Child::Leaf => content.extend(of_leaf(leaf)),
-                        _ => content.extend(Next::of(slot)),
+                        _ => content.extend(Next::of(slot, Some(path))),
                     }
                 }
             }
