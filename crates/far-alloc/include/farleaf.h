@@ -31,7 +31,7 @@ typedef struct farleaf_options {
     uint8_t retain;          /* 1 keeps the address space of what is freed */
 } farleaf_options;
 
-/* Opens an arena on the memory servers at these addresses: "host:port", with commas between them,
+/* Opens an arena on the memory servers at these addresses: "ip:port", with commas between them,
  * in the order of their numbers. The token is the cluster's. Returns NULL on failure, and says why
  * in `error`, which has error_bytes bytes or is NULL. */
 farleaf_arena *farleaf_arena_open(const char *addresses, const void *token, size_t token_bytes,

@@ -75,7 +75,7 @@ pub struct ArenaStats {
     pub far_metadata_bytes: u64,
     /// Bytes of address space that were used so far, up to the highest one.
     pub reached_bytes: usize,
-    /// Extents taken from the region, and those that were given back.
+    /// Extents taken from the region.
     pub extents_taken: u64,
     /// Extents given back to the region.
     pub extents_given_back: u64,
@@ -265,6 +265,22 @@ impl FarArena {
         (align <= MOST_ALIGN).then(|| arena | MALLOCX_ALIGN(align))
     }
 
+    /// Moves memory to another layout.
+    ///
+    /// # Safety
+    /// As for [`FarArena::realloc`].
+    unsafe fn resize(
+        &self,
+        memory: NonNull<u8>,
+        old: Layout,
+        new: Layout,
+    ) -> Result<NonNull<[u8]>, AllocError> {
+        // An alignment that the memory has by chance is not one that it keeps.
+        let layout = Layout::from_size_align(old.size(), new.align()).map_err(|_| AllocError)?;
+        // SAFETY: the caller's contract. jemalloc reads only the new alignment.
+        sized(unsafe { self.realloc(memory, layout, new.size()) }, new.size())
+    }
+
     /// Discards all freed extents now, whatever their time.
     ///
     /// # Errors
@@ -351,23 +367,5 @@ unsafe impl Allocator for &FarArena {
     ) -> Result<NonNull<[u8]>, AllocError> {
         // SAFETY: the caller's contract is the same.
         unsafe { self.resize(memory, old, new) }
-    }
-}
-
-impl FarArena {
-    /// Moves memory to another layout.
-    ///
-    /// # Safety
-    /// As for [`FarArena::realloc`].
-    unsafe fn resize(
-        &self,
-        memory: NonNull<u8>,
-        old: Layout,
-        new: Layout,
-    ) -> Result<NonNull<[u8]>, AllocError> {
-        // An alignment that the memory has by chance is not one that it keeps.
-        let layout = Layout::from_size_align(old.size(), new.align()).map_err(|_| AllocError)?;
-        // SAFETY: the caller's contract. jemalloc reads only the new alignment.
-        sized(unsafe { self.realloc(memory, layout, new.size()) }, new.size())
     }
 }

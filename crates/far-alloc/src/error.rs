@@ -12,7 +12,7 @@ pub enum FarAllocError {
     /// jemalloc has refused a setting or a request.
     #[error("jemalloc refuses {name}: {cause}")]
     Control {
-        /// Its name of the setting.
+        /// The name of the setting or request.
         name: String,
         /// The operating system's name of the refusal.
         cause: String,

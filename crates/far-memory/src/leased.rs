@@ -29,8 +29,8 @@ const SHORTEST_LOOK_NS: u64 = 1_000_000;
 /// that as long as an owner may be dead, for one and a half terms at most.
 ///
 /// For that, the memory servers fence the whole compute server that the region's endpoint has. So
-/// use a number that nothing else has whose loss would matter, and that the region's own
-/// predecessor had not: a region does not end leases of its own compute server.
+/// use a compute-server number that nothing else of value has, and a new one at each restart: a
+/// region does not end leases of its own number.
 pub struct Leased<L> {
     leases: Leases,
     /// By memory server: the chunks that the region has there.

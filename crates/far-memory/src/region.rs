@@ -271,9 +271,7 @@ impl FarRegion {
         self.post(request(sender));
         answer.recv().map_err(|_| FarError::Stopped)
     }
-}
 
-impl FarRegion {
     /// Whether this is a child process of the one that has made the region, and has none.
     pub fn is_inherited(&self) -> bool {
         self.process != getpid()

@@ -23,7 +23,7 @@ use farleaf_core::index::dlsm::{Dlsm, DlsmOptions, Shard};
 use farleaf_core::index::{ByName, Design, Encoded, IndexError};
 use farleaf_core::page::{Layout, Named};
 use farleaf_core::server::MemoryServer;
-use farleaf_fabric::sim::{LastWords, SimCluster, SimControl};
+use farleaf_fabric::sim::{LastWords, SimCluster};
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Cluster, Fabric, Provider};
 use rand::RngExt;
@@ -152,7 +152,7 @@ where
             }
             0 => {
                 let number = (first_client + streams - 1) as u32;
-                self.keeper(fabric, board, shard, (round, number), is_last, &control).await;
+                self.keeper(fabric, board, shard, (round, number), is_last).await;
             }
             1 => watch(fabric, board, seed, || tree.look()).await,
             _ => lsm_worker::<L, _>(fabric, shard, board).await,
@@ -168,7 +168,6 @@ where
         shard: &Arc<Shard>,
         (round, number): (u16, u32),
         is_last: bool,
-        control: &SimControl,
     ) {
         let _over = Over(board);
         let opened = board.open::<L, Dlsm, F>(&fabric, shard).await;
@@ -179,8 +178,6 @@ where
             board.perform(&fabric, &index, number, &Action::Flush).await;
         }
         board.let_clients_begin();
-        let alive = control.deaths();
-        board.wait_for_clients_or(&fabric, || control.deaths() > alive).await;
         board.wait_for_clients_or(&fabric, || false).await;
         if is_last {
             client::read_everything(&fabric, &index, board, self.scenario, number).await;

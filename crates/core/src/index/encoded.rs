@@ -13,7 +13,7 @@ pub trait Encoded: ToOwned + 'static {
     fn encoded(&self) -> Self::Bytes<'_>;
 
     /// What a byte string stands for. `None` if nothing has it.
-    fn decoded(bytes: Vec<u8>) -> Option<Self::Owned>;
+    fn decoded(bytes: impl AsRef<[u8]> + Into<Vec<u8>>) -> Option<Self::Owned>;
 
     /// The byte string of the owned form.
     fn of_owned(owned: &Self::Owned) -> Vec<u8> {
@@ -31,8 +31,8 @@ impl Encoded for [u8] {
     }
 
     #[inline]
-    fn decoded(bytes: Vec<u8>) -> Option<Vec<u8>> {
-        Some(bytes)
+    fn decoded(bytes: impl AsRef<[u8]> + Into<Vec<u8>>) -> Option<Vec<u8>> {
+        Some(bytes.into())
     }
 }
 
@@ -46,7 +46,7 @@ impl Encoded for u64 {
     }
 
     #[inline]
-    fn decoded(bytes: Vec<u8>) -> Option<u64> {
-        Some(Self::from_be_bytes(bytes.try_into().ok()?))
+    fn decoded(bytes: impl AsRef<[u8]> + Into<Vec<u8>>) -> Option<u64> {
+        Some(Self::from_be_bytes(bytes.as_ref().try_into().ok()?))
     }
 }

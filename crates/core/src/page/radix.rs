@@ -212,7 +212,9 @@ impl Slot {
     pub(crate) const FREE: Self = Self(0);
 
     fn to(byte: u8, at: GlobalAddr) -> u64 {
-        debug_assert!(at.offset().is_multiple_of(RADIX_ALIGN) && at.server().number() < 256);
+        debug_assert!(
+            at.offset().is_multiple_of(RADIX_ALIGN) && at.server().number() < MOST_RADIX_SERVERS
+        );
         let server = u64::from(at.server().number());
         u64::from(byte) << 56 | PRESENT | server << SERVER_SHIFT | (at.offset() / RADIX_ALIGN)
     }
@@ -387,14 +389,10 @@ impl LeafCopy {
         self.check & LIVE != 0
     }
 
-    /// Whether the copy is whole, if the leaf's version is `version` (radix.B2).
-    pub(crate) fn is_whole_at(&self, version: u64) -> bool {
-        self.check == check_of(self.at, version, (self.key, self.value), self.is_live())
-    }
-
-    /// Whether the copy is whole.
+    /// Whether the copy is whole (radix.B2).
     pub fn is_whole(&self) -> bool {
-        self.is_whole_at(self.word.version())
+        let record = (self.key, self.value);
+        self.check == check_of(self.at, self.word.version(), record, self.is_live())
     }
 
     /// The value, if the key is present.

@@ -20,7 +20,7 @@ use super::pieces::{both, pieces};
 use super::{Backoff, GRACE_NS, Miss, RemoteError};
 use crate::page::{BlockRef, Layout, MOST_BLOCK_BYTES, block_words};
 use crate::rules;
-use crate::wire::{LISTED_CHUNKS, PoolRequest, Reply};
+use crate::wire::{LISTED_CHUNKS, PoolRequest};
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Buffer, Fabric, FabricError, GlobalAddr, ServerId};
 use std::collections::VecDeque;
@@ -292,9 +292,9 @@ impl<F: Fabric, L: Layout> BlockClient<F, L> {
     /// [`RemoteError`] if a memory server does not answer.
     pub async fn adopt(&self) -> Result<(), RemoteError> {
         let mut chunks = Vec::new();
-        for number in 0..self.fabric().memory_servers() {
+        for server in self.chunks.rpc().servers() {
             let ask = |from| PoolRequest::ListChunks { from }.into();
-            chunks.extend(self.chunks.listed(ServerId::new(number), ask).await?);
+            chunks.extend(self.chunks.listed(server, ask).await?);
         }
         self.space.adopt(chunks);
         Ok(())
@@ -311,12 +311,8 @@ impl<F: Fabric, L: Layout> BlockClient<F, L> {
         if self.fabric().breaks(rules::CHUNKS_SHARED) {
             return Ok(());
         }
-        for number in 0..self.fabric().memory_servers() {
-            let server = ServerId::new(number);
-            match self.chunks.rpc().ask_harmless(server, &PoolRequest::ForgetChunks).await? {
-                Reply::Done => {}
-                _ => return Err(RemoteError::BadReply { server }),
-            }
+        for server in self.chunks.rpc().servers() {
+            self.chunks.rpc().expect_done_harmless(server, &PoolRequest::ForgetChunks).await?;
         }
         Ok(())
     }

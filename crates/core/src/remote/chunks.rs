@@ -14,11 +14,7 @@ const MOST_CHUNKS: u32 = 1 << 22;
 
 /// The offset behind a chunk that `server` lists, if there can be one: of whole nodes, at `from` or
 /// behind it.
-pub(super) fn end_of_listed(
-    server: ServerId,
-    from: u64,
-    (at, bytes): (GlobalAddr, u64),
-) -> Option<u64> {
+fn end_of_listed(server: ServerId, from: u64, (at, bytes): (GlobalAddr, u64)) -> Option<u64> {
     let end = at.offset().checked_add(bytes)?;
     let is_sensible = at == GlobalAddr::new(server, at.offset())
         && at.offset() >= from
@@ -111,13 +107,12 @@ impl<F: Fabric, L: Layout> ChunkClient<F, L> {
                 behind = end_of_listed(server, behind, *chunk).ok_or(bad_reply.clone())?;
             }
             from += listed.len() as u32;
+            let is_none = listed.is_empty();
+            chunks.extend(listed);
             match more {
-                true if listed.is_empty() => return Err(bad_reply),
-                true => chunks.extend(listed),
-                false => {
-                    chunks.extend(listed);
-                    break;
-                }
+                true if is_none => return Err(bad_reply),
+                true => {}
+                false => break,
             }
         }
         Ok(chunks)

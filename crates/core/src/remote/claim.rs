@@ -4,7 +4,7 @@
 use super::pages::READ_RETRIES;
 use super::{Image, PageClient, RemoteError, RpcClient};
 use crate::page::{DesignId, Layout, Superblock, SuperblockError};
-use crate::wire::{PoolRequest, Refusal, Reply};
+use crate::wire::{PoolRequest, Refusal};
 use farleaf_fabric::{Fabric, FabricError, GlobalAddr, ServerId};
 
 /// The memory server that holds the root of an index, in designs that have one.
@@ -172,9 +172,6 @@ impl<F: Fabric, L: Layout> RpcClient<F, L> {
     ) -> Result<(), RemoteError> {
         // A server whose pages have another layout would read this index's pages as its own.
         self.superblock(server).await?;
-        match self.ask_harmless(server, &PoolRequest::Claim { options, root }).await? {
-            Reply::Done => Ok(()),
-            _ => Err(RemoteError::BadReply { server }),
-        }
+        self.expect_done_harmless(server, &PoolRequest::Claim { options, root }).await
     }
 }

@@ -17,8 +17,8 @@ use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
 
 /// Words of one part of a change: 96 KiB.
 const PART_WORDS: usize = 12 << 10;
-/// Words of all tables of a shard, rounded up to a whole reply.
-const MOST_WORDS: usize = 1 << 25;
+/// Words of all tables of a shard.
+const MOST_WORDS: usize = 1 << 24;
 
 /// What a directory knows of a shard.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,10 +53,6 @@ impl<'c, F: Fabric, L: Layout> ShardClient<'c, F, L> {
         self.chunks.rpc()
     }
 
-    fn servers(&self) -> impl Iterator<Item = ServerId> + use<F, L> {
-        (0..self.rpc().fabric().memory_servers()).map(ServerId::new)
-    }
-
     /// The memory server that lists the shard's tables.
     fn home(&self) -> ServerId {
         let servers = u64::from(self.rpc().fabric().memory_servers().max(1));
@@ -74,11 +70,7 @@ impl<'c, F: Fabric, L: Layout> ShardClient<'c, F, L> {
     }
 
     async fn expect_done(&self, request: DirectoryRequest) -> Result<(), RemoteError> {
-        let server = self.home();
-        match self.rpc().ask_harmless(server, &request).await? {
-            Reply::Done => Ok(()),
-            _ => Err(RemoteError::BadReply { server }),
-        }
+        self.rpc().expect_done_harmless(self.home(), &request).await
     }
 
     /// What the directory knows of the shard.
@@ -119,7 +111,7 @@ impl<'c, F: Fabric, L: Layout> ShardClient<'c, F, L> {
     pub async fn end_former_lives(&self, state: &ShardState) -> Result<(), RemoteError> {
         let fabric = self.rpc().fabric();
         let is_other = |compute_server: &&u16| **compute_server != fabric.compute_server();
-        for server in self.servers() {
+        for server in self.rpc().servers() {
             for &compute_server in state.unfenced.iter().filter(is_other) {
                 if !fabric.breaks(OWNERS_FENCED) {
                     fabric.fence(server, compute_server).await?;
@@ -138,7 +130,7 @@ impl<'c, F: Fabric, L: Layout> ShardClient<'c, F, L> {
     pub async fn chunks(&self, epoch: u64) -> Result<Vec<(GlobalAddr, u64)>, RemoteError> {
         let shard = self.shard;
         let mut chunks = Vec::new();
-        for server in self.servers() {
+        for server in self.rpc().servers() {
             let ask = |from| DirectoryRequest::Chunks { shard, epoch, from }.into();
             chunks.extend(self.chunks.listed(server, ask).await?);
         }

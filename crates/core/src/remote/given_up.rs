@@ -9,7 +9,7 @@
 use super::extent_space::{ExtentSpace, JobId, Lease};
 use super::{RemoteError, RpcClient};
 use crate::page::Layout;
-use crate::wire::{MergeRequest, Reply};
+use crate::wire::MergeRequest;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, ServerId};
 use std::cell::RefCell;
@@ -26,10 +26,7 @@ impl JobId {
         rpc: &RpcClient<F, L>,
     ) -> Result<(), RemoteError> {
         let Self { server, owner, job } = self;
-        match rpc.ask_harmless(server, &MergeRequest::Close { owner, job }).await? {
-            Reply::Done => Ok(()),
-            _ => Err(RemoteError::BadReply { server }),
-        }
+        rpc.expect_done_harmless(server, &MergeRequest::Close { owner, job }).await
     }
 }
 

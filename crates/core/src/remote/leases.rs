@@ -299,10 +299,7 @@ async fn end<F: Fabric, L: Layout>(
     server: ServerId,
     owner: u64,
 ) -> Result<(), RemoteError> {
-    match rpc.ask_harmless(server, &PoolRequest::EndLease { owner }).await? {
-        Reply::Done => Ok(()),
-        _ => Err(RemoteError::BadReply { server }),
-    }
+    rpc.expect_done_harmless(server, &PoolRequest::EndLease { owner }).await
 }
 
 #[cfg(all(test, not(any(loom, shuttle))))]

@@ -7,7 +7,7 @@
 
 use super::{RemoteError, RpcClient};
 use crate::page::Layout;
-use crate::wire::{Reply, TreeRequest};
+use crate::wire::TreeRequest;
 use farleaf_fabric::{Fabric, ServerId};
 
 impl<F: Fabric, L: Layout> RpcClient<F, L> {
@@ -23,7 +23,7 @@ impl<F: Fabric, L: Layout> RpcClient<F, L> {
         load: u64,
         fill_permille: u16,
     ) -> Result<(), RemoteError> {
-        self.harmless(server, &TreeRequest::LoadBegin { load, fill_permille }).await
+        self.expect_done_harmless(server, &TreeRequest::LoadBegin { load, fill_permille }).await
     }
 
     /// Publishes the tree of a load.
@@ -38,7 +38,7 @@ impl<F: Fabric, L: Layout> RpcClient<F, L> {
             // has. If it does not answer, or has closed the load, the first request may still have
             // succeeded.
             Err(RemoteError::Indeterminate(_)) => {
-                let again = self.harmless(server, &end).await;
+                let again = self.expect_done_harmless(server, &end).await;
                 again.map_err(|error| error.after_a_change(server))
             }
             outcome => outcome,
@@ -50,7 +50,7 @@ impl<F: Fabric, L: Layout> RpcClient<F, L> {
     /// # Errors
     /// As [`RpcClient::ask`].
     pub async fn abort_load(&self, server: ServerId, load: u64) -> Result<(), RemoteError> {
-        self.harmless(server, &TreeRequest::LoadAbort { load }).await
+        self.expect_done_harmless(server, &TreeRequest::LoadAbort { load }).await
     }
 
     /// Aborts the loads of a compute server that is dead, on all memory servers.
@@ -59,22 +59,10 @@ impl<F: Fabric, L: Layout> RpcClient<F, L> {
     /// As [`RpcClient::ask`]. The other memory servers have been asked even so.
     pub async fn abandon_loads(&self, compute_server: u16) -> Result<(), RemoteError> {
         let mut outcome = Ok(());
-        for number in 0..self.fabric().memory_servers() {
+        for server in self.servers() {
             let abandon = TreeRequest::LoadAbandon { compute_server };
-            outcome = outcome.and(self.harmless(ServerId::new(number), &abandon).await);
+            outcome = outcome.and(self.expect_done_harmless(server, &abandon).await);
         }
         outcome
-    }
-
-    /// [`RpcClient::ask_harmless`] for a request that is answered by [`Reply::Done`].
-    async fn harmless(
-        &self,
-        server: ServerId,
-        request: &TreeRequest<L>,
-    ) -> Result<(), RemoteError> {
-        match self.ask_harmless(server, request).await? {
-            Reply::Done => Ok(()),
-            _ => Err(RemoteError::BadReply { server }),
-        }
     }
 }

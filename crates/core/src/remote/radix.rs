@@ -310,7 +310,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         let held = leaf.with_word(locked.word);
         let after = held.next(value, live);
         let becomes_live = live && !leaf.is_live();
-        let Err(first) = self.post_and_await(&held, &after, becomes_live).await else {
+        let Err(first) = self.post_and_await(&after, becomes_live).await else {
             locked.settled();
             return Ok(());
         };
@@ -328,7 +328,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
                 if self.read_words(leaf.at, 8).await?.get(0) != locked.word.to_bits() {
                     return Ok::<_, RemoteError>(());
                 }
-                self.post_and_await(&held, &after, becomes_live).await
+                self.post_and_await(&after, becomes_live).await
             };
             if again.await.is_ok() {
                 locked.settled();
@@ -343,11 +343,10 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
 
     async fn post_and_await(
         &self,
-        held: &LeafCopy,
         after: &LeafCopy,
         becomes_live: bool,
     ) -> Result<(), RemoteError> {
-        let at = held.at;
+        let at = after.at;
         let words = after.words();
         let part = |from: u64, to: u64| (from, words[from as usize..to as usize].to_vec());
         let (value, check, end) = (LEAF_VALUE_WORD, LEAF_CHECK_WORD, LEAF_WORDS as u64);

@@ -30,7 +30,7 @@ use super::{Image, Miss, PageClient, RemoteError};
 use crate::page::{Layout, LockWord};
 use crate::rules;
 use crate::wire::{LOG_SLOTS, OwnerRequest, Refusal, Reply, Request, log_slot_bytes};
-use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
+use farleaf_fabric::{Fabric, GlobalAddr};
 use std::collections::BTreeMap;
 
 /// How long a page must stay unchanged to show that no client is writing it, in nanoseconds.
@@ -61,14 +61,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     async fn tell_dead(&self, compute_server: u16, fenced: bool) -> Result<(), RemoteError> {
         let request = Request::from(OwnerRequest::DeclareDead { compute_server, fenced });
         // Declaring them dead twice is harmless.
-        match self.rpc.ask_harmless(REGISTRAR, &request).await? {
-            Reply::Done => Ok(()),
-            _ => Err(RemoteError::BadReply { server: REGISTRAR }),
-        }
-    }
-
-    fn all_servers(&self) -> impl Iterator<Item = ServerId> + use<F, L> {
-        (0..self.fabric().memory_servers()).map(ServerId::new)
+        self.rpc.expect_done_harmless(REGISTRAR, &request).await
     }
 
     /// Handles a page that blocks an operation and has `word` in its word 0: recovers it if its
@@ -112,7 +105,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         let Some((compute_server, fenced)) = state else { return Ok(true) };
         // Fence before reading the log: a late WRITE of the dead client could change it afterwards.
         if !fenced && !self.fabric().breaks(rules::RECOVERY_FENCES) {
-            for server in self.all_servers() {
+            for server in self.rpc.servers() {
                 let fence = async || Ok(self.fabric().fence(server, compute_server).await?);
                 self.retrying(fence).await?;
             }
@@ -127,7 +120,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     /// Settles a doubt of this client about a page.
     pub(super) async fn recover_own(&self, at: GlobalAddr) -> Result<(), Miss> {
         let Some(owner) = self.identity.owner() else { return Ok(()) };
-        for server in self.all_servers() {
+        for server in self.rpc.servers() {
             self.retrying(async || Ok(self.fabric().reset(server).await?)).await?;
         }
         self.recover(Gone { owner }, at).await
@@ -294,7 +287,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     /// All complete entries in a client's log, on all memory servers.
     async fn log_entries(&self, owner: u16) -> Result<Vec<Redo>, RemoteError> {
         let mut entries = Vec::new();
-        for server in self.all_servers() {
+        for server in self.rpc.servers() {
             let at = match self.log_of(owner, server, false).await {
                 Ok(at) => at,
                 Err(RemoteError::Refused { refusal: Refusal::NoSuchOwner, .. }) => continue,

@@ -157,6 +157,26 @@ impl<F: Fabric, L: Layout> RpcClient<F, L> {
         }
     }
 
+    /// [`RpcClient::expect_done`] for a request that is harmless to repeat.
+    ///
+    /// # Errors
+    /// As [`RpcClient::ask`].
+    pub async fn expect_done_harmless(
+        &self,
+        server: ServerId,
+        request: &impl Ask<L>,
+    ) -> Result<(), RemoteError> {
+        match self.ask_harmless(server, request).await? {
+            Reply::Done => Ok(()),
+            _ => Err(RemoteError::BadReply { server }),
+        }
+    }
+
+    /// All memory servers.
+    pub(crate) fn servers(&self) -> impl Iterator<Item = ServerId> + use<F, L> {
+        (0..self.fabric.memory_servers()).map(ServerId::new)
+    }
+
     /// How much of a server's memory is allocated, and how large its tree is.
     ///
     /// # Errors

@@ -43,7 +43,7 @@ pub(super) struct Merges {
     owners: Mutex<BTreeMap<u64, Owner>>,
 }
 
-/// What the server knows of a process that merges.
+/// What the server knows of the merges of a shard.
 #[derive(Debug, Default)]
 struct Owner {
     /// Jobs up to this number are closed.

@@ -3,13 +3,13 @@
 use super::table::messages;
 
 messages! {
-    /// A request about a merge that this memory server runs. A process of an LSM index numbers its
+    /// A request about a merge that this memory server runs. A shard of an LSM index numbers its
     /// jobs ascending, and has one at a time; every request can be repeated.
     #[derive(Clone, Debug, PartialEq, Eq)]
     pub enum MergeRequest {
         /// Begins a job. Its steps are requests of their own.
         32 => Begin {
-            /// The process.
+            /// The shard.
             owner: u64,
             /// The job's number.
             job: u64,
@@ -19,7 +19,7 @@ messages! {
         /// Makes the next step, of at most 256 KiB of input. Answered by
         /// [`Reply::Merged`](super::Reply::Merged), the same for a repeated request.
         33 => Step {
-            /// The process.
+            /// The shard.
             owner: u64,
             /// The job's number.
             job: u64,
@@ -29,7 +29,7 @@ messages! {
         /// Ends a job, if it has begun, and never begins it from now on. Nothing of its outputs is
         /// written after the reply.
         34 => Close {
-            /// The process.
+            /// The shard.
             owner: u64,
             /// The job's number.
             job: u64,

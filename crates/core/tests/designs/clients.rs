@@ -5,9 +5,35 @@ use farleaf_core::index::{Design, IndexAdmin, IndexError, RangeIndex, Scan};
 use farleaf_core::page::Layout;
 use farleaf_core::server::MemoryServerConfig;
 use farleaf_fabric::sim::{Faults, SimConfig};
-use farleaf_fabric::{Cluster, Fabric};
+use farleaf_fabric::{Cluster, CounterSnapshot, Fabric, Provider};
 use std::collections::BTreeMap;
 use std::sync::Mutex;
+
+/// Memory servers with pools of `pool_bytes` bytes.
+pub(crate) fn setup<P: Provider, O>(
+    provider: &P,
+    memory_servers: u16,
+    pool_bytes: usize,
+    options: O,
+) -> Setup<'_, P, O> {
+    let server = MemoryServerConfig { pool_bytes, ..Default::default() };
+    Setup { provider, options, memory_servers, server }
+}
+
+/// The cost of an operation, from the counters.
+pub(crate) async fn spent<F: Fabric>(
+    fabric: &F,
+    operation: impl Future<Output = ()>,
+) -> CounterSnapshot {
+    let start = fabric.counters().snapshot();
+    operation.await;
+    fabric.counters().snapshot() - start
+}
+
+/// READs, atomics, WRITEs and RPCs.
+pub(crate) fn counts(cost: CounterSnapshot) -> [u64; 4] {
+    [cost.reads, cost.atomics, cost.writes, cost.rpcs]
+}
 
 /// Inserts keys in random order until some are refused for lack of memory. Returns the accepted
 /// records.
@@ -80,8 +106,7 @@ where
 {
     let seed = config.seed;
     let provider = SimConfig { give_up_after_ns: 2_000_000_000, ..config };
-    let server = MemoryServerConfig { pool_bytes: 16 << 20, ..Default::default() };
-    let setup = Setup { provider: &provider, options, memory_servers: 3, server };
+    let setup = setup(&provider, 3, 16 << 20, options);
     let cluster = setup.with_index::<L, D>();
     let compute = &D::compute(&setup.options).unwrap();
     let known: [Mutex<Known>; 5] = Default::default();

@@ -5,9 +5,8 @@
 //! Counts of remote operations are exact: the local fabric completes at once, and there is only one
 //! client.
 
-use super::clients::fill_until_refused;
+use super::clients::{fill_until_refused, setup, spent};
 use farleaf_core::cache::{AdmissionName, CacheOptions, OffloadName};
-use farleaf_core::index::conformance::Setup;
 use farleaf_core::index::dex::{Dex, DexOptions};
 use farleaf_core::index::{
     Action, Boundaries, Design, Exchange, IndexAdmin, IndexError, LeafEdit, PartState, RangeIndex,
@@ -15,7 +14,7 @@ use farleaf_core::index::{
 };
 use farleaf_core::page::{Fixed8, Layout};
 use farleaf_core::partition::{ComputePool, RoutedIndex};
-use farleaf_core::server::{MemoryServer, MemoryServerConfig};
+use farleaf_core::server::MemoryServer;
 use farleaf_fabric::local::{LocalCluster, LocalConfig};
 use farleaf_fabric::sim::{Faults, NetworkModel, SimConfig};
 use farleaf_fabric::{Cluster, CounterSnapshot, Fabric, Provider};
@@ -45,16 +44,6 @@ fn equal_ranges(parts: u64) -> Vec<u64> {
     (1..parts).map(|part| u64::MAX / parts * part).collect()
 }
 
-fn setup<P: Provider>(
-    provider: &P,
-    servers: u16,
-    pool_bytes: usize,
-    options: DexOptions<u64>,
-) -> Setup<'_, P, DexOptions<u64>> {
-    let server = MemoryServerConfig { pool_bytes, ..Default::default() };
-    Setup { provider, options, memory_servers: servers, server }
-}
-
 /// Options for tiny pages: small chunks, and subtrees of few nodes.
 fn tiny(boundaries: Vec<u64>, cache: CacheOptions) -> DexOptions<u64> {
     DexOptions {
@@ -73,13 +62,6 @@ async fn open<F: Fabric, L: Layout<Key = u64, Value = u64>>(
     pool: &Pool<L>,
 ) -> RoutedIndex<Dex, F, L> {
     <Dex as Design<L>>::open(fabric, pool).await.unwrap()
-}
-
-/// The cost of an operation, from the counters.
-async fn spent<F: Fabric>(fabric: &F, operation: impl Future<Output = ()>) -> CounterSnapshot {
-    let start = fabric.counters().snapshot();
-    operation.await;
-    fabric.counters().snapshot() - start
 }
 
 /// READs, WRITEs, atomics and RPCs, and bytes read and written.

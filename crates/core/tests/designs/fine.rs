@@ -2,7 +2,7 @@
 //! behavior without memory, that it does not leak, and that a client that dies half-way through a
 //! change harms no other client.
 
-use super::clients::{Known, fill_until_refused, write_for_ever};
+use super::clients::{Known, fill_until_refused, setup, spent, write_for_ever};
 use farleaf_core::index::coarse::{Coarse, CoarseOptions, Partitioning};
 use farleaf_core::index::conformance::{self, Setup};
 use farleaf_core::index::fine::{Fine, FineIndex, FineOptions};
@@ -14,20 +14,10 @@ use farleaf_core::rules::KnownRule;
 use farleaf_core::server::MemoryServerConfig;
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::{Faults, NetworkModel, SimConfig};
-use farleaf_fabric::{Cluster, CounterSnapshot, Fabric, Provider};
+use farleaf_fabric::{Cluster, CounterSnapshot, Fabric};
 use std::collections::BTreeMap;
 
 type Tiny = Fixed8<16>;
-
-fn setup<P: Provider>(
-    provider: &P,
-    servers: u16,
-    pool_bytes: usize,
-    options: FineOptions,
-) -> Setup<'_, P, FineOptions> {
-    let server = MemoryServerConfig { pool_bytes, ..Default::default() };
-    Setup { provider, options, memory_servers: servers, server }
-}
 
 async fn open<F: Fabric, L: Layout<Key = u64, Value = u64>>(fabric: F) -> FineIndex<F, L> {
     <Fine as Design<L>>::open(fabric, &()).await.unwrap()
@@ -45,13 +35,6 @@ fn number_from(variable: &str) -> Option<u64> {
 /// How many seeds to run: `usual`, unless `FARLEAF_SEEDS` sets another number.
 fn seeds(usual: u64) -> u64 {
     number_from("FARLEAF_SEEDS").unwrap_or(usual)
-}
-
-/// The cost of an operation, from the counters.
-async fn spent<F: Fabric>(fabric: &F, operation: impl Future<Output = ()>) -> CounterSnapshot {
-    let start = fabric.counters().snapshot();
-    operation.await;
-    fabric.counters().snapshot() - start
 }
 
 /// Each handle that makes changes uses one of the 32,767 client numbers.

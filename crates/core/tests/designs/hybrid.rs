@@ -2,7 +2,7 @@
 //! behavior without memory, that it does not leak, and that a client that dies half-way through a
 //! change harms no other client.
 
-use super::clients::{Known, fill_until_refused, write_for_ever};
+use super::clients::{Known, fill_until_refused, spent, write_for_ever};
 use farleaf_core::index::coarse::{Coarse, CoarseOptions, Partitioning};
 use farleaf_core::index::conformance::Setup;
 use farleaf_core::index::fine::{Fine, FineOptions};
@@ -35,13 +35,6 @@ fn setup<P: Provider>(
 
 async fn open<F: Fabric, L: Layout<Key = u64, Value = u64>>(fabric: F) -> HybridIndex<F, L> {
     <Hybrid as Design<L>>::open(fabric, &()).await.unwrap()
-}
-
-/// The cost of an operation, from the counters.
-async fn spent<F: Fabric>(fabric: &F, operation: impl Future<Output = ()>) -> CounterSnapshot {
-    let start = fabric.counters().snapshot();
-    operation.await;
-    fabric.counters().snapshot() - start
 }
 
 #[test]

@@ -1,7 +1,9 @@
 //! What Sherman guarantees beyond the suite of all designs: its network cost, its behavior without
 //! memory, and that a client that dies half-way through a change harms no other client.
 
-use super::clients::{dying_holder, fill_until_refused, late_and_lossy, rough};
+use super::clients::{
+    counts, dying_holder, fill_until_refused, late_and_lossy, rough, setup, spent,
+};
 use farleaf_core::index::conformance::Setup;
 use farleaf_core::index::sherman::{
     PSherman, PShermanOptions, Sherman, ShermanCompute, ShermanIndex, ShermanOptions,
@@ -13,7 +15,7 @@ use farleaf_core::server::MemoryServerConfig;
 use farleaf_core::wire::Refusal;
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::SimConfig;
-use farleaf_fabric::{Cluster, CounterSnapshot, Fabric, GlobalAddr, Provider};
+use farleaf_fabric::{Cluster, Fabric, GlobalAddr, Provider};
 use std::collections::BTreeMap;
 use std::future::poll_fn;
 use std::pin::pin;
@@ -27,16 +29,6 @@ const FEW: ShermanOptions =
     ShermanOptions { chunk_nodes_log2: 4, cache_bytes: 1 << 12, hand_overs: 2 };
 const PAGE: u64 = 1_024;
 
-fn setup<P: Provider>(
-    provider: &P,
-    servers: u16,
-    pool_bytes: usize,
-    options: ShermanOptions,
-) -> Setup<'_, P, ShermanOptions> {
-    let server = MemoryServerConfig { pool_bytes, ..Default::default() };
-    Setup { provider, options, memory_servers: servers, server }
-}
-
 fn compute<L: Layout>(options: &ShermanOptions) -> ShermanCompute<Leaves<L>> {
     <Sherman as Design<L>>::compute(options).unwrap()
 }
@@ -46,18 +38,6 @@ async fn open<F: Fabric, L: Layout>(
     compute: &ShermanCompute<Leaves<L>>,
 ) -> ShermanIndex<F, Leaves<L>> {
     <Sherman as Design<L>>::open(fabric, compute).await.unwrap()
-}
-
-/// The cost of an operation, from the counters.
-async fn spent<F: Fabric>(fabric: &F, operation: impl Future<Output = ()>) -> CounterSnapshot {
-    let start = fabric.counters().snapshot();
-    operation.await;
-    fabric.counters().snapshot() - start
-}
-
-/// READs, atomics, WRITEs and RPCs.
-fn counts(cost: CounterSnapshot) -> [u64; 4] {
-    [cost.reads, cost.atomics, cost.writes, cost.rpcs]
 }
 
 /// Runs `check` on a loaded index of which all parents of leaves are cached.
@@ -167,8 +147,7 @@ fn the_owner_of_a_leaf_needs_no_lock() {
     let provider = SimConfig::default();
     let boundaries = vec![60_001, 120_001];
     let options = PShermanOptions { sherman: ShermanOptions::default(), boundaries };
-    let server = MemoryServerConfig { pool_bytes: 32 << 20, ..Default::default() };
-    let setup = Setup { provider: &provider, options, memory_servers: 3, server };
+    let setup = setup(&provider, 3, 32 << 20, options);
     let cluster = setup.with_index::<Fixed8, PSherman>();
     let compute = &<PSherman as Design<Fixed8>>::compute(&setup.options).unwrap();
     cluster.run_one(|fabric| async move {

@@ -1,7 +1,9 @@
 //! What SMART guarantees beyond the suite of all designs: its network cost, its behavior without
 //! memory, and that a client that dies half-way through a change harms no other client.
 
-use super::clients::{dying_holder, fill_until_refused, late_and_lossy, rough};
+use super::clients::{
+    counts, dying_holder, fill_until_refused, late_and_lossy, rough, setup, spent,
+};
 use farleaf_core::index::conformance::Setup;
 use farleaf_core::index::smart::{Smart, SmartCompute, SmartIndex, SmartOptions};
 use farleaf_core::index::{Design, IndexError, RangeIndex, Scan};
@@ -11,7 +13,7 @@ use farleaf_core::server::{MemoryServer, MemoryServerConfig};
 use farleaf_core::wire::Refusal;
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::{Faults, Outage, SimConfig};
-use farleaf_fabric::{Cluster, CounterSnapshot, Fabric, Provider, ServerId};
+use farleaf_fabric::{Cluster, Fabric, Provider, ServerId};
 
 type SimFabric = <<SimConfig as Provider>::Cluster<MemoryServer<Fixed8>> as Cluster>::Fabric;
 type Index = SmartIndex<SimFabric, Fixed8>;
@@ -31,18 +33,6 @@ async fn open(fabric: SimFabric, compute: &SmartCompute) -> Index {
     <Smart as Design<Fixed8>>::open(fabric, compute).await.unwrap()
 }
 
-/// The cost of an operation, from the counters.
-async fn spent<F: Fabric>(fabric: &F, operation: impl Future<Output = ()>) -> CounterSnapshot {
-    let start = fabric.counters().snapshot();
-    operation.await;
-    fabric.counters().snapshot() - start
-}
-
-/// READs, atomics, WRITEs and RPCs.
-fn counts(cost: CounterSnapshot) -> [u64; 4] {
-    [cost.reads, cost.atomics, cost.writes, cost.rpcs]
-}
-
 /// Runs `check` on an index of every `step`th key, of which all nodes are cached that fit.
 fn on_a_loaded_index(
     options: SmartOptions,
@@ -50,8 +40,7 @@ fn on_a_loaded_index(
     check: impl AsyncFn(Index, SimFabric) + Sync,
 ) {
     let provider = SimConfig::default();
-    let server = MemoryServerConfig { pool_bytes: 32 << 20, ..Default::default() };
-    let setup = Setup { provider: &provider, options, memory_servers: 3, server };
+    let setup = setup(&provider, 3, 32 << 20, options);
     let cluster = setup.with_index::<Fixed8, Smart>();
     let (compute, check) = (&compute(&options), &check);
     cluster.run_one(|fabric| async move {
@@ -126,8 +115,7 @@ fn a_miss_costs_a_descent() {
 fn the_tree_grows_by_single_words() {
     let provider = SimConfig::default();
     let options = SmartOptions::default();
-    let server = MemoryServerConfig { pool_bytes: 8 << 20, ..Default::default() };
-    let setup = Setup { provider: &provider, options, memory_servers: 1, server };
+    let setup = setup(&provider, 1, 8 << 20, options);
     let cluster = setup.with_index::<Fixed8, Smart>();
     let computes = &[(); 2].map(|()| compute(&options));
     cluster.run_one(|fabric| async move {
@@ -168,8 +156,7 @@ fn the_tree_grows_by_single_words() {
 fn a_child_that_has_grown_is_read_twice_only_once() {
     let provider = SimConfig::default();
     let options = SmartOptions::default();
-    let server = MemoryServerConfig { pool_bytes: 8 << 20, ..Default::default() };
-    let setup = Setup { provider: &provider, options, memory_servers: 1, server };
+    let setup = setup(&provider, 1, 8 << 20, options);
     let cluster = setup.with_index::<Fixed8, Smart>();
     let small = compute(&SmartOptions { cache_bytes: 1_000, ..options });
     let computes = &[compute(&options), small];
@@ -243,8 +230,7 @@ async fn fill_and_return(fabric: &SimFabric, server: ServerId) {
 fn memory_that_others_have_used_is_not_taken_for_free_slots() {
     let options = SmartOptions { chunk_bytes: 16 << 10, ..SmartOptions::default() };
     let provider = SimConfig::default();
-    let server = MemoryServerConfig { pool_bytes: 8 << 20, ..Default::default() };
-    let setup = Setup { provider: &provider, options, memory_servers: 1, server };
+    let setup = setup(&provider, 1, 8 << 20, options);
     let compute = &compute(&options);
     setup.start::<Fixed8>().run_one(|fabric| async move {
         fill_and_return(&fabric, ServerId::new(0)).await;
@@ -264,8 +250,7 @@ fn memory_that_others_have_used_is_not_taken_for_free_slots() {
 fn without_memory_the_operation_fails_and_the_index_stays_whole() {
     let options = SmartOptions { chunk_bytes: 1 << 14, ..SmartOptions::default() };
     let provider = LocalConfig::default();
-    let server = MemoryServerConfig { pool_bytes: 256 << 10, ..Default::default() };
-    let setup = Setup { provider: &provider, options, memory_servers: 2, server };
+    let setup = setup(&provider, 2, 256 << 10, options);
     let cluster = setup.with_index::<Fixed8, Smart>();
     let compute = &compute(&options);
     cluster.run_one(|fabric| async move {
@@ -288,8 +273,7 @@ fn without_memory_the_operation_fails_and_the_index_stays_whole() {
 fn an_operation_that_waits_for_buffers_holds_none() {
     let options = SmartOptions::default();
     let provider = SimConfig::default();
-    let server = MemoryServerConfig { pool_bytes: 8 << 20, ..Default::default() };
-    let setup = Setup { provider: &provider, options, memory_servers: 1, server };
+    let setup = setup(&provider, 1, 8 << 20, options);
     let cluster = setup.with_index::<Fixed8, Smart>();
     let compute = &compute(&options);
     cluster.run_one(|fabric| async move {
@@ -329,8 +313,7 @@ fn a_load_that_fails_in_doubt_before_it_is_shown_leaves_its_memory() {
         let faults = Faults { cut_memory_server: cut, ..Faults::default() };
         let faults = Faults { timeout_ns: 100_000, detect_death_ns: 10_000, ..faults };
         let provider = SimConfig { faults, ..SimConfig::default() };
-        let server = MemoryServerConfig { pool_bytes: 32 << 20, ..Default::default() };
-        let setup = Setup { provider: &provider, options, memory_servers: 2, server };
+        let setup = setup(&provider, 2, 32 << 20, options);
         let cluster = setup.with_index::<Fixed8, Smart>();
         let compute = &compute(&options);
         let is_cut = provider.faults.cut_memory_server.len() == 1;
@@ -364,8 +347,7 @@ fn a_load_that_fails_in_doubt_before_it_is_shown_leaves_its_memory() {
 fn a_slot_that_leads_to_its_own_node_is_not_followed_for_ever() {
     let options = SmartOptions { cache_bytes: 0, ..SmartOptions::default() };
     let provider = SimConfig::default();
-    let server = MemoryServerConfig { pool_bytes: 8 << 20, ..Default::default() };
-    let setup = Setup { provider: &provider, options, memory_servers: 1, server };
+    let setup = setup(&provider, 1, 8 << 20, options);
     let cluster = setup.with_index::<Fixed8, Smart>();
     let compute = &compute(&options);
     cluster.run_one(|fabric| async move {
@@ -398,8 +380,7 @@ fn a_slot_that_leads_to_its_own_node_is_not_followed_for_ever() {
 fn only_an_index_that_never_had_a_key_is_loaded() {
     let options = SmartOptions::default();
     let provider = LocalConfig::default();
-    let server = MemoryServerConfig { pool_bytes: 8 << 20, ..Default::default() };
-    let setup = Setup { provider: &provider, options, memory_servers: 2, server };
+    let setup = setup(&provider, 2, 8 << 20, options);
     let cluster = setup.with_index::<Fixed8, Smart>();
     let compute = &compute(&options);
     cluster.run_one(|fabric| async move {

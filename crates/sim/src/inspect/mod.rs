@@ -5,7 +5,7 @@
 //! marked dead, or whose header has a different address. No node is reachable twice. The modules of
 //! the designs add their own invariants ([`dex`], [`coarse`], [`one_sided`]); dLSM has tables
 //! instead of pages ([`lsm`]), and SMART nodes and leaves of other sizes ([`radix`]). All designs
-//! of trees but DEX guarantee these only while no page on the path is held or half written
+//! of pages but DEX guarantee these only while no page on the path is held or half written
 //! (`server::tree` T1, `index::fine` G2): an inspection that meets such a page ends there without
 //! an error.
 //!

@@ -45,9 +45,8 @@ struct State {
     tables: u64,
     /// Merge jobs on memory servers so far.
     jobs: u64,
-    is_flushing: bool,
-    is_merging: bool,
-    is_editing: bool,
+    /// The rights that handles have: to flush, to merge, and to edit.
+    taken: [bool; 3],
     /// Operations that wait for the right to flush, to merge, and to edit.
     waiting: [usize; 3],
     /// Tasks that flush and merge in the background.
@@ -151,9 +150,7 @@ impl Shard {
             retired: Vec::new(),
             tables: 0,
             jobs: 0,
-            is_flushing: false,
-            is_merging: false,
-            is_editing: false,
+            taken: [false; 3],
             waiting: [0; 3],
             workers: 0,
             failures: 0,
@@ -312,29 +309,17 @@ impl Shard {
 
     /// The right to flush. `None` if another handle has it (V2).
     pub(super) fn begin_flush(shard: &Arc<Self>) -> Option<Flushing> {
-        let mut state = lock(&shard.state);
-        if std::mem::replace(&mut state.is_flushing, true) {
-            return None;
-        }
-        Some(Flushing { shard: Arc::clone(shard) })
+        Held::begin(shard, Right::Flush).map(|held| Flushing { _held: held })
     }
 
     /// The right to merge. `None` if another handle has it (V2).
     pub(super) fn begin_merge(shard: &Arc<Self>) -> Option<Merging> {
-        let mut state = lock(&shard.state);
-        if std::mem::replace(&mut state.is_merging, true) {
-            return None;
-        }
-        Some(Merging { shard: Arc::clone(shard) })
+        Held::begin(shard, Right::Merge).map(|held| Merging { _held: held })
     }
 
     /// The right to change the directory. `None` if another handle has it.
     pub(super) fn begin_edit(shard: &Arc<Self>) -> Option<Editing> {
-        let mut state = lock(&shard.state);
-        if std::mem::replace(&mut state.is_editing, true) {
-            return None;
-        }
-        Some(Editing { shard: Arc::clone(shard) })
+        Held::begin(shard, Right::Edit).map(Editing)
     }
 
     /// The change that the directory may have made, if there is one.
@@ -344,7 +329,7 @@ impl Shard {
 
     /// Whether a handle has the right to flush.
     pub(super) fn is_flushing(&self) -> bool {
-        lock(&self.state).is_flushing
+        lock(&self.state).taken[Right::Flush as usize]
     }
 
     /// Counts an operation that waits for `right`. Without it, a task that takes the right again at
@@ -442,10 +427,31 @@ impl State {
     }
 }
 
+/// A right that a handle has. Dropping it gives it back.
+#[derive(Debug)]
+struct Held {
+    shard: Arc<Shard>,
+    right: Right,
+}
+
+impl Held {
+    fn begin(shard: &Arc<Shard>, right: Right) -> Option<Self> {
+        let was_taken = std::mem::replace(&mut lock(&shard.state).taken[right as usize], true);
+        (!was_taken).then(|| Self { shard: Arc::clone(shard), right })
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        lock(&self.shard.state).taken[self.right as usize] = false;
+        self.shard.changed.raise();
+    }
+}
+
 /// The right to flush. Dropping it gives it back.
 #[derive(Debug)]
 pub(super) struct Flushing {
-    shard: Arc<Shard>,
+    _held: Held,
 }
 
 impl Flushing {
@@ -456,17 +462,10 @@ impl Flushing {
     }
 }
 
-impl Drop for Flushing {
-    fn drop(&mut self) {
-        lock(&self.shard.state).is_flushing = false;
-        self.shard.changed.raise();
-    }
-}
-
 /// The right to merge. Dropping it gives it back.
 #[derive(Debug)]
 pub(super) struct Merging {
-    shard: Arc<Shard>,
+    _held: Held,
 }
 
 impl Merging {
@@ -483,24 +482,15 @@ impl Merging {
     }
 }
 
-impl Drop for Merging {
-    fn drop(&mut self) {
-        lock(&self.shard.state).is_merging = false;
-        self.shard.changed.raise();
-    }
-}
-
 /// The right to change the directory. Dropping it gives it back.
 #[derive(Debug)]
-pub(super) struct Editing {
-    shard: Arc<Shard>,
-}
+pub(super) struct Editing(Held);
 
 impl Editing {
     /// Notes a change before the directory is asked for it.
     pub(super) fn begin(&self, change: Change) -> Arc<PendingChange> {
         let words = change.for_directory().encode();
-        let mut state = lock(&self.shard.state);
+        let mut state = lock(&self.0.shard.state);
         state.edit += 1;
         let pending = Arc::new(PendingChange { number: state.edit, words, change });
         state.pending = Some(Arc::clone(&pending));
@@ -509,28 +499,28 @@ impl Editing {
 
     /// The directory has made the pending change: the version follows (V3, V6).
     pub(super) fn made(&self) {
-        let mut state = lock(&self.shard.state);
+        let mut state = lock(&self.0.shard.state);
         let Some(pending) = state.pending.take() else { return };
-        state.install(&pending.change, &self.shard.options);
+        state.install(&pending.change, &self.0.shard.options);
         drop(state);
-        self.shard.changed.raise();
+        self.0.shard.changed.raise();
     }
 
     /// The directory has not made the pending change, and never will.
     pub(super) fn refused(&self) {
-        let refused = lock(&self.shard.state).pending.take();
+        let refused = lock(&self.0.shard.state).pending.take();
         drop(refused); // Its tables give their extents back.
     }
 
     /// Changes the version alone.
     pub(super) fn make_unlisted(&self, change: &Change) {
-        lock(&self.shard.state).install(change, &self.shard.options);
-        self.shard.changed.raise();
+        lock(&self.0.shard.state).install(change, &self.0.shard.options);
+        self.0.shard.changed.raise();
     }
 
     /// Begins with what the directory has.
     pub(super) fn opened(&self, opened: Opened) -> Result<(), MemTableError> {
-        let shard = &self.shard;
+        let shard = &self.0.shard;
         let tables = || opened.levels.iter().flatten();
         let highest = tables().map(|table| table.meta.footer.highest).max().unwrap_or(0);
         // New versions are newer than all that are there.
@@ -546,13 +536,6 @@ impl Editing {
         drop(state);
         shard.changed.raise();
         Ok(())
-    }
-}
-
-impl Drop for Editing {
-    fn drop(&mut self) {
-        lock(&self.shard.state).is_editing = false;
-        self.shard.changed.raise();
     }
 }
 

@@ -111,12 +111,12 @@ fn number_of<T: Encoded + ?Sized>(of: &T) -> Result<u64, IndexError> {
 }
 
 fn owned_number<T: Encoded + ?Sized>(owned: &Owned<T>) -> Result<u64, IndexError> {
-    let bytes = <[u8; 8]>::try_from(T::of_owned(owned));
-    Ok(u64::from_be_bytes(bytes.map_err(|_| ONLY_NUMBERS)?))
+    let borrowed: &T = owned.borrow();
+    number_of(borrowed)
 }
 
 fn of_number<T: Encoded + ?Sized>(number: u64) -> Result<Owned<T>, IndexError> {
-    T::decoded(number.to_be_bytes().to_vec()).ok_or(ONLY_NUMBERS)
+    T::decoded(number.to_be_bytes()).ok_or(ONLY_NUMBERS)
 }
 
 fn bound_of<T: Encoded + ?Sized>(bound: &Bound<Owned<T>>) -> Result<Bound<u64>, IndexError> {

@@ -179,14 +179,21 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
         }
     }
 
-    /// Compares where a child says that its slot is with where the descent has come from
-    /// (smart.N6). A cached slot that is out of date leaves the cache; a child that is gets told.
+    /// Drops the cached copy of the node that has a slot.
+    pub(super) fn forget(&self, place: &Place) {
+        match place.of {
+            Some(of) => self.cache.forget(of.path),
+            None => self.cache.note_root(Slot::FREE),
+        }
+    }
+
+    /// Compares a child's reverse pointer with the slot that the descent followed (smart.N6).
+    /// Forgets a cached slot that is out of date, and corrects a reverse pointer that is.
     fn check_reverse(&self, place: &Place, word: GlobalAddr, says: GlobalAddr) {
-        match (says == place.at, place.is_fresh, place.of) {
-            (true, ..) => {}
-            (false, true, _) => self.radix.post_hint(word, says.to_bits(), place.at.to_bits()),
-            (false, false, Some(of)) => self.cache.forget(of.path),
-            (false, false, None) => self.cache.note_root(Slot::FREE),
+        match (says == place.at, place.is_fresh) {
+            (true, _) => {}
+            (false, true) => self.radix.post_hint(word, says.to_bits(), place.at.to_bits()),
+            (false, false) => self.forget(place),
         }
     }
 }

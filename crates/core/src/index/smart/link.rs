@@ -107,8 +107,7 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
     async fn swap(&self, place: &Place, to: Slot, spare: &mut Spare) -> Result<(), Miss> {
         match self.radix.swap_slot(place.at, place.slot, to).await {
             Ok(Swapped::Done) => {
-                let is_node = spare.node.is_some_and(|room| room.at == to.at());
-                if is_node {
+                if spare.node.is_some_and(|room| room.at == to.at()) {
                     spare.node = None;
                 }
                 spare.leaf = None;
@@ -117,10 +116,7 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
             }
             Ok(Swapped::Not) => {
                 // Whatever is there now is not cached.
-                match place.of {
-                    Some(of) => self.cache.forget(of.path),
-                    None => self.cache.note_root(Slot::FREE),
-                }
+                self.forget(place);
                 Err(Miss::Restart)
             }
             Ok(Swapped::Unknown) => {

@@ -26,8 +26,8 @@
 //! - smart.N4. A key has at most one leaf, for ever: a removed key's leaf is revived.
 //! - smart.N5. A node's size is changed before the slots beyond it are used. So a copy of a node
 //!   whose size matches its header, and whose slots are all in use, has all of them.
-//! - smart.N6. What tells where the slot is that leads to a node or a leaf is a hint, which tells
-//!   whether a cached slot is out of date. It follows its slot a little later.
+//! - smart.N6. Reverse pointers are hints: they show whether a cached slot is out of date, and
+//!   follow their slots a little later.
 //!
 //! *Thread safety*: a handle belongs to its endpoint's thread; operations of one handle may
 //! overlap.

@@ -21,7 +21,7 @@ impl SmartOptions {
     pub(super) fn check(&self) -> Result<(), IndexError> {
         match (1..=1 << 30).contains(&self.chunk_bytes) {
             true => Ok(()),
-            false => Err(IndexError::InvalidArgument("chunks have at most 1 GiB")),
+            false => Err(IndexError::InvalidArgument("chunks have 1 byte to 1 GiB")),
         }
     }
 }

@@ -199,7 +199,7 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
             };
             posted.push((next, operation));
             ahead.pop_front();
-            weight += next.weight().max(1);
+            weight += next.weight();
         }
         let mut early_posted = Vec::new();
         for at in leaves.into_iter().take(most) {
