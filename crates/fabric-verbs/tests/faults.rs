@@ -15,7 +15,6 @@ use farleaf_fabric_verbs::{
     DeviceChoice, Missing, VerbsCluster, VerbsConfig, VerbsDriver, VerbsServer, VerbsServerConfig,
     probe,
 };
-use std::cell::RefCell;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 
 const SERVER: ServerId = ServerId::new(0);
@@ -43,15 +42,7 @@ fn connect(server: &VerbsServer, token: &Token, config: VerbsConfig) -> VerbsClu
 }
 
 fn run<T>(driver: &VerbsDriver, future: impl Future<Output = T>) -> T {
-    let result = RefCell::new(None);
-    let mut executor = Executor::new();
-    executor.spawn(0, async {
-        let value = future.await;
-        *result.borrow_mut() = Some(value);
-    });
-    assert!(executor.run(driver));
-    drop(executor);
-    result.into_inner().expect("the task has ended")
+    Executor::new().complete(driver, future).expect("the task ends")
 }
 
 async fn word<F: Fabric>(fabric: &F, offset: u64) -> Result<u64, FabricError> {

@@ -13,10 +13,11 @@
 //! *Thread safety*: tasks stay on the executor's thread (they are `!Send`); wakers may go to any
 //! thread.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::future::Future;
 use std::pin::Pin;
+use std::rc::Rc;
 use std::sync::{Arc, Condvar};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
@@ -370,6 +371,20 @@ impl<'a> Executor<'a> {
     /// Runs until no task is left; returns `false` if the rest can make no further progress.
     pub fn run(&mut self, driver: &dyn Driver) -> bool {
         self.run_while(driver, &|executor| executor.live > 0)
+    }
+
+    /// Runs `future`, and all other tasks, until no task is left; returns the future's result, or
+    /// `None` if it can make no further progress.
+    pub fn complete<T: 'a>(
+        &mut self,
+        driver: &dyn Driver,
+        future: impl Future<Output = T> + 'a,
+    ) -> Option<T> {
+        let result = Rc::new(Cell::new(None));
+        let to = Rc::clone(&result);
+        self.spawn(0, async move { to.set(Some(future.await)) });
+        self.run(driver);
+        result.take()
     }
 
     fn run_while(&mut self, driver: &dyn Driver, go_on: &dyn Fn(&Self) -> bool) -> bool {

@@ -3,6 +3,7 @@
 #![expect(clippy::disallowed_methods, reason = "tests wait for what real sockets do")]
 
 use farleaf_fabric::conformance::{TestService, mutate, random_bytes};
+use farleaf_fabric::executor::Executor;
 use farleaf_fabric::handshake::{
     HandshakeError, Identity, Initiator, InitiatorStep, MESSAGE_BYTES, NO_FENCES, Nonce, Refusal,
     Role, Token, Wanted,
@@ -229,40 +230,31 @@ fn there_are_no_more_connections_than_there_may_be() {
     let server = start(&token, TcpServerConfig { connections: 3, ..TcpServerConfig::default() });
     let cluster = cluster(&server, &token);
     let driver = cluster.driver().unwrap();
-    let run = |body: &mut dyn FnMut() -> std::pin::Pin<Box<dyn Future<Output = ()>>>| {
-        let mut executor = farleaf_fabric::executor::Executor::new();
-        executor.spawn(0, body());
-        assert!(executor.run(&driver));
-    };
     let mut endpoints: Vec<_> = (0..3).map(|number| driver.open(number, 0).unwrap()).collect();
     let late = driver.open(9, 0).unwrap();
-    run(&mut || {
-        let (endpoints, late) = (endpoints.clone(), late.clone());
-        Box::pin(async move {
-            for endpoint in &endpoints {
-                works(endpoint).await;
-            }
-            let why = HandshakeError::Refused(Refusal::Full);
-            let error = late.fetch_add(at(0), 1).await.unwrap_err();
-            assert_eq!(error, FabricError::NotLetIn { server: SERVER, why });
-            for endpoint in &endpoints {
-                works(endpoint).await;
-            }
-        })
-    });
+    let refused = async {
+        for endpoint in &endpoints {
+            works(endpoint).await;
+        }
+        let why = HandshakeError::Refused(Refusal::Full);
+        let error = late.fetch_add(at(0), 1).await.unwrap_err();
+        assert_eq!(error, FabricError::NotLetIn { server: SERVER, why });
+        for endpoint in &endpoints {
+            works(endpoint).await;
+        }
+    };
+    Executor::new().complete(&driver, refused).expect("it ends");
     endpoints.pop();
-    run(&mut || {
-        let late = late.clone();
-        Box::pin(async move {
-            for _ in 0..1000 {
-                match late.call(SERVER, TestService::echo(b"")).await {
-                    Ok(_) => return,
-                    Err(error) => assert!(matches!(error, FabricError::NotLetIn { .. }), "{error}"),
-                }
+    let let_in = async {
+        for _ in 0..1000 {
+            match late.call(SERVER, TestService::echo(b"")).await {
+                Ok(_) => return,
+                Err(error) => assert!(matches!(error, FabricError::NotLetIn { .. }), "{error}"),
             }
-            panic!("the closed connection made no room");
-        })
-    });
+        }
+        panic!("the closed connection made no room");
+    };
+    Executor::new().complete(&driver, let_in).expect("it ends");
 }
 
 /// A peer that sends requests but does not read costs a bounded amount of memory, and does not

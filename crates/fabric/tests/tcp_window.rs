@@ -50,15 +50,7 @@ fn with_window(window_bytes: usize) -> TcpConfig {
 }
 
 fn run<T: 'static>(driver: &TcpDriver, future: impl Future<Output = T>) -> T {
-    let result = std::cell::RefCell::new(None);
-    let mut executor = Executor::new();
-    executor.spawn(0, async {
-        let value = future.await;
-        *result.borrow_mut() = Some(value);
-    });
-    assert!(executor.run(driver));
-    drop(executor);
-    result.into_inner().expect("the task has ended")
+    Executor::new().complete(driver, future).expect("the task ends")
 }
 
 fn buffer(bytes: usize) -> Buffer {

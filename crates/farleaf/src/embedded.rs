@@ -15,9 +15,7 @@ use farleaf_core::server::{MemoryServer, MemoryServerConfig};
 use farleaf_fabric::executor::Executor;
 use farleaf_fabric::local::{LocalCluster, LocalConfig, LocalFabric};
 use farleaf_fabric::{Cluster, ServerId};
-use std::cell::RefCell;
 use std::num::NonZero;
-use std::rc::Rc;
 use std::sync::Arc;
 
 /// Options of an [`Embedded`] index.
@@ -182,14 +180,9 @@ where
 {
     let driver = InProcess::new(cluster.driver());
     let driver = driver.map_err(|error| Error::system("cannot create an engine", error))?;
-    let (fabric, opened) = (driver.open(number), Rc::new(RefCell::new(None)));
-    let (compute, result) = (compute.clone(), Rc::clone(&opened));
+    let (fabric, compute) = (driver.open(number), compute.clone());
     let mut executor = Executor::new();
-    executor.spawn(0, async move {
-        let index = D::open(fabric, &compute).await;
-        result.replace(Some(index));
-    });
-    executor.run(&driver);
-    let index = opened.take().ok_or_else(|| invalid("the index did not open"))??;
+    let opened = executor.complete(&driver, async move { D::open(fabric, &compute).await });
+    let index = opened.ok_or_else(|| invalid("the index did not open"))??;
     Ok(Box::new(Machine::new(executor, index, driver, usize::MAX)?))
 }

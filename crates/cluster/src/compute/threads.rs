@@ -26,7 +26,6 @@ use farleaf_fabric::handshake::Token;
 use farleaf_fabric::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
 use farleaf_fabric::tcp::{Hosting, ServerThread, TcpServer, TcpServerConfig};
 use farleaf_fabric::{CounterSnapshot, Either, Fabric};
-use std::cell::RefCell;
 use std::net::TcpListener;
 use std::rc::Rc;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -353,17 +352,10 @@ fn serve_over<L: ClusterLayout>(
     store: CatalogMap<L>,
     opened: Opened,
 ) {
-    let slot = Rc::new(RefCell::new(None));
     let mut executor = Executor::new();
-    let result = Rc::clone(&slot);
     let (server, values) = (&shared.server, &shared.values);
-    executor.spawn(0, async move {
-        let opened =
-            Worker::<_, _, _, L::Values>::open(server, fabric, Rc::new(store), values).await;
-        *result.borrow_mut() = Some(opened);
-    });
-    executor.run(driver);
-    let worker = match slot.take() {
+    let worker = Worker::<_, _, _, L::Values>::open(server, fabric, Rc::new(store), values);
+    let worker = match executor.complete(driver, worker) {
         Some(Ok(worker)) => worker,
         Some(Err(error)) => return opened(Err(error.to_string())),
         None => return opened(Err("no memory server answers".to_owned())),

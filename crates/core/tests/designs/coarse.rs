@@ -1,7 +1,7 @@
 //! What the coarse-grained design guarantees beyond the suite of all designs: its network cost, its
 //! behavior without memory, that it does not leak, and that a server survives any request.
 
-use super::clients::fill_until_refused;
+use super::clients::{fill_until_refused, grow_and_shrink};
 use farleaf_core::index::coarse::{Coarse, CoarseIndex, CoarseOptions, Partitioning};
 use farleaf_core::index::conformance::Setup;
 use farleaf_core::index::{Design, IndexAdmin, RangeIndex, Scan};
@@ -137,20 +137,14 @@ fn a_tree_that_grows_and_shrinks_for_ever_does_not_leak() {
     let cluster = setup(&provider, 1, 16 << 20).with_index::<Fixed8<16>, Coarse>();
     cluster.run_one(|fabric| async move {
         let index = open::<_, Fixed8<16>>(fabric.clone()).await;
-        let mut most = Vec::new();
-        for round in 0..8_u64 {
-            for number in 0..3_000_u64 {
-                index.insert(&(number * 977 + round), &number).await.unwrap();
-            }
-            most.push(index.rpc().usages().await.unwrap()[0].allocated_bytes);
-            for number in 0..3_000_u64 {
-                assert_eq!(index.remove(&(number * 977 + round)).await, Ok(true));
-            }
-            index.collect().await.unwrap();
-            let usage = index.rpc().usages().await.unwrap()[0];
+        let usage = async || index.rpc().usages().await.unwrap()[0];
+        let empty = async || {
+            let usage = usage().await;
             assert_eq!(usage.deleted_records, 0);
             assert_eq!((usage.nodes_in_use, usage.height), (1, 1), "all but the root are free");
-        }
+        };
+        let allocated = async || usage().await.allocated_bytes;
+        let most = grow_and_shrink(&index, 8, allocated, empty).await;
         assert_eq!(most[1..], vec![most[1]; 7], "memory is reused");
     });
 }

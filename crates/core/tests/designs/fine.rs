@@ -2,18 +2,20 @@
 //! behavior without memory, that it does not leak, and that a client that dies half-way through a
 //! change harms no other client.
 
-use super::clients::{Known, fill_until_refused, setup, spent, write_for_ever};
+use super::clients::{
+    self, fill_until_refused, for_seeds, grow_and_shrink, late_and_lossy, rough, seeds, setup,
+    spent,
+};
 use farleaf_core::index::coarse::{Coarse, CoarseOptions, Partitioning};
 use farleaf_core::index::conformance::{self, Setup};
 use farleaf_core::index::fine::{Fine, FineIndex, FineOptions};
-use farleaf_core::index::one_sided::collect_in_background;
 use farleaf_core::index::{Design, IndexAdmin, IndexError, RangeIndex, Scan};
 use farleaf_core::page::{Fixed8, Layout};
 use farleaf_core::remote::{Backoff, GRACE_NS};
 use farleaf_core::rules::KnownRule;
 use farleaf_core::server::MemoryServerConfig;
 use farleaf_fabric::local::LocalConfig;
-use farleaf_fabric::sim::{Faults, NetworkModel, SimConfig};
+use farleaf_fabric::sim::{NetworkModel, SimConfig};
 use farleaf_fabric::{Cluster, CounterSnapshot, Fabric};
 use std::collections::BTreeMap;
 
@@ -26,15 +28,6 @@ async fn open<F: Fabric, L: Layout<Key = u64, Value = u64>>(fabric: F) -> FineIn
 /// A simulated cluster with a planted bug.
 fn with_bug(bug: &str, config: SimConfig) -> SimConfig {
     SimConfig { broken: Some(KnownRule::with_bug(bug).unwrap().rule), ..config }
-}
-
-fn number_from(variable: &str) -> Option<u64> {
-    std::env::var(variable).ok()?.parse().ok()
-}
-
-/// How many seeds to run: `usual`, unless `FARLEAF_SEEDS` sets another number.
-fn seeds(usual: u64) -> u64 {
-    number_from("FARLEAF_SEEDS").unwrap_or(usual)
 }
 
 /// Each handle that makes changes uses one of the 32,767 client numbers.
@@ -236,22 +229,17 @@ fn a_tree_that_grows_and_shrinks_for_ever_does_not_leak() {
     let cluster = setup(&provider, 2, 16 << 20, options).with_index::<Tiny, Fine>();
     cluster.run_one(|fabric| async move {
         let index = open::<_, Tiny>(fabric.clone()).await;
-        let mut most = Vec::new();
-        for round in 0..6_u64 {
-            for number in 0..3_000_u64 {
-                index.insert(&(number * 977 + round), &number).await.unwrap();
-            }
+        let allocated = async || {
             let usage = index.pages().rpc().usages().await.unwrap();
-            most.push(usage.iter().map(|usage| usage.allocated_bytes).sum::<u64>());
-            for number in 0..3_000_u64 {
-                assert_eq!(index.remove(&(number * 977 + round)).await, Ok(true));
-            }
-            index.collect().await.unwrap();
+            usage.iter().map(|usage| usage.allocated_bytes).sum()
+        };
+        let empty = async || {
             assert_eq!(index.scan(&Scan::range(..)).await.unwrap(), []);
             let get = async { assert_eq!(index.get(&5).await, Ok(None)) };
             assert_eq!(spent(&fabric, get).await.reads, 1, "nothing is left but the root");
             fabric.sleep(GRACE_NS).await;
-        }
+        };
+        let most = grow_and_shrink(&index, 6, allocated, empty).await;
         let spread = most[5] - most[1];
         assert!(spread <= 64 << 10, "memory is reused: {most:?}");
     });
@@ -288,94 +276,25 @@ fn heads_are_refreshed() {
 }
 
 fn dying_holder(config: SimConfig) {
-    let seed = config.seed;
-    let provider = SimConfig { give_up_after_ns: 2_000_000_000, ..config };
     let options = FineOptions { chunk_nodes_log2: 4, leaves_per_head: 3, ..FineOptions::default() };
-    let cluster = setup(&provider, 3, 16 << 20, options).with_index::<Tiny, Fine>();
-    let known: [std::sync::Mutex<Known>; 4] = Default::default();
-    let stop = std::sync::Mutex::new(false);
-    let (known, stop, control) = (&known, &stop, &cluster.control());
-    cluster.run(&[1, 1, 2, 2, 3], |fabric, client| async move {
-        let index = open::<_, Tiny>(fabric.clone()).await;
-        match client {
-            // One of the two writers dies, and so does the collector.
-            1 => drop(collect_in_background(&index, 100, || *stop.lock().unwrap()).await),
-            4 => {
-                fabric.sleep(60_000 + fabric.random() % 600_000).await;
-                control.kill_compute_server(1);
-                fabric.sleep(30_000).await;
-                index.declare_dead(1).await.unwrap();
-                fabric.sleep(400_000).await;
-                *stop.lock().unwrap() = true;
-            }
-            _ => write_for_ever(&fabric, &index, &known[client], client as u64, stop).await,
-        }
-    });
-    cluster.run(&[4], |fabric, _| async move {
-        let index = open::<_, Tiny>(fabric.clone()).await;
-        for round in 0..2 {
-            let contents: BTreeMap<u64, u64> =
-                index.scan(&Scan::range(..)).await.unwrap().into_iter().collect();
-            for (key, (acknowledged, on_its_way)) in
-                known.iter().flat_map(|k| k.lock().unwrap().clone())
-            {
-                // A change that the dead client had in flight may take effect between the two
-                // reads, when another client finishes it.
-                let found = [contents.get(&key).copied(), index.get(&key).await.unwrap()];
-                for held in found {
-                    let is_right = held == acknowledged || Some(held) == on_its_way;
-                    assert!(
-                        is_right,
-                        "seed {seed}: {key} is {held:?}, not {acknowledged:?}, {on_its_way:?}"
-                    );
-                }
-                let is_back = found[1] == acknowledged && found[0] != acknowledged;
-                assert!(!is_back, "seed {seed}: {key} went back from {found:?}");
-                if round == 1 {
-                    index.upsert(&key, &key).await.unwrap();
-                }
-            }
-            index.collect().await.unwrap();
-        }
-    });
+    clients::dying_holder::<Tiny, Fine>(config, options, true);
 }
 
 #[test]
 fn a_client_that_dies_half_way_harms_nobody() {
-    let first = number_from("FARLEAF_SEED").unwrap_or(0);
-    for seed in first..first + seeds(60) {
-        println!("seed {seed}");
-        dying_holder(rough(seed));
-    }
+    for_seeds(60, |seed| dying_holder(rough(seed)));
 }
 
 /// The same with lost and late messages, including those of the dead client.
 #[test]
 fn a_client_that_dies_leaves_late_messages() {
-    let first = number_from("FARLEAF_SEED").unwrap_or(0);
-    for seed in first..first + seeds(60) {
-        println!("seed {seed}");
-        dying_holder(SimConfig { faults: losses(), ..rough(seed) });
-    }
-}
-
-/// Messages are lost, or arrive after their deadline.
-fn losses() -> Faults {
-    Faults {
-        drop_probability: 0.01,
-        late_probability: 0.01,
-        max_late_ns: 150_000,
-        timeout_ns: 60_000,
-        ..Faults::rough()
-    }
+    for_seeds(60, |seed| dying_holder(late_and_lossy(seed)));
 }
 
 /// Messages are lost or arrive too late. Every answer is still correct; an operation of unknown
 /// outcome has either happened or not, and leaves nothing behind that blocks another client.
 fn lossy(seed: u64) -> u64 {
-    let faults = losses();
-    let provider =
-        SimConfig { seed, faults, give_up_after_ns: 4_000_000_000, ..Default::default() };
+    let provider = SimConfig { give_up_after_ns: 4_000_000_000, ..late_and_lossy(seed) };
     let options = FineOptions { chunk_nodes_log2: 4, leaves_per_head: 3, ..FineOptions::default() };
     let calm = setup(&provider, 3, 16 << 20, options);
     let cluster = calm.start::<Tiny>();
@@ -473,11 +392,6 @@ fn first_failure(seeds: u64, check: impl Fn(u64)) -> Option<u64> {
         std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| check(*seed))).is_err()
     };
     (0..seeds).find(fails)
-}
-
-/// A simulated cluster with every fault that the contract allows.
-fn rough(seed: u64) -> SimConfig {
-    SimConfig { seed, faults: Faults::rough(), ..SimConfig::default() }
 }
 
 fn concurrent_owners(config: SimConfig) {

@@ -2,20 +2,18 @@
 //! behavior without memory, that it does not leak, and that a client that dies half-way through a
 //! change harms no other client.
 
-use super::clients::{Known, fill_until_refused, spent, write_for_ever};
+use super::clients::{dying_holder, fill_until_refused, for_seeds, grow_and_shrink, rough, spent};
 use farleaf_core::index::coarse::{Coarse, CoarseOptions, Partitioning};
 use farleaf_core::index::conformance::Setup;
 use farleaf_core::index::fine::{Fine, FineOptions};
 use farleaf_core::index::hybrid::{Hybrid, HybridIndex, HybridOptions};
-use farleaf_core::index::one_sided::collect_in_background;
 use farleaf_core::index::{Design, IndexAdmin, IndexError, RangeIndex, Scan};
 use farleaf_core::page::{Fixed8, Layout};
 use farleaf_core::remote::GRACE_NS;
 use farleaf_core::server::MemoryServerConfig;
 use farleaf_fabric::local::LocalConfig;
-use farleaf_fabric::sim::{Faults, NetworkModel, SimConfig};
+use farleaf_fabric::sim::{NetworkModel, SimConfig};
 use farleaf_fabric::{Cluster, CounterSnapshot, Fabric, Provider};
-use std::collections::BTreeMap;
 
 type Tiny = Fixed8<16>;
 
@@ -279,20 +277,13 @@ fn a_tree_that_grows_and_shrinks_for_ever_does_not_leak() {
     let cluster = setup(&provider, 2, 16 << 20, 3_000 * 977).with_index::<Tiny, Hybrid>();
     cluster.run_one(|fabric| async move {
         let index = open::<_, Tiny>(fabric.clone()).await;
-        let mut most = Vec::new();
-        for round in 0..6_u64 {
-            for number in 0..3_000_u64 {
-                index.insert(&(number * 977 + round), &number).await.unwrap();
-            }
-            let usage = index.pages().rpc().usages().await.unwrap();
-            most.push(usage.iter().map(|usage| usage.allocated_bytes).sum::<u64>());
-            for number in 0..3_000_u64 {
-                assert_eq!(index.remove(&(number * 977 + round)).await, Ok(true));
-            }
-            index.collect().await.unwrap();
+        let usages = async || index.pages().rpc().usages().await.unwrap();
+        let allocated =
+            async || usages().await.iter().map(|usage| usage.allocated_bytes).sum::<u64>();
+        let empty = async || {
             let scan = async { assert_eq!(index.scan(&Scan::range(..)).await.unwrap(), []) };
             assert_eq!(spent(&fabric, scan).await.reads, 2, "nothing is left but the first leaves");
-            for usage in index.pages().rpc().usages().await.unwrap() {
+            for usage in usages().await {
                 assert_eq!(
                     (usage.height, usage.deleted_records),
                     (1, 0),
@@ -300,7 +291,8 @@ fn a_tree_that_grows_and_shrinks_for_ever_does_not_leak() {
                 );
             }
             fabric.sleep(GRACE_NS).await;
-        }
+        };
+        let most = grow_and_shrink(&index, 6, allocated, empty).await;
         let spread = most[5] - most[1];
         assert!(spread <= 64 << 10, "memory is reused: {most:?}");
         // The index is as empty as when it was created, so it can be loaded.
@@ -309,68 +301,9 @@ fn a_tree_that_grows_and_shrinks_for_ever_does_not_leak() {
     });
 }
 
-fn dying_holder(seed: u64, faults: Faults) {
-    let provider =
-        SimConfig { seed, faults, give_up_after_ns: 2_000_000_000, ..Default::default() };
-    let cluster = setup(&provider, 3, 16 << 20, 240).with_index::<Tiny, Hybrid>();
-    let known: [std::sync::Mutex<Known>; 4] = Default::default();
-    let stop = std::sync::Mutex::new(false);
-    let (known, stop, control) = (&known, &stop, &cluster.control());
-    cluster.run(&[1, 1, 2, 2, 3], |fabric, client| async move {
-        let index = open::<_, Tiny>(fabric.clone()).await;
-        match client {
-            // One of the two writers dies, and so does the collector.
-            1 => drop(collect_in_background(&index, 100, || *stop.lock().unwrap()).await),
-            4 => {
-                fabric.sleep(60_000 + fabric.random() % 600_000).await;
-                control.kill_compute_server(1);
-                fabric.sleep(30_000).await;
-                index.declare_dead(1).await.unwrap();
-                fabric.sleep(400_000).await;
-                *stop.lock().unwrap() = true;
-            }
-            _ => write_for_ever(&fabric, &index, &known[client], client as u64, stop).await,
-        }
-    });
-    cluster.run(&[4], |fabric, _| async move {
-        let index = open::<_, Tiny>(fabric.clone()).await;
-        for round in 0..2 {
-            let contents = index.scan(&Scan::range(..)).await.unwrap();
-            let mut downwards = index.scan(&Scan::range(..).reverse()).await.unwrap();
-            downwards.reverse();
-            assert_eq!(contents, downwards, "seed {seed}: up and down differ");
-            let contents: BTreeMap<u64, u64> = contents.into_iter().collect();
-            for (key, (acknowledged, on_its_way)) in
-                known.iter().flat_map(|k| k.lock().unwrap().clone())
-            {
-                let held = contents.get(&key).copied();
-                let is_right = held == acknowledged || Some(held) == on_its_way;
-                assert!(
-                    is_right,
-                    "seed {seed}: {key} is {held:?}, not {acknowledged:?}, {on_its_way:?}"
-                );
-                let got = index.get(&key).await;
-                let got = got.unwrap_or_else(|error| panic!("seed {seed}: get of {key}: {error}"));
-                assert_eq!(got, held, "seed {seed}: get and scan differ");
-            }
-            // Write only after the comparison: changing a leaf that the dead client holds also
-            // finishes the dead client's change.
-            if round == 1 {
-                for key in known.iter().flat_map(|k| k.lock().unwrap().clone().into_keys()) {
-                    index.upsert(&key, &key).await.unwrap();
-                    assert_eq!(index.get(&key).await, Ok(Some(key)));
-                }
-            }
-            index.collect().await.unwrap();
-        }
-    });
-}
-
 #[test]
 fn a_client_that_dies_half_way_harms_nobody() {
-    let seeds = std::env::var("FARLEAF_SEEDS").ok().and_then(|n| n.parse().ok()).unwrap_or(60);
-    let first = std::env::var("FARLEAF_FIRST").ok().and_then(|n| n.parse().ok()).unwrap_or(0);
-    for seed in first..seeds {
-        dying_holder(seed, Faults::rough());
-    }
+    let options =
+        || HybridOptions { chunk_nodes_log2: 2, ..HybridOptions::with_boundaries(vec![80, 160]) };
+    for_seeds(60, |seed| dying_holder::<Tiny, Hybrid>(rough(seed), options(), true));
 }

@@ -512,13 +512,13 @@ fn a_turn_in_doubt_is_not_passed_on() {
 
 #[test]
 fn a_client_that_dies_half_way_harms_no_other() {
-    (0..60).for_each(|seed| dying_holder::<Tiny, Sherman>(rough(seed), FEW));
+    (0..60).for_each(|seed| dying_holder::<Tiny, Sherman>(rough(seed), FEW, false));
 }
 
 /// The same with lost and late messages, including those of the dead client.
 #[test]
 fn a_client_that_dies_leaves_late_messages() {
     for seed in 0..60 {
-        dying_holder::<Tiny, Sherman>(late_and_lossy(seed), FEW);
+        dying_holder::<Tiny, Sherman>(late_and_lossy(seed), FEW, false);
     }
 }

@@ -408,12 +408,12 @@ fn byte_strings_are_refused() {
 #[test]
 fn a_client_that_dies_half_way_harms_no_other() {
     let options = SmartOptions { chunk_bytes: 1 << 14, cache_bytes: 4_000 };
-    (0..60).for_each(|seed| dying_holder::<Fixed8, Smart>(rough(seed), options));
+    (0..60).for_each(|seed| dying_holder::<Fixed8, Smart>(rough(seed), options, false));
 }
 
 /// The same with lost and late messages, including those of the dead client.
 #[test]
 fn a_client_that_dies_leaves_late_messages() {
     let options = SmartOptions { chunk_bytes: 1 << 14, cache_bytes: 4_000 };
-    (0..60).for_each(|seed| dying_holder::<Fixed8, Smart>(late_and_lossy(seed), options));
+    (0..60).for_each(|seed| dying_holder::<Fixed8, Smart>(late_and_lossy(seed), options, false));
 }

@@ -321,7 +321,6 @@ mod tests {
     use crate::handshake::Refusal;
     use crate::shm::{ShmCluster, ShmConfig, ShmDriver, ShmFabric};
     use crate::{Fabric, Provider};
-    use std::cell::RefCell;
 
     const SERVER: ServerId = ServerId::new(0);
 
@@ -346,15 +345,8 @@ mod tests {
         }
 
         fn echo(&self) -> Result<Message, FabricError> {
-            let reply = RefCell::new(None);
-            let mut executor = Executor::new();
-            executor.spawn(0, async {
-                let request = TestService::echo(b"hello");
-                *reply.borrow_mut() = Some(self.fabric.call(SERVER, request).await);
-            });
-            assert!(executor.run(&self.driver));
-            drop(executor);
-            reply.into_inner().unwrap()
+            let call = self.fabric.call(SERVER, TestService::echo(b"hello"));
+            Executor::new().complete(&self.driver, call).unwrap()
         }
 
         fn with<T>(&self, act: impl FnOnce(&mut Connection) -> T) -> T {
