@@ -12,7 +12,7 @@ use farleaf_core::index::dlsm::{Dlsm, DlsmOptions};
 use farleaf_core::index::fine::{Fine, FineOptions};
 use farleaf_core::index::hybrid::{Hybrid, HybridOptions};
 use farleaf_core::index::sherman::{PSherman, PShermanOptions, Sherman, ShermanOptions};
-use farleaf_core::index::smart::{Smart, SmartOptions};
+use farleaf_core::index::smart::{PSmart, PSmartOptions, Smart, SmartOptions};
 use farleaf_core::index::{Design, Encoded};
 use farleaf_core::page::{Bytes, Fixed8, Layout, OwnedKey};
 use farleaf_fabric::local::LocalConfig;
@@ -42,6 +42,9 @@ pub(crate) enum DesignName {
     /// SMART: one radix tree with its nodes placed on the memory servers in turn, cached nodes, and
     /// a leaf of its own for each key; numbers only
     Smart,
+    /// SMART with the keys divided among compute servers: only the owner of a key changes its leaf,
+    /// and needs no lock
+    PSmart,
     /// dLSM: a tree of sorted tables on the memory servers; one process writes to memory of its own
     /// and flushes it as tables
     Dlsm,
@@ -62,6 +65,7 @@ impl DesignName {
             Self::Sherman => <Sherman as Design<Fixed8>>::NAME,
             Self::PSherman => <PSherman as Design<Fixed8>>::NAME,
             Self::Smart => <Smart as Design<Fixed8>>::NAME,
+            Self::PSmart => <PSmart as Design<Fixed8>>::NAME,
             Self::Dlsm => <Dlsm as Design<Fixed8>>::NAME,
             Self::Dex => <Dex as Design<Fixed8>>::NAME,
             Self::Local => <SingleMachine as Design<Fixed8>>::NAME,
@@ -77,6 +81,7 @@ impl DesignName {
             | Self::Sherman
             | Self::PSherman
             | Self::Smart
+            | Self::PSmart
             | Self::Dlsm
             | Self::Dex
             | Self::Local => partitioning == PartitioningName::Range,
@@ -85,7 +90,7 @@ impl DesignName {
 
     /// Whether the design stores byte strings, too.
     pub(crate) fn takes_byte_strings(self) -> bool {
-        self != Self::Smart
+        !matches!(self, Self::Smart | Self::PSmart)
     }
 
     /// Upper bounds of the average bytes that a loaded record and an inserted one take, apart from
@@ -94,7 +99,7 @@ impl DesignName {
     pub(crate) fn record_bytes(self, keys: u64, in_page: f64) -> RecordBytes {
         const LEAF: f64 = 64.0;
         const NODE: f64 = 2_112.0;
-        if self != Self::Smart {
+        if self.takes_byte_strings() {
             return RecordBytes { loaded: in_page, inserted: in_page };
         }
         // The deepest level that the keys fill, and at least two keys in each of its nodes.
@@ -107,7 +112,7 @@ impl DesignName {
     /// Whether the design's compute servers cache nodes.
     pub(crate) fn has_cache(self) -> bool {
         match self {
-            Self::Sherman | Self::PSherman | Self::Smart | Self::Dex => true,
+            Self::Sherman | Self::PSherman | Self::Smart | Self::PSmart | Self::Dex => true,
             Self::Coarse | Self::Fine | Self::Hybrid | Self::Dlsm | Self::Local => false,
         }
     }
@@ -264,6 +269,11 @@ pub(crate) fn run<L: Providers, T: Task<L>>(
             L::on_fabric::<PSherman, T>(&options, blocks, fabric, task)
         }
         DesignName::Smart => L::on_fabric::<Smart, T>(&options.smart, blocks, fabric, task),
+        DesignName::PSmart => {
+            let boundaries = options.dex.boundaries.clone();
+            let options = PSmartOptions { smart: options.smart, boundaries };
+            L::on_fabric::<PSmart, T>(&options, blocks, fabric, task)
+        }
         // Long values are in its tables.
         DesignName::Dlsm => L::on_fabric::<Dlsm, T>(&options.dlsm, None, fabric, task),
         DesignName::Dex => L::on_fabric::<Dex, T>(&options.dex, blocks, fabric, task),

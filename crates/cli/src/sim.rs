@@ -2,7 +2,9 @@
 
 use crate::{units, usage};
 use clap::Args;
-use farleaf_sim::{CommandError, DeathAt, Deaths, run_command, run_mutants, run_random};
+use farleaf_sim::{
+    CommandError, DeathAt, Deaths, run_as_published, run_command, run_mutants, run_random,
+};
 
 /// Options of `farleaf sim`.
 #[derive(Debug, Args)]
@@ -42,22 +44,32 @@ pub(crate) struct Arguments {
     /// of --count at most
     #[arg(long, value_name = "BUG", num_args = 0.., conflicts_with_all = ["scenario", "sweep", "death"])]
     mutants: Option<Vec<String>>,
+    /// Do what each published program does that a design here does otherwise, or only those named,
+    /// and show a run that refutes it, of --count at most
+    #[arg(long, value_name = "NAME", num_args = 0.., conflicts_with_all = ["scenario", "sweep", "death", "random", "mutants"])]
+    as_published: Option<Vec<String>>,
 }
 
 /// Runs scenarios; `false` if one of them failed.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<bool> {
-    let Arguments { scenario, seed, count, sweep, death, random, kind, mutants } = arguments;
+    let Arguments { scenario, seed, count, sweep, death, random, kind, mutants, .. } = arguments;
     let deaths = match (sweep, death) {
         (true, _) => Deaths::Sweep,
         (false, Some(death)) => Deaths::At(*death),
         (false, None) => Deaths::AsSeeded,
     };
     let mut out = std::io::stdout().lock();
-    let outcome = match (random, mutants) {
+    if let Some(names) = &arguments.as_published {
+        return ended(run_as_published(names, *seed, *count, &mut out));
+    }
+    ended(match (random, mutants) {
         (Some(count), _) => run_random(kind, *seed, *count, &mut out),
         (None, Some(bugs)) => run_mutants(bugs, *seed, *count, &mut out),
         (None, None) => run_command(scenario, *seed, *count, deaths, &mut out),
-    };
+    })
+}
+
+fn ended(outcome: Result<bool, CommandError>) -> anyhow::Result<bool> {
     match outcome {
         Ok(all_well) => Ok(all_well),
         Err(CommandError::Output(error)) => Err(error.into()),

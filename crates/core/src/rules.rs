@@ -77,15 +77,19 @@ rules! {
     ENTRIES_BEFORE_UNLOCK: "unlocks_before_the_entry", "entries.E2", "The WRITE that releases an entry lock is posted after the WRITEs of the entry.";
     HANDED_AFTER_WRITE: "hands_over_in_flight", "entries.E2", "An entry lock is handed over only after the WRITEs of the entry have completed.";
     ENTRIES_MENDED: "drops_torn_entries", "entries.E4", "An entry that a WRITE has left torn is mended to its old or its new record, not dropped.";
+    VERSIONS_OR_LOCKS: "rereads_locked_changes_only", "entries.V1", "A copy of a leaf between two versions is refused if they differ, and if the lock is held.";
     LEAF_FENCES: "believes_cached_parents", "sherman.C1", "A leaf that a cached node leads to is used only if its fences cover the key.";
     // Leaves of a radix tree.
     LEAVES_CHECKED: "uses_torn_leaves", "radix.B2", "A copy of a leaf is used only if its check matches.";
     LEAVES_LOCKED_AS_COPIED: "locks_another_version", "radix.L1", "The CAS that locks a leaf expects the version of the copy to be changed.";
     LEAF_UNLOCKED_LAST: "unlocks_before_the_value", "radix.L2", "The WRITE that unlocks a leaf lands after value and check.";
+    LEAF_UNLOCKED_APART: "unlocks_with_the_value", "radix.L2", "A leaf is unlocked by a WRITE of its own.";
     VALUES_BEFORE_LIFE: "revives_before_the_value", "radix.L3", "Where a leaf becomes live, its value lands before its check.";
     LEAVES_MENDED: "drops_torn_leaves", "radix.L4", "A leaf that its dead holder has left torn is mended to its old or its new value, not dropped.";
     LEAVES_SETTLED: "forgets_late_writes", "K4", "After WRITEs of a leaf of unknown outcome, its client finds out whether they have landed.";
     ABSENCE_READ: "believes_cached_slots", "smart.N3", "A key counts as absent only by a node or a slot that the operation has read.";
+    GROUPS_CLOSED: "joins_reads_under_way", "smart.T1", "A lookup takes the result of a READ only if that was posted after the lookup began.";
+    COMBINED_IN_ORDER: "answers_combined_changes_alike", "smart.T2", "Changes that are combined are answered as if one came after the other.";
     FIRST_FREE_SLOT: "takes_any_free_slot", "smart.N2", "A new slot is the first free one of its node.";
     // Recovery from dead clients.
     DEAD_IF_DECLARED: "buries_the_living", "owners.O2", "A client counts as dead only if it was declared dead.";

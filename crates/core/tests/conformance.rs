@@ -10,7 +10,7 @@ use farleaf_core::index::dex::{Dex, DexOptions};
 use farleaf_core::index::fine::{Fine, FineOptions};
 use farleaf_core::index::hybrid::{Hybrid, HybridOptions};
 use farleaf_core::index::sherman::{PSherman, PShermanOptions, Sherman, ShermanOptions};
-use farleaf_core::index::smart::{Smart, SmartOptions};
+use farleaf_core::index::smart::{PSmart, PSmartOptions, Smart, SmartOptions};
 use farleaf_core::page::Fixed8;
 use farleaf_core::server::MemoryServerConfig;
 use farleaf_fabric::local::LocalConfig;
@@ -161,12 +161,13 @@ fn hybrid(provider: &AnyProvider) {
 fn sherman(provider: &AnyProvider) {
     let server = MemoryServerConfig { pool_bytes: 16 << 20, ..lent() };
     // Hardly any parent stays in the cache.
-    let options = ShermanOptions { chunk_nodes_log2: 4, cache_bytes: 1_000, hand_overs: 2 };
+    let few = ShermanOptions { chunk_nodes_log2: 4, cache_bytes: 1_000, ..Default::default() };
+    let options = ShermanOptions { hand_overs: 2, ..few };
     let setup = Setup { provider, options, memory_servers: 3, server: server.clone() };
     conformance::run::<Tiny, Sherman, _>(&setup);
     let setup = Setup {
         provider,
-        options: ShermanOptions::default(),
+        options: ShermanOptions { by_versions: true, ..ShermanOptions::default() },
         memory_servers: 3,
         server: server.clone(),
     };
@@ -182,10 +183,15 @@ fn smart(provider: &AnyProvider) {
     let server = MemoryServerConfig { pool_bytes: 16 << 20, ..lent() };
     // A cache of a few nodes, one of hardly any, and one of all.
     for cache_bytes in [5_000, 0, 64 << 20] {
-        let options = SmartOptions { chunk_bytes: 1 << 14, cache_bytes };
+        let combines = cache_bytes > 0;
+        let options = SmartOptions { chunk_bytes: 1 << 14, cache_bytes, combines };
         let setup = Setup { provider, options, memory_servers: 3, server: server.clone() };
         conformance::run::<Fixed8, Smart, _>(&setup);
     }
+    let smart = SmartOptions { chunk_bytes: 1 << 14, ..SmartOptions::default() };
+    let options = PSmartOptions { smart, boundaries: vec![u64::MAX / 3, u64::MAX / 3 * 2] };
+    let setup = Setup { provider, options, memory_servers: 3, server };
+    conformance::run::<Fixed8, PSmart, _>(&setup);
 }
 
 fn dex(provider: &AnyProvider) {

@@ -2,7 +2,7 @@
 //! failures.
 
 use crate::death::DeathAt;
-use crate::mutants::{MUTANTS, Mutant};
+use crate::mutants::{AS_PUBLISHED, MUTANTS, Mutant};
 use crate::random::{Kind, random_scenario, reduced};
 use crate::registry::SCENARIOS;
 use crate::run::{RunOutcome, RunReport, run_seed, run_with_death};
@@ -47,6 +47,12 @@ pub enum CommandError {
     /// The planted bug is unknown.
     #[error("unknown planted bug `{0}`: see the list in docs/internals/mutants.md")]
     NoSuchBug(String),
+    /// The published protocol is unknown.
+    #[error(
+        "unknown published protocol `{0}`; expected one of {names}",
+        names = AS_PUBLISHED.iter().map(|published| published.name).collect::<Vec<_>>().join(", ")
+    )]
+    NothingPublished(String),
     /// The output cannot be written.
     #[error("cannot write the output: {0}")]
     Output(#[from] io::Error),
@@ -245,6 +251,33 @@ pub fn run_mutants(
     }
     writeln!(out, "{caught} of {all} planted bugs were caught within {count} runs each")?;
     Ok(expected)
+}
+
+/// Does what published programs do, each of [`AS_PUBLISHED`] or only those in `names`, and hunts
+/// for a run that shows why not, as [`run_mutants`] does.
+///
+/// Returns whether there was one for each.
+///
+/// # Errors
+/// [`CommandError`].
+pub fn run_as_published(
+    names: &[String],
+    seed: u64,
+    count: u64,
+    out: &mut impl Write,
+) -> Result<bool, CommandError> {
+    let unknown = |name: &&String| !AS_PUBLISHED.iter().any(|known| known.name == **name);
+    if let Some(name) = names.iter().find(unknown) {
+        return Err(CommandError::NothingPublished(name.clone()));
+    }
+    let mut all_caught = true;
+    for published in AS_PUBLISHED {
+        if names.is_empty() || names.iter().any(|name| name == published.name) {
+            writeln!(out, "{}: {}", published.name, published.does)?;
+            all_caught &= run_mutants(&[published.bug.to_owned()], seed, count, out)?;
+        }
+    }
+    Ok(all_caught)
 }
 
 /// Runs every scenario with a planted bug until the bug is caught. Returns whether all bugs are

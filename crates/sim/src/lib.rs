@@ -30,9 +30,9 @@ mod spread;
 mod takeover;
 mod workload;
 
-pub use command::{CommandError, Deaths, run_command, run_mutants, run_random};
+pub use command::{CommandError, Deaths, run_as_published, run_command, run_mutants, run_random};
 pub use death::DeathAt;
-pub use mutants::{MUTANTS, Mutant};
+pub use mutants::{AS_PUBLISHED, AsPublished, MUTANTS, Mutant};
 pub use random::{Kind, random_scenario};
 pub use registry::SCENARIOS;
 pub use run::{RunOutcome, RunReport, run_and_keep, run_design, run_seed, run_with_death};

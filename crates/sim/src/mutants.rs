@@ -96,6 +96,41 @@ const fn unseen(
     Mutant { bug, shown_by, survives }
 }
 
+/// What a published program does, and the planted bug that does the same here.
+#[derive(Clone, Copy, Debug)]
+pub struct AsPublished {
+    /// Its name in the command.
+    pub name: &'static str,
+    /// The planted bug.
+    pub bug: &'static str,
+    /// What the program does, in one sentence.
+    pub does: &'static str,
+}
+
+/// Protocols of published programs that the checkers refute.
+pub const AS_PUBLISHED: &[AsPublished] = &[
+    AsPublished {
+        name: "sherman-versions",
+        bug: "reads_torn_entries_as_absent",
+        does: "Sherman takes an entry whose two versions of 4 bits differ for an absent one",
+    },
+    AsPublished {
+        name: "dex-sherman-and",
+        bug: "rereads_locked_changes_only",
+        does: "the copy of Sherman that DEX is compared with reads a leaf again only if its version has changed and its lock is held",
+    },
+    AsPublished {
+        name: "smart-rear-lock",
+        bug: "unlocks_with_the_value",
+        does: "SMART frees a leaf's lock in the WRITE that changes the leaf",
+    },
+    AsPublished {
+        name: "smart-stale-writeback",
+        bug: "locks_another_version",
+        does: "SMART writes back what it has read of a leaf before it has locked it",
+    },
+];
+
 /// The planted bugs.
 pub const MUTANTS: &[Mutant] = &[
     unseen(
@@ -159,14 +194,18 @@ pub const MUTANTS: &[Mutant] = &[
     seen("unlocks_before_the_entry", &["canary-sherman-early-unlock"]),
     seen("hands_over_in_flight", &["canary-sherman-early-hand-over"]),
     seen("drops_torn_entries", &["canary-sherman-dropped-entry"]),
+    seen("rereads_locked_changes_only", &["canary-sherman-locked-changes"]),
     seen("believes_cached_parents", &["canary-sherman-cached-parents"]),
     seen("uses_torn_leaves", &["canary-smart-torn-leaf"]),
     seen("locks_another_version", &["canary-smart-other-version"]),
     seen("unlocks_before_the_value", &["canary-smart-early-unlock"]),
+    seen("unlocks_with_the_value", &["canary-smart-one-write"]),
     seen("revives_before_the_value", &["canary-smart-early-life"]),
     seen("drops_torn_leaves", &["canary-smart-dropped-leaf"]),
     seen("forgets_late_writes", &["canary-smart-late-writes"]),
     seen("believes_cached_slots", &["canary-smart-cached-slots"]),
+    seen("joins_reads_under_way", &["canary-smart-joined-reads"]),
+    seen("answers_combined_changes_alike", &["canary-smart-alike"]),
     seen("takes_any_free_slot", &["canary-smart-any-slot"]),
     seen("scans_piecemeal", &["fine-one-leaf", "hybrid-one-leaf"]),
     seen("cools_above_work", &["dex-offload", "dex-offload-shared", "dex-grows-offload"]),
@@ -318,6 +357,16 @@ mod tests {
     use super::*;
     use farleaf_core::rules::RULES;
     use std::collections::BTreeSet;
+
+    #[test]
+    fn what_programs_do_has_a_bug_and_a_name_of_its_own() {
+        let names: BTreeSet<_> = AS_PUBLISHED.iter().map(|published| published.name).collect();
+        assert_eq!(names.len(), AS_PUBLISHED.len());
+        for published in AS_PUBLISHED {
+            let shown = MUTANTS.iter().find(|mutant| mutant.bug == published.bug);
+            assert!(shown.is_some_and(|mutant| mutant.survives.is_empty()), "{}", published.name);
+        }
+    }
 
     #[test]
     fn every_rule_is_there_once_and_every_scenario_exists() {

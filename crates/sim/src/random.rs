@@ -153,11 +153,14 @@ fn design(dice: &mut Dice, design: &str, memory_servers: u16) -> DesignSpec {
             chunk_nodes_log2,
             cache_nodes: dice.of(&[0, 1, 2, 4, 100]),
             hand_overs: dice.of(&[0, 1, 8, 8]),
+            by_versions: dice.of(&[false, false, true]),
         },
         "smart" => DesignSpec::Smart {
             chunk_bytes: dice.of(&[2_112, 4_096, 16_384]),
             cache_bytes: dice.of(&[0, 100, 500, 4_000, 1 << 20]),
             spread: dice.of(&[true, true, false]),
+            combines: dice.of(&[true, false]),
+            divided: false,
         },
         _ => DesignSpec::Dex {
             chunk_nodes_log2,

@@ -304,13 +304,14 @@ where
             let options = hybrid_options::<L>(scenario, *chunk_nodes_log2);
             play_on::<L, Hybrid>(scenario, seed, board, &options)
         }
-        DesignSpec::Sherman { chunk_nodes_log2, cache_nodes, hand_overs } => {
-            let options = sherman_options::<L>(*chunk_nodes_log2, *cache_nodes, *hand_overs);
+        DesignSpec::Sherman { chunk_nodes_log2, cache_nodes, hand_overs, by_versions } => {
+            let options =
+                sherman_options::<L>(*chunk_nodes_log2, *cache_nodes, *hand_overs, *by_versions);
             // On servers of the layout of its pages, which the inspector reads.
             play_on::<L::Entries, Sherman>(scenario, seed, board, &options)
         }
-        DesignSpec::Smart { chunk_bytes, cache_bytes, spread } => {
-            let options = smart_options(*chunk_bytes, *cache_bytes, *spread);
+        DesignSpec::Smart { .. } => {
+            let options = smart_options(scenario)?;
             play_on::<L, SpreadSmart>(scenario, seed, board, &options)
         }
         DesignSpec::Dex { .. } => play_dex::<L>(scenario, seed, board),

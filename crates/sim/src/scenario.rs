@@ -248,6 +248,9 @@ pub enum DesignSpec {
         cache_nodes: u32,
         /// How many clients of a compute server in a row can get a lock by hand-over.
         hand_overs: u32,
+        /// Whether lookups trust leaves by the versions in their locks.
+        #[serde(default)]
+        by_versions: bool,
     },
     /// SMART.
     Smart {
@@ -258,6 +261,12 @@ pub enum DesignSpec {
         /// Whether neighbouring keys differ in several bytes, so that the tree is high.
         #[serde(default)]
         spread: bool,
+        /// Whether clients of a compute server execute operations on one key together.
+        #[serde(default)]
+        combines: bool,
+        /// Whether compute servers own equal parts of the scenario's key space, which is P-SMART.
+        #[serde(default)]
+        divided: bool,
     },
     /// DEX. Compute servers own equal parts of the scenario's key space.
     Dex {
@@ -828,6 +837,7 @@ impl Scenario {
             }
         }
         self.crash.as_ref().map_or(Ok(()), |crash| self.check_crash(crash))?;
+        self.check_smart()?;
         self.check_dex()
     }
 
@@ -863,6 +873,24 @@ impl Scenario {
                 Err(what.to_owned())
             }
             _ => Err("[crash] needs the design dex or dlsm".to_owned()),
+        }
+    }
+
+    fn check_smart(&self) -> Result<(), String> {
+        let faults = &self.faults;
+        match self.design {
+            DesignSpec::Smart { divided: true, .. }
+                if !faults.kill_compute_server.is_empty()
+                    || !faults.declare_live_dead.is_empty() =>
+            {
+                Err("a divided smart cannot lose compute servers".to_owned())
+            }
+            DesignSpec::Smart { divided: true, .. }
+                if self.workload.key_space <= u64::from(self.cluster.compute_servers) =>
+            {
+                Err("key_space must be more than compute_servers".to_owned())
+            }
+            _ => Ok(()),
         }
     }
 

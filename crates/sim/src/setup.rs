@@ -58,13 +58,20 @@ pub(crate) fn sherman_options<L: Layout>(
     chunk_nodes_log2: u8,
     cache_nodes: u32,
     hand_overs: u32,
+    by_versions: bool,
 ) -> ShermanOptions {
     let cache_bytes = u64::from(cache_nodes) * L::page_words() as u64 * 8;
-    ShermanOptions { chunk_nodes_log2, cache_bytes, hand_overs }
+    ShermanOptions { chunk_nodes_log2, cache_bytes, hand_overs, by_versions }
 }
 
-pub(crate) fn smart_options(chunk_bytes: u64, cache_bytes: u64, spread: bool) -> SpreadOptions {
-    SpreadOptions { smart: SmartOptions { chunk_bytes, cache_bytes }, spread }
+pub(crate) fn smart_options(scenario: &Scenario) -> Result<SpreadOptions, String> {
+    let DesignSpec::Smart { chunk_bytes, cache_bytes, spread, combines, divided } = scenario.design
+    else {
+        return Err("the scenario's design is not smart".to_owned());
+    };
+    let names = || workload::boundaries(&scenario.workload, scenario.cluster.compute_servers);
+    let smart = SmartOptions { chunk_bytes, cache_bytes, combines };
+    Ok(SpreadOptions { smart, spread, boundaries: divided.then(names) })
 }
 
 pub(crate) fn dex_options<L: Named>(

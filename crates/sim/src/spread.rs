@@ -3,7 +3,9 @@
 //!
 //! *Thread safety*: that of the index beneath.
 
-use farleaf_core::index::smart::{Smart, SmartCompute, SmartIndex, SmartOptions};
+use farleaf_core::index::smart::{
+    PSmart, PSmartOptions, Smart, SmartCompute, SmartIndex, SmartOptions,
+};
 use farleaf_core::index::{
     Answer, Design, Encoded, IndexAdmin, IndexError, LeafEdit, Owned, RangeIndex, RecordsOf, Scan,
 };
@@ -37,15 +39,26 @@ pub(crate) fn gathered(number: u64) -> Option<u64> {
     (spread(name) == number).then_some(name)
 }
 
-/// SMART, with or without spread keys.
+/// SMART or P-SMART, with or without spread keys.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SpreadSmart;
 
 /// Its options.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct SpreadOptions {
     pub(crate) smart: SmartOptions,
     pub(crate) spread: bool,
+    /// The names of the keys at which the compute servers' ranges begin; `None` if they share all
+    /// keys.
+    pub(crate) boundaries: Option<Vec<u64>>,
+}
+
+impl SpreadOptions {
+    fn divided<L: Named>(&self) -> Option<PSmartOptions<OwnedKey<L>>> {
+        let number = |name: &u64| L::key_named(if self.spread { spread(*name) } else { *name });
+        let boundaries = self.boundaries.as_ref()?.iter().map(number).collect();
+        Some(PSmartOptions { smart: self.smart, boundaries })
+    }
 }
 
 /// A handle.
@@ -62,17 +75,25 @@ impl<L: Named + Layout<Key: Encoded, Value: Encoded>> Design<L> for SpreadSmart 
     type Index<F: Fabric> = SpreadIndex<F, L>;
 
     async fn create<F: Fabric>(fabric: &F, options: &SpreadOptions) -> Result<(), IndexError> {
-        <Smart as Design<L>>::create(fabric, &options.smart).await
+        match options.divided::<L>() {
+            Some(options) => <PSmart as Design<L>>::create(fabric, &options).await,
+            None => <Smart as Design<L>>::create(fabric, &options.smart).await,
+        }
     }
 
     fn compute(options: &SpreadOptions) -> Result<Self::Compute, IndexError> {
-        Ok((<Smart as Design<L>>::compute(&options.smart)?, options.spread))
+        let compute = match options.divided::<L>() {
+            Some(options) => <PSmart as Design<L>>::compute(&options),
+            None => <Smart as Design<L>>::compute(&options.smart),
+        };
+        Ok((compute?, options.spread))
     }
 
     async fn open_handle<F: Fabric>(
         fabric: F,
         (compute, spread): &Self::Compute,
     ) -> Result<SpreadIndex<F, L>, IndexError> {
+        // Both forms have the same handle, which knows from the compute side which it is.
         let index = <Smart as Design<L>>::open_handle(fabric, compute).await?;
         Ok(SpreadIndex { index, spread: *spread })
     }

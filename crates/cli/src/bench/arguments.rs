@@ -188,14 +188,18 @@ pub(crate) struct Arguments {
     /// largest level with 16 subtrees for each memory server]
     #[arg(long, value_name = "LEVEL", value_parser = units::limited::<u8>(0, 8))]
     pub(super) placement_level: Option<u8>,
-    /// How descents of the design `fine` trust a node: by the checksum in it, or by its version,
-    /// read before and after the node
+    /// How descents of the design `fine` trust a node, and lookups of `sherman` a leaf: by the
+    /// checksums in it, or by its version, read before and after it
     #[arg(long, value_enum, value_name = "HOW", default_value = "sums")]
     pub(super) validate: Validation,
     /// Let at most this many clients of a compute server in a row take a leaf's lock over from each
     /// other, in the design `sherman`
     #[arg(long, value_name = "N", default_value = "8", value_parser = units::limited::<u32>(0, 1_000))]
     pub(super) hand_overs: u32,
+    /// Let each client of the designs `smart` and `p-smart` READ and WRITE for itself, instead of
+    /// once for all operations of a compute server that wait for the same key
+    #[arg(long)]
+    pub(super) no_combining: bool,
     /// Partition keys among memory servers by this scheme
     #[arg(long, value_enum, default_value = "range")]
     pub(super) partitioning: PartitioningName,

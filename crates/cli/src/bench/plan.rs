@@ -232,10 +232,12 @@ impl Plan {
                 sherman: ShermanOptions {
                     cache_bytes: in_cache - of_blocks,
                     hand_overs: arguments.hand_overs,
+                    by_versions: arguments.validate == Validation::Versions,
                     ..ShermanOptions::default()
                 },
                 smart: SmartOptions {
                     cache_bytes: in_cache - of_blocks,
+                    combines: !arguments.no_combining,
                     ..SmartOptions::default()
                 },
                 dex: DexOptions {
@@ -308,8 +310,9 @@ fn check(arguments: &Arguments, threads: u16) -> anyhow::Result<()> {
     if arguments.own_keys && arguments.seconds.is_none() && arguments.spare_compute_servers > 0 {
         return usage("--own-keys with --spare-compute-servers needs --seconds");
     }
-    if arguments.validate == Validation::Versions && arguments.index != DesignName::Fine {
-        return usage("--validate versions needs --index fine");
+    let has_versions = matches!(arguments.index, DesignName::Fine | DesignName::Sherman);
+    if arguments.validate == Validation::Versions && !has_versions {
+        return usage("--validate versions needs --index fine or sherman");
     }
     if !placement.is_empty() && arguments.partitioning == PartitioningName::Hash {
         return usage("--placement needs --partitioning range");

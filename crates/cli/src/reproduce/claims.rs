@@ -147,7 +147,7 @@ mod tests {
     use farleaf_bench::report::{PerOperation, Report};
 
     const ROW: Row = Row { name: "dex", design: "dex", words: "", caches: true };
-    const OTHER: Row = Row { name: "other", design: "p-smart", words: "", caches: true };
+    const OTHER: Row = Row { name: "other", design: "no-design", words: "", caches: true };
 
     fn point(row: Row, x: f64, reads: &[f64]) -> Measured {
         let report = |reads: &f64| Report {
@@ -245,7 +245,7 @@ mod tests {
         let claim = Claim::new("", value, Rule::Within(1.0, COUNT));
         let missing = judge(&claim, &[point(OTHER, 1.0, &[])], Scale::Small);
         assert_eq!(missing.verdict, Verdict::NotRun);
-        assert_eq!(missing.why, "needs the design `p-smart`");
+        assert_eq!(missing.why, "needs the design `no-design`");
         assert_eq!(verdict(&claim, &[]), Verdict::NotRun);
         let unsaid = Claim::unsaid("", "no locks in virtual time");
         let judged = judge(&unsaid, &[], Scale::Paper);

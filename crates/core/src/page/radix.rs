@@ -17,7 +17,7 @@
 //!   tells of itself which keys it is for. A node always has room for 256 slots; its size says how
 //!   many can be in use, and only grows.
 //! - radix.B2. A leaf's key never changes. A copy of a leaf is whole iff its check matches; then it
-//!   has the value and the state of the version in its word 0.
+//!   has a value and a state that the leaf had in the version in its word 0, while it was read.
 //!
 //! *Thread safety*: plain values.
 
@@ -405,11 +405,15 @@ impl LeafCopy {
         Self { word, ..self }
     }
 
+    /// The same leaf of the same version with this record.
+    pub(crate) fn with_record(self, value: u64, live: bool) -> Self {
+        let check = check_of(self.at, self.word.version(), (self.key, value), live);
+        Self { value, check, ..self }
+    }
+
     /// The leaf after a change by the client that holds it: the next version, unlocked.
     pub(crate) fn next(&self, value: u64, live: bool) -> Self {
-        let word = self.word.next_by(self.word.owner());
-        let check = check_of(self.at, word.version(), (self.key, value), live);
-        Self { word, value, check, ..*self }
+        self.with_word(self.word.next_by(self.word.owner())).with_record(value, live)
     }
 }
 
@@ -511,6 +515,17 @@ mod tests {
                 let all_new = word(0) == new[0] && word(3) == new[3] && word(4) == new[4];
                 assert_eq!(copy.is_whole(), all_old || all_new, "{newer:b}");
             }
+        }
+        // Without a lock, the version stays.
+        for (value, live) in [(7, true), (6, false)] {
+            let after = before.with_record(value, live);
+            let (old, new) = (before.words(), after.words());
+            let torn = |newer: usize| {
+                LeafCopy::new(at(64), |word| if word == newer { new } else { old }[word])
+            };
+            assert!(after.is_whole() && after.word == before.word && after.is_live() == live);
+            assert_eq!(torn(3).is_whole(), value == 6, "the value is new, if it has changed");
+            assert_eq!(torn(4).is_whole(), value == 6, "the check is new");
         }
         let elsewhere = LeafCopy::new(at(128), |word| before.words()[word]);
         assert!(!elsewhere.is_whole());

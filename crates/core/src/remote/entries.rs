@@ -1,9 +1,10 @@
 //! Changes of single entries of a leaf, under its entry lock.
 //!
-//! The lock is word 6 of the leaf: 0, or the word of the holder. A client takes it by a CAS from 0,
-//! then READs the leaf, then posts the WRITEs of an entry and the WRITE of the unlock together.
-//! There is no log entry: a WRITE that stopped half-way leaves the leaf so that any client can mend
-//! it ([`Layout::mended_entries`]).
+//! The lock is word 6 of the leaf: 0, or the word of the holder. (Where locks have versions, a free
+//! one has another word than 0, entries.V1.) A client takes it by a CAS from the free word, then
+//! READs the leaf, then posts the WRITEs of an entry and the WRITE of the unlock together. There is
+//! no log entry: a WRITE that stopped half-way leaves the leaf so that any client can mend it
+//! ([`Layout::mended_entries`]).
 //!
 //! *Invariants*
 //! - entries.E1. The holder READs the leaf after it has the lock, and acts on that copy.
@@ -23,7 +24,7 @@
 
 use super::entry_locks::EntryLocks;
 use super::identity::REGISTRAR;
-use super::pages::{BUSY_WAIT_NS, READ_RETRIES};
+use super::pages::{BUSY_WAIT_NS, SETTLES};
 use super::pieces::all_done;
 use super::{Backoff, Image, Miss, PageClient, PageCopy, RemoteError};
 use crate::page::{ENTRY_LOCK_WORD, Layout, LockWord};
@@ -42,8 +43,6 @@ const SWAPS: u32 = 8;
 const TURN_WAITS: u32 = 128;
 const CLOSE_TURN_WAITS: u32 = 64;
 const FAR_TURN_WAIT_NS: u64 = 8_000;
-/// Attempts to settle a change of unknown outcome.
-const SETTLES: u32 = 4 * READ_RETRIES;
 /// Longest pause between two CASes, in nanoseconds.
 const SWAP_PAUSE_NS: u64 = 4_000;
 
@@ -131,6 +130,11 @@ impl EntryHold<'_> {
         let outcome = change.await;
         self.may_land = matches!(outcome, Err(Miss::Failed(RemoteError::Indeterminate(_))));
         outcome
+    }
+
+    /// The word that releases the lock.
+    fn release_word(&self) -> Option<LockWord> {
+        self.word.map(|word| self.locks.free_after(word))
     }
 
     /// Hands the lock over, if another client still waits.
@@ -233,12 +237,20 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
             return Ok(hold);
         }
         for _ in 0..SWAPS {
-            let word = locks.new_word(owner);
-            hold.word = Some(word);
-            if self.swap_entry_lock(at, LockWord::from_bits(0), word).await? {
-                return Ok(hold);
+            let free = match locks.has_versions() {
+                true => LockWord::from_bits(self.read_words(entry_lock_of(at), 8).await?.get(0)),
+                false => LockWord::from_bits(0),
+            };
+            if free.is_locked() {
+                self.suspect.set(Some((at, free)));
+            } else {
+                let word = locks.new_word(owner);
+                hold.word = Some(word);
+                if self.swap_entry_lock(at, free, word).await? {
+                    return Ok(hold);
+                }
+                hold.word = None;
             }
-            hold.word = None;
             self.fabric().counters().count_retry();
             self.fabric().sleep(1 + self.fabric().random() % SWAP_PAUSE_NS).await;
         }
@@ -286,13 +298,16 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         writes: &[EntryWords],
     ) -> Result<(), RemoteError> {
         if hold.locks.is_exclusive() {
-            return self.write_in_turn(hold, image, writes).await;
+            let at = hold.at;
+            let post = async || self.post_entries(at, image, writes, None).await;
+            return self.change_in_turn(hold, post).await;
         }
         let for_next = hold.is_for_next();
         if for_next && self.fabric().breaks(rules::HANDED_AFTER_WRITE) {
             return self.hand_over_early(hold, image, writes).await;
         }
-        let error = match self.post_entries(hold.at, image, writes, !for_next).await {
+        let release = hold.release_word().filter(|_| !for_next);
+        let error = match self.post_entries(hold.at, image, writes, release).await {
             Err(error) => {
                 self.release_entries(hold).await;
                 return Err(error);
@@ -315,15 +330,18 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         self.settle_entries(hold, image, writes, error).await
     }
 
-    /// Writes words of `image` to a leaf that only this compute server changes (entries.E6).
-    async fn write_in_turn(
+    /// Changes a leaf that only this compute server changes (entries.E6), by the WRITEs that `post`
+    /// posts, all or none, as often as needed.
+    ///
+    /// # Errors
+    /// As [`PageClient::write_entries`].
+    pub(super) async fn change_in_turn(
         &self,
         mut hold: EntryHold<'_>,
-        image: &Image<L>,
-        writes: &[EntryWords],
+        post: impl AsyncFn() -> Result<Posted<F>, RemoteError>,
     ) -> Result<(), RemoteError> {
         let at = hold.at;
-        let posted = self.post_entries(at, image, writes, false).await?;
+        let posted = post().await?;
         hold.may_land = true;
         let mut outcome = all_done(posted).await;
         let mut backoff = Backoff::default();
@@ -336,7 +354,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
             backoff.wait(self.fabric()).await;
             let again = async {
                 self.fabric().reset(at.server()).await?;
-                all_done(self.post_entries(at, image, writes, false).await?).await
+                all_done(post().await?).await
             };
             outcome = again.await;
         }
@@ -363,7 +381,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
                 if self.read_words(entry_lock_of(at), 8).await?.get(0) != word.to_bits() {
                     return Ok::<_, RemoteError>(());
                 }
-                all_done(self.post_entries(at, image, writes, true).await?).await
+                all_done(self.post_entries(at, image, writes, hold.release_word()).await?).await
             };
             if again.await.is_ok() {
                 hold.word = None;
@@ -386,7 +404,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
             return;
         }
         let image = Image::empty();
-        let posted = match self.post_entries(hold.at, &image, &[], true).await {
+        let posted = match self.post_entries(hold.at, &image, &[], hold.release_word()).await {
             Ok(posted) => all_done(posted).await,
             Err(error) => Err(error),
         };
@@ -412,40 +430,44 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         image: &Image<L>,
         writes: &[EntryWords],
     ) -> Result<(), RemoteError> {
-        let posted = self.post_entries(hold.at, image, writes, false).await?;
+        let posted = self.post_entries(hold.at, image, writes, None).await?;
         if !hold.hand_over() {
             self.release_entries(hold).await;
         }
         all_done(posted).await
     }
 
-    /// Posts the WRITEs of a change, and that of the release (entries.E2). If it fails, nothing is
-    /// posted.
+    /// Posts the WRITEs of a change, and that of the word `release` (entries.E2). If it fails,
+    /// nothing is posted.
     async fn post_entries(
         &self,
         at: GlobalAddr,
         image: &Image<L>,
         writes: &[EntryWords],
-        releases: bool,
+        release: Option<LockWord>,
     ) -> Result<Posted<F>, RemoteError> {
         // Get all buffers before the first post: no other verb may come between the WRITEs.
-        let mut buffers = SmallVec::<[(GlobalAddr, Buffer); 4]>::new();
-        for words in writes {
-            let buffer = self.buffer(words.len() * 8).await?;
+        let take_all = || {
+            let of_entry = writes.iter().map(|words| self.fabric().buffer(words.len() * 8));
+            of_entry.chain(release.map(|_| self.fabric().buffer(8))).collect()
+        };
+        let buffers: SmallVec<[Buffer; 4]> = self.buffers(take_all).await?;
+        let mut posts = SmallVec::<[(GlobalAddr, Buffer); 4]>::new();
+        let mut buffers = buffers.into_iter();
+        for (words, buffer) in writes.iter().zip(&mut buffers) {
             for (place, word) in image.words()[words.clone()].iter().enumerate() {
                 buffer.set(place, word.load(Ordering::Relaxed));
             }
-            buffers.push((at.plus(words.start as u64 * 8), buffer));
+            posts.push((at.plus(words.start as u64 * 8), buffer));
         }
-        if releases {
-            let buffer = self.buffer(8).await?;
-            buffer.set(0, 0);
-            buffers.push((entry_lock_of(at), buffer));
+        if let Some((word, buffer)) = release.zip(buffers.next()) {
+            buffer.set(0, word.to_bits());
+            posts.push((entry_lock_of(at), buffer));
             if self.fabric().breaks(rules::ENTRIES_BEFORE_UNLOCK) {
-                buffers.reverse();
+                posts.reverse();
             }
         }
-        Ok(buffers.into_iter().map(|(to, buffer)| self.fabric().write(to, buffer)).collect())
+        Ok(posts.into_iter().map(|(to, buffer)| self.fabric().write(to, buffer)).collect())
     }
 
     /// What to look after if the page of this copy cannot be used: its entry lock, unless the whole
@@ -480,7 +502,10 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     /// Settles a doubt about an entry lock (entries.E4).
     pub(super) async fn settle_entry(&self, doubt: &EntryDoubt) -> Result<(), Miss> {
         self.fabric().reset(doubt.at.server()).await?;
-        self.mend_entries(doubt).await?;
+        match self.radix_leaves {
+            true => self.mend_leaf_in_turn(doubt.at).await?,
+            false => self.mend_entries(doubt).await?,
+        }
         if let DoubtfulLock::Turn(locks, ticket) = &doubt.lock {
             locks.leave(doubt.at, *ticket);
         }
@@ -508,10 +533,10 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
             image.words()[place].store(due, Ordering::Relaxed);
             writes.push(place..place + 1);
         }
-        all_done::<_, RemoteError>(self.post_entries(at, &image, &writes, false).await?).await?;
+        all_done::<_, RemoteError>(self.post_entries(at, &image, &writes, None).await?).await?;
         if let Some(word) = held {
             // By a CAS: a late WRITE would release the lock of another client.
-            let free = LockWord::from_bits(0).to_bits();
+            let free = self.entry_locks.free_after(word).to_bits();
             let swap = self.fabric().compare_swap(entry_lock_of(at), word.to_bits(), free);
             swap.await?;
         }
@@ -519,9 +544,10 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     }
 }
 
-type Posted<F> = SmallVec<[<F as Fabric>::Op<Buffer>; 4]>;
+/// WRITEs of one change.
+pub(super) type Posted<F> = SmallVec<[<F as Fabric>::Op<Buffer>; 4]>;
 
 /// Where the entry lock of a leaf is.
-fn entry_lock_of(leaf: GlobalAddr) -> GlobalAddr {
+pub(super) fn entry_lock_of(leaf: GlobalAddr) -> GlobalAddr {
     leaf.plus(ENTRY_LOCK_WORD as u64 * 8)
 }

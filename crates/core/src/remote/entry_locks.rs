@@ -34,6 +34,8 @@ pub struct EntryLocks {
     most_in_a_row: u32,
     /// Whether no other compute server changes the leaves, so that a turn is as good as the lock.
     is_exclusive: bool,
+    /// Whether a free lock has the word of its last acquisition, instead of 0 (entries.V1).
+    has_versions: bool,
     queues: Mutex<BTreeMap<GlobalAddr, Queue>>,
 }
 
@@ -55,6 +57,25 @@ impl EntryLocks {
     /// Locks of leaves that only the clients of one compute server change: a turn is enough.
     pub fn exclusive() -> Self {
         Self { is_exclusive: true, ..Self::default() }
+    }
+
+    /// The same locks, with words that show whether a leaf has changed (entries.V1).
+    #[must_use]
+    pub fn with_versions(self) -> Self {
+        Self { has_versions: true, ..self }
+    }
+
+    /// Whether the word of a free lock shows whether the leaf has changed.
+    pub(super) fn has_versions(&self) -> bool {
+        self.has_versions
+    }
+
+    /// The word of the lock once this acquisition of it has ended.
+    pub(super) fn free_after(&self, word: LockWord) -> LockWord {
+        match self.has_versions {
+            true => word.unlocked_by(word.owner()),
+            false => LockWord::from_bits(0),
+        }
     }
 
     /// Whether a turn is enough.

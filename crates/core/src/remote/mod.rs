@@ -24,6 +24,7 @@ mod directory;
 mod edit;
 mod entries;
 mod entry_locks;
+mod entry_versions;
 mod error;
 mod extent_space;
 mod extents;

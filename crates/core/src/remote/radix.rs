@@ -21,7 +21,8 @@
 //!
 //! *Thread safety*: belongs to its endpoint's thread; tasks of that thread share it.
 
-use super::pages::{READ_RETRIES, REREADS};
+use super::entries::{EntryHold, Posted};
+use super::pages::{READ_RETRIES, REREADS, SETTLES};
 use super::pieces::all_done;
 use super::radix_space::{NodeRoom, RadixSpace};
 use super::{Backoff, Locked, Miss, PageClient, RemoteError};
@@ -34,9 +35,6 @@ use farleaf_fabric::{Buffer, Fabric, FabricError, GlobalAddr, ServerId, Work};
 use smallvec::{SmallVec, smallvec};
 use std::collections::BTreeSet;
 use std::ops::Deref;
-
-/// Attempts to settle a change of unknown outcome.
-const SETTLES: u32 = 4 * READ_RETRIES;
 
 /// What became of the CAS of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -186,6 +184,16 @@ impl<F: Fabric, L: Layout> RadixClient<F, L> {
         words: &[u64],
     ) -> Result<F::Op<Buffer>, RemoteError> {
         self.post_write(at, words.iter().copied()).await
+    }
+
+    /// As [`RadixClient::post_words`], from a buffer of their size.
+    pub(crate) fn post_words_from(
+        &self,
+        buffer: Buffer,
+        at: GlobalAddr,
+        words: &[u64],
+    ) -> F::Op<Buffer> {
+        self.write_from(buffer, at, words.iter().copied())
     }
 
     /// WRITEs nodes and leaves that no slot leads to yet, and retries until the WRITEs are known to
@@ -341,11 +349,54 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         Err(first.after_a_change(leaf.at.server()))
     }
 
+    /// Changes a leaf in a turn of the only compute server that does (entries.E6). The leaf keeps
+    /// its version.
+    ///
+    /// # Errors
+    /// As [`PageClient::write_leaf`].
+    pub(crate) async fn write_leaf_in_turn(
+        &self,
+        hold: EntryHold<'_>,
+        leaf: &LeafCopy,
+        value: u64,
+        live: bool,
+    ) -> Result<(), RemoteError> {
+        let after = leaf.with_record(value, live);
+        let becomes_live = live && !leaf.is_live();
+        self.change_in_turn(hold, async || self.post_leaf_change(&after, becomes_live, false).await)
+            .await
+    }
+
+    /// Mends the leaf at `at`, of which this client has the turn, if a WRITE has left it torn
+    /// (radix.L4).
+    pub(super) async fn mend_leaf_in_turn(&self, at: GlobalAddr) -> Result<(), Miss> {
+        let buffer = self.read_words(at, LEAF_WORDS * 8).await?;
+        let leaf = LeafCopy::new(at, |word| buffer.get(word));
+        drop(buffer);
+        if !leaf.is_whole() {
+            let due = leaf.with_record(leaf.value, leaf.is_live());
+            let posted = self.post_leaf_change(&due, false, false).await?;
+            all_done::<_, RemoteError>(posted).await?;
+        }
+        Ok(())
+    }
+
     async fn post_and_await(
         &self,
         after: &LeafCopy,
         becomes_live: bool,
     ) -> Result<(), RemoteError> {
+        all_done(self.post_leaf_change(after, becomes_live, true).await?).await
+    }
+
+    /// Posts the WRITEs that change a leaf to `after`, and that of its word 0 if it `unlocks`. If
+    /// that fails, nothing is posted.
+    async fn post_leaf_change(
+        &self,
+        after: &LeafCopy,
+        becomes_live: bool,
+        unlocks: bool,
+    ) -> Result<Posted<F>, RemoteError> {
         let at = after.at;
         let words = after.words();
         let part = |from: u64, to: u64| (from, words[from as usize..to as usize].to_vec());
@@ -355,9 +406,14 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
             (false, true) => smallvec![part(value, end)],
             (false, false) => smallvec![part(check, end)],
         };
-        parts.push(part(0, 1));
+        if unlocks {
+            parts.push(part(0, 1));
+        }
         if self.fabric().breaks(rules::LEAF_UNLOCKED_LAST) {
             parts.reverse();
+        }
+        if self.fabric().breaks(rules::LEAF_UNLOCKED_APART) {
+            parts = smallvec![part(0, end)];
         }
         if becomes_live && self.fabric().breaks(rules::VALUES_BEFORE_LIFE) {
             parts = smallvec![part(check, end), part(value, check), part(0, 1)];
@@ -371,8 +427,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         let posted = parts.iter().zip(buffers).map(|((from, words), buffer)| {
             self.write_from(buffer, at.plus(from * 8), words.iter().copied())
         });
-        let posted: SmallVec<[_; 3]> = posted.collect();
-        all_done(posted).await
+        Ok(posted.collect())
     }
 
     /// Mends and unlocks the leaf at `at` if the client with the number `gone` holds it, which

@@ -11,7 +11,7 @@
 //! - Written, and possibly changed by other clients since.
 
 use super::commit::Rewrite;
-use super::pages::READ_RETRIES;
+use super::pages::{READ_RETRIES, SETTLES};
 use super::{Backoff, PageClient, RemoteError};
 use crate::page::Layout;
 use crate::rules;
@@ -30,7 +30,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     ) -> Result<(), RemoteError> {
         let mut backoff = Backoff::default();
         let mut outcome = Err(RemoteError::Contended { retries: READ_RETRIES });
-        for _ in 0..4 * READ_RETRIES {
+        for _ in 0..SETTLES {
             self.fabric().counters().count_retry();
             outcome = self.finish(slot, rewrites).await;
             if outcome.is_ok() {

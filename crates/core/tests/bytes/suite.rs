@@ -78,7 +78,12 @@ fn hybrid<L: Named>(provider: &AnyProvider) {
 }
 
 fn sherman<L: Named>(provider: &AnyProvider) {
-    let options = ShermanOptions { chunk_nodes_log2: 4, cache_bytes: 4_000, hand_overs: 2 };
+    let options = ShermanOptions {
+        chunk_nodes_log2: 4,
+        cache_bytes: 4_000,
+        hand_overs: 2,
+        by_versions: false,
+    };
     let setup = Setup { provider, options, memory_servers: 3, server: server() };
     conformance::run::<L, Sherman, _>(&setup);
 }

@@ -26,7 +26,7 @@ type Tiny = Fixed8<16>;
 type Leaves<L> = <L as Layout>::Entries;
 
 const FEW: ShermanOptions =
-    ShermanOptions { chunk_nodes_log2: 4, cache_bytes: 1 << 12, hand_overs: 2 };
+    ShermanOptions { chunk_nodes_log2: 4, cache_bytes: 1 << 12, hand_overs: 2, by_versions: false };
 const PAGE: u64 = 1_024;
 
 fn compute<L: Layout>(options: &ShermanOptions) -> ShermanCompute<Leaves<L>> {
@@ -85,6 +85,38 @@ fn operations_cost_what_the_design_says() {
             assert_eq!(index.get(&key).await, Ok(Some(!number)));
             assert_eq!(index.get(&(key + 1)).await, Ok(None));
         }
+    });
+}
+
+/// By versions, a lookup READs the lock, the leaf and the lock again, and a change READs the word
+/// that it expects in the lock. What is handed over costs the same.
+#[test]
+fn validation_by_versions_costs_two_more_reads() {
+    let options = ShermanOptions { by_versions: true, ..ShermanOptions::default() };
+    on_a_loaded_index(options, async |index, fabric| {
+        for number in (0..60_000).step_by(1_001) {
+            let key = number * 3;
+            let get = async { assert_eq!(index.get(&key).await, Ok(Some(number))) };
+            let cost = spent(&fabric, get).await;
+            assert_eq!((counts(cost), cost.bytes_read), ([3, 0, 0, 0], PAGE + 16 + 16), "{cost:?}");
+            let update = async { assert_eq!(index.update(&key, &!number).await, Ok(true)) };
+            let cost = spent(&fabric, update).await;
+            assert_eq!((counts(cost), cost.bytes_read), ([2, 1, 2, 0], 8 + PAGE), "{cost:?}");
+            assert_eq!(cost.bytes_written, 16 + 8);
+            assert_eq!(index.get(&key).await, Ok(Some(!number)));
+        }
+        let keys: Vec<u64> = (0..6).map(|n| 3_000 + n * 3).collect();
+        let edits: Vec<_> =
+            keys.iter().map(|key| LeafEdit { key, action: Action::Update(&7) }).collect();
+        let update = async { drop(index.execute_all(&edits).await) };
+        assert_eq!(counts(spent(&fabric, update).await), [6 + 1, 1, 6 + 1, 0]);
+    });
+    let provider = SimConfig::default();
+    let cluster = setup(&provider, 1, 16 << 20, options).with_index::<Tiny, Sherman>();
+    let by_sums = &compute::<Tiny>(&FEW);
+    cluster.run_one(|fabric| async move {
+        let opened = <Sherman as Design<Tiny>>::open(fabric, by_sums).await;
+        assert!(matches!(opened, Err(IndexError::InvalidArgument(_))), "its locks have versions");
     });
 }
 

@@ -5,8 +5,10 @@ use super::clients::{
     counts, dying_holder, fill_until_refused, late_and_lossy, rough, setup, spent,
 };
 use farleaf_core::index::conformance::Setup;
-use farleaf_core::index::smart::{Smart, SmartCompute, SmartIndex, SmartOptions};
-use farleaf_core::index::{Design, IndexError, RangeIndex, Scan};
+use farleaf_core::index::smart::{
+    PSmart, PSmartOptions, Smart, SmartCompute, SmartIndex, SmartOptions,
+};
+use farleaf_core::index::{Action, Design, IndexError, LeafEdit, RangeIndex, Scan};
 use farleaf_core::page::{Bytes, Child, DesignId, Fixed8, Slot};
 use farleaf_core::remote::{ENDLESS, Leases, RpcClient};
 use farleaf_core::server::{MemoryServer, MemoryServerConfig};
@@ -14,6 +16,7 @@ use farleaf_core::wire::Refusal;
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::{Faults, Outage, SimConfig};
 use farleaf_fabric::{Cluster, Fabric, Provider, ServerId};
+use futures_util::future::join_all;
 
 type SimFabric = <<SimConfig as Provider>::Cluster<MemoryServer<Fixed8>> as Cluster>::Fabric;
 type Index = SmartIndex<SimFabric, Fixed8>;
@@ -89,6 +92,103 @@ fn operations_cost_what_the_design_says() {
             assert_eq!(index.get(&key).await, Ok(Some(!number)));
             assert_eq!(index.get(&(key + 1)).await, Ok(Some(8)));
         }
+    });
+}
+
+/// Operations of one compute server's clients on one key: the first one is executed by itself, and
+/// all that come meanwhile together. Without that, each sends verbs of its own.
+#[test]
+fn operations_on_one_key_share_reads_and_writes() {
+    on_a_loaded_index(SmartOptions::default(), 3, async |index, fabric| {
+        let run = async |key: u64, actions: &[Action<&u64>]| {
+            // Operations on one key of one `execute_all` would wait for each other.
+            let edits = actions.iter().map(|action| LeafEdit { key: &key, action: *action });
+            let operations: Vec<_> = edits.map(|edit| index.execute(edit)).collect();
+            let mut answers = Vec::new();
+            let all = async { answers = join_all(operations).await };
+            let cost = spent(&fabric, all).await;
+            let answers: Vec<_> = answers.into_iter().map(|answer| answer.unwrap()).collect();
+            (answers, counts(cost), cost.bytes_read)
+        };
+        for together in 1..=6_u64 {
+            let groups = together.min(2);
+            let (answers, counts, bytes) = run(300, &vec![Action::Get; together as usize]).await;
+            assert!(answers.iter().all(|answer| answer.found == Some(100)));
+            assert_eq!((counts, bytes), ([groups, 0, 0, 0], groups * LEAF), "{together}");
+            // Each finds what the one before has left.
+            assert_eq!(index.update(&600, &0).await, Ok(true));
+            let values: Vec<u64> = (0..=together).collect();
+            let steps: Vec<_> =
+                values.windows(2).map(|pair| Action::CompareExchange(&pair[0], &pair[1])).collect();
+            let (answers, counts, bytes) = run(600, &steps).await;
+            assert!(answers.iter().all(|answer| answer.applied), "{answers:?}");
+            let expected = ([groups, groups, 2 * groups, 0], groups * LEAF);
+            assert_eq!((counts, bytes), expected, "{together}");
+            assert_eq!(index.get(&600).await, Ok(Some(together)));
+            // One of them inserts the key. The others READ its leaf, and change nothing.
+            let inserts = vec![Action::Insert(&7); together as usize];
+            let (answers, counts, _) = run(601 + 3 * together, &inserts).await;
+            assert_eq!(answers.iter().filter(|answer| answer.applied).count(), 1);
+            assert_eq!(counts, [groups, 1, 1, 0], "{together}");
+            // What cancels out needs no WRITE, and none but the first one is alone.
+            let (one, two) = (Action::Insert(&7), Action::Remove);
+            let (answers, counts, _) = run(602 + 3 * together, &[Action::Remove, one, two]).await;
+            assert_eq!(
+                answers.iter().map(|answer| answer.applied).collect::<Vec<_>>(),
+                [false, true, true]
+            );
+            assert_eq!(counts, [2, 0, 0, 0], "{together}");
+        }
+    });
+    let alone = SmartOptions { combines: false, ..SmartOptions::default() };
+    on_a_loaded_index(alone, 3, async |index, fabric| {
+        let gets = async { drop(join_all((0..5).map(|_| index.get(&300))).await) };
+        assert_eq!(counts(spent(&fabric, gets).await), [5, 0, 0, 0]);
+    });
+}
+
+/// Divided among compute servers, no leaf needs a lock, whichever compute server an operation
+/// begins on. Nodes are shared.
+#[test]
+fn the_owner_of_a_key_needs_no_lock() {
+    let provider = SimConfig::default();
+    let options = PSmartOptions { smart: SmartOptions::default(), boundaries: vec![90_001] };
+    let setup = setup(&provider, 3, 32 << 20, options);
+    let cluster = setup.with_index::<Fixed8, PSmart>();
+    let plain = &compute(&SmartOptions::default());
+    let new = || <PSmart as Design<Fixed8>>::compute(&setup.options).unwrap();
+    let (compute, other) = (&new(), &new());
+    cluster.run_one(|fabric| async move {
+        let index = <PSmart as Design<Fixed8>>::open(fabric.clone(), compute).await.unwrap();
+        index.bulk_load((0..60_000).map(|n| (n * 3, n)), 1.0).await.unwrap();
+        assert_eq!(index.scan(&Scan::range(..)).await.unwrap().len(), 60_000);
+        for number in (0..60_000).step_by(1_001) {
+            let key = number * 3;
+            // Each owner caches what its operations need, and gets memory for a leaf.
+            index.get(&key).await.unwrap();
+            index.insert(&(key + 2), &1).await.unwrap();
+            let get = async { assert_eq!(index.get(&key).await, Ok(Some(number))) };
+            let cost = spent(&fabric, get).await;
+            assert_eq!((counts(cost), cost.bytes_read), ([1, 0, 0, 0], LEAF), "get: {cost:?}");
+            let update = async { assert_eq!(index.update(&key, &!number).await, Ok(true)) };
+            let cost = spent(&fabric, update).await;
+            assert_eq!((counts(cost), cost.bytes_written), ([1, 0, 1, 0], 16), "{cost:?}");
+            let insert = async { assert_eq!(index.insert(&(key + 1), &7).await, Ok(true)) };
+            assert_eq!(counts(spent(&fabric, insert).await), [1, 1, 1, 0]);
+            let remove = async { assert_eq!(index.remove(&(key + 1)).await, Ok(true)) };
+            let cost = spent(&fabric, remove).await;
+            assert_eq!((counts(cost), cost.bytes_written), ([1, 0, 1, 0], 8), "{cost:?}");
+            let revive = async { assert_eq!(index.insert(&(key + 1), &8).await, Ok(true)) };
+            let cost = spent(&fabric, revive).await;
+            assert_eq!((counts(cost), cost.bytes_written), ([1, 0, 2, 0], 8 + 8), "{cost:?}");
+            assert_eq!(index.get(&key).await, Ok(Some(!number)));
+            assert_eq!(index.get(&(key + 1)).await, Ok(Some(8)));
+        }
+        let is_refused = |error: IndexError| matches!(error, IndexError::InvalidArgument(_));
+        let opened = <PSmart as Design<Fixed8>>::open(fabric.clone(), other).await;
+        assert!(opened.is_err_and(is_refused), "another compute side");
+        let opened = <Smart as Design<Fixed8>>::open(fabric, plain).await;
+        assert!(opened.is_err_and(is_refused), "one that does not divide the keys");
     });
 }
 
@@ -407,13 +507,13 @@ fn byte_strings_are_refused() {
 
 #[test]
 fn a_client_that_dies_half_way_harms_no_other() {
-    let options = SmartOptions { chunk_bytes: 1 << 14, cache_bytes: 4_000 };
+    let options = SmartOptions { chunk_bytes: 1 << 14, cache_bytes: 4_000, combines: true };
     (0..60).for_each(|seed| dying_holder::<Fixed8, Smart>(rough(seed), options, false));
 }
 
 /// The same with lost and late messages, including those of the dead client.
 #[test]
 fn a_client_that_dies_leaves_late_messages() {
-    let options = SmartOptions { chunk_bytes: 1 << 14, cache_bytes: 4_000 };
+    let options = SmartOptions { chunk_bytes: 1 << 14, cache_bytes: 4_000, combines: true };
     (0..60).for_each(|seed| dying_holder::<Fixed8, Smart>(late_and_lossy(seed), options, false));
 }

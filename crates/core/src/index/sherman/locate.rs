@@ -62,7 +62,7 @@ impl<F: Fabric, L: Layout> Locate for ShermanIndex<F, L> {
 
     async fn find(&self, probe: Probe<'_, L::Key>) -> Result<PageCopy<L>, Miss> {
         let at = self.leaf_of(probe).await?;
-        let copy = self.read(at).await?;
+        let copy = self.read_unlocked(at).await?;
         match step(copy.page(), probe, 0) {
             Step::Here => Ok(copy),
             _ if copy.page().level() == 0

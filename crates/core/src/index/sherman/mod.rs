@@ -104,6 +104,11 @@ impl<L: Layout> Design<L> for PSherman {
         if !options.boundaries.is_sorted_by(|one, next| one < next) {
             return Err(IndexError::InvalidArgument("the boundaries must ascend"));
         }
+        if options.sherman.by_versions {
+            return Err(IndexError::InvalidArgument(
+                "p-sherman has no locks, and so no versions: validate by sums",
+            ));
+        }
         Ok(ShermanCompute::new(options.sherman, Some(options.boundaries.clone())))
     }
 
@@ -120,6 +125,11 @@ impl<L: Layout> Design<L> for PSherman {
 }
 
 async fn create<F: Fabric, L: Layout>(fabric: &F, options: u64) -> Result<(), IndexError> {
+    if ShermanOptions::is_by_versions(options) && !L::BY_ENTRIES {
+        return Err(IndexError::InvalidArgument(
+            "validation by versions needs keys and values of 8 bytes",
+        ));
+    }
     let chunk_bytes = ShermanOptions::chunk_bytes(options);
     let pages = PageClient::<F, L>::new(fabric.clone(), chunk_bytes);
     let make = async |roots: &[GlobalAddr]| {
@@ -140,6 +150,12 @@ async fn open<F: Fabric, L: Layout>(
     for number in (0..fabric.memory_servers()).rev() {
         let (found, options) = rpc.claimed(ServerId::new(number), DesignId::Sherman).await?;
         (root, word) = (found.root, options);
+    }
+    let by_versions = ShermanOptions::is_by_versions(word);
+    if by_versions != compute.is_by_versions() {
+        return Err(IndexError::InvalidArgument(
+            "the locks of this index have versions, or have none: validate as when it was created",
+        ));
     }
     match (ShermanOptions::is_divided(word), compute.is_divided()) {
         (true, false) => {
@@ -166,7 +182,7 @@ async fn open<F: Fabric, L: Layout>(
     let sides = compute.sides(fabric.compute_server());
     let pages = PageClient::new(fabric, ShermanOptions::chunk_bytes(word));
     let pages = pages.with_entry_locks(sides.any_locks());
-    Ok(ShermanIndex { tree: BlinkTree::new(pages, root), sides })
+    Ok(ShermanIndex { tree: BlinkTree::new(pages, root), sides, by_versions })
 }
 
 /// A handle on a Sherman index.
@@ -174,6 +190,8 @@ async fn open<F: Fabric, L: Layout>(
 pub struct ShermanIndex<F: Fabric, L: Layout> {
     tree: BlinkTree<F, L>,
     sides: Sides<L>,
+    /// Whether lookups read the versions in locks (entries.V1).
+    by_versions: bool,
 }
 
 impl<F: Fabric, L: Layout> ShermanIndex<F, L> {

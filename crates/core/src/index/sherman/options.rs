@@ -2,7 +2,7 @@
 //! end up:
 //!
 //! ```text
-//! [design:8][log2 of chunk nodes:7][divided:1][reserved:16][claim id:32]
+//! [design:8][log2 of chunk nodes:7][divided:1][locks have versions:1][reserved:15][claim id:32]
 //! ```
 
 use crate::page::{DesignId, NodeCarver};
@@ -21,17 +21,28 @@ pub struct ShermanOptions {
     /// How many clients of a compute server in a row can get a leaf's lock by hand-over. 0 disables
     /// hand-over.
     pub hand_overs: u32,
+    /// Whether a lookup trusts a leaf by the version in its lock, read before and after the leaf,
+    /// instead of by the checks in it. For experiments.
+    pub by_versions: bool,
 }
 
 impl Default for ShermanOptions {
     fn default() -> Self {
-        Self { chunk_nodes_log2: 8, cache_bytes: 64 << 20, hand_overs: 8 }
+        let (chunk_nodes_log2, cache_bytes) = (8, 64 << 20);
+        Self { chunk_nodes_log2, cache_bytes, hand_overs: 8, by_versions: false }
     }
 }
 
 impl ShermanOptions {
     pub(super) fn to_word(self) -> u64 {
-        DesignId::Sherman as u64 | u64::from(self.chunk_nodes_log2 & 0x7f) << 8
+        DesignId::Sherman as u64
+            | u64::from(self.chunk_nodes_log2 & 0x7f) << 8
+            | u64::from(self.by_versions) << 16
+    }
+
+    /// Whether entry locks have versions.
+    pub(super) fn is_by_versions(word: u64) -> bool {
+        word >> 16 & 1 == 1
     }
 
     /// Whether the keys are divided among compute servers.

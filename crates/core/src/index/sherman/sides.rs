@@ -26,6 +26,7 @@ impl<L: Layout> Side<L> {
     fn new(options: ShermanOptions, is_exclusive: bool) -> Arc<Self> {
         let locks = match is_exclusive {
             true => EntryLocks::exclusive(),
+            false if options.by_versions => EntryLocks::new(options.hand_overs).with_versions(),
             false => EntryLocks::new(options.hand_overs),
         };
         Arc::new(Self { cache: NodeCache::new(options.cache_bytes), locks: Arc::new(locks) })
@@ -62,6 +63,11 @@ impl<L: Layout> ShermanCompute<L> {
     /// Whether each compute server owns a range of keys.
     pub(super) fn is_divided(&self) -> bool {
         self.boundaries.is_some()
+    }
+
+    /// Whether entry locks have versions.
+    pub(super) fn is_by_versions(&self) -> bool {
+        self.options.by_versions
     }
 
     /// The number of this compute side: the first one that was drawn.

@@ -9,7 +9,7 @@
 //!
 //! *Thread safety*: shared by all threads of a compute server.
 
-use crate::page::{Child, KeyPath, NodeCopy, NodeSize, Search, Slot, slot_place};
+use crate::page::{Child, KeyPath, NodeCopy, NodeHeader, NodeSize, Search, Slot, slot_place};
 use farleaf_fabric::GlobalAddr;
 use farleaf_fabric::sync::{AtomicU64, Mutex, Ordering, lock};
 use std::collections::{BTreeMap, VecDeque};
@@ -60,6 +60,16 @@ pub(super) enum Start {
     Node(GlobalAddr, NodeSize),
     /// At the root slot, as it was last read.
     Root(Slot),
+}
+
+/// A cached node, for a scan.
+#[derive(Debug)]
+pub(super) struct KnownNode {
+    pub(super) at: GlobalAddr,
+    pub(super) size: NodeSize,
+    pub(super) path: KeyPath,
+    /// The leaves that it led to, each with the byte that leads there.
+    pub(super) leaves: Vec<(u8, GlobalAddr)>,
 }
 
 fn bytes_of(node: &NodeCopy) -> u64 {
@@ -138,19 +148,14 @@ impl SmartCache {
         }
     }
 
-    /// The deepest node whose path `key` begins with: its address, its size and its path.
-    pub(super) fn node_of(&self, key: u64) -> Option<(GlobalAddr, NodeSize, KeyPath)> {
+    /// The deepest node whose path `key` begins with.
+    pub(super) fn node_of(&self, key: u64) -> Option<KnownNode> {
         let nodes = lock(&self.nodes);
-        nodes.deepest(key).map(|node| (node.at, node.header.size, node.header.path))
-    }
-
-    /// The leaves that the node at `at` with this path led to, each with the byte that leads there.
-    pub(super) fn leaves_of(&self, path: KeyPath, at: GlobalAddr) -> Vec<(u8, GlobalAddr)> {
-        let nodes = lock(&self.nodes);
-        let node = nodes.held.get(&path.number()).filter(|held| held.node.at == at);
-        let slots = node.into_iter().flat_map(|held| held.node.in_use());
-        let leaves = slots.filter(|(_, slot)| slot.child() == Child::Leaf);
-        leaves.map(|(_, slot)| (slot.byte(), slot.at())).collect()
+        let node = nodes.deepest(key)?;
+        let leaves = node.in_use().filter(|(_, slot)| slot.child() == Child::Leaf);
+        let leaves = leaves.map(|(_, slot)| (slot.byte(), slot.at())).collect();
+        let NodeHeader { size, path } = node.header;
+        Some(KnownNode { at: node.at, size, path, leaves })
     }
 
     /// Remembers the root slot.
@@ -162,12 +167,13 @@ impl SmartCache {
     /// there even if this one does not fit.
     pub(super) fn admit(&self, node: &NodeCopy) {
         let (bytes, path) = (bytes_of(node), node.header.path);
-        let mut nodes = lock(&self.nodes);
         if bytes > self.most_bytes {
             // A descent from a copy of an earlier size would read the node twice.
-            nodes.remove(path);
+            self.forget(path);
             return;
         }
+        let node = node.clone();
+        let mut nodes = lock(&self.nodes);
         nodes.make_room(bytes, self.most_bytes);
         nodes.admissions += 1;
         let mut admission = nodes.admissions;
@@ -180,7 +186,7 @@ impl SmartCache {
         }
         nodes.bytes += bytes;
         nodes.of_length[path.length()] += 1;
-        nodes.held.insert(path.number(), Held { node: node.clone(), admission });
+        nodes.held.insert(path.number(), Held { node, admission });
         nodes.tidy_queue();
     }
 
@@ -204,7 +210,6 @@ impl SmartCache {
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use super::*;
-    use crate::page::NodeHeader;
     use farleaf_fabric::ServerId;
 
     fn at(number: u64) -> GlobalAddr {
@@ -234,11 +239,8 @@ mod tests {
         let path = KeyPath::of(key, 7);
         cache.patch(SlotOf { path, number: 1 }, Slot::leaf(1, at(30)));
         assert!(matches!(cache.start(key + 1), Start::Slot(_, slot, _) if slot.at() == at(30)));
-        let leaves = vec![(0, at(21)), (1, at(30))];
-        assert_eq!(
-            (cache.leaves_of(path, at(20)), cache.leaves_of(path, at(10))),
-            (leaves, vec![])
-        );
+        let known = cache.node_of(key).unwrap();
+        assert_eq!((known.at, known.leaves), (at(20), vec![(0, at(21)), (1, at(30))]));
         cache.forget(path);
         assert!(matches!(cache.start(key + 1), Start::Node(found, _) if found == at(10)));
     }

@@ -6,15 +6,14 @@
 
 use super::SmartOptions;
 use super::cache::SmartCache;
+use super::sides::{Sides, SmartCompute};
 use crate::index::{
     Answer, Design, Encoded, IndexAdmin, IndexError, LeafEdit, Owned, RangeIndex, RecordsOf, Scan,
 };
-use crate::page::{Action, DesignId, Layout, MOST_RADIX_SERVERS};
+use crate::page::{Action, DesignId, Layout, MOST_RADIX_SERVERS, OwnedKey, Superblock};
 use crate::remote::{ROOT_SERVER, RadixClient, RpcClient};
-use farleaf_fabric::sync::{Arc, Mutex, lock};
 use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
 use std::borrow::Borrow;
-use std::collections::BTreeMap;
 use std::ops::Bound;
 
 /// The design SMART.
@@ -24,18 +23,38 @@ pub struct Smart;
 const ONLY_NUMBERS: IndexError =
     IndexError::InvalidArgument("smart has keys and values of 8 bytes only: use another design");
 
-/// The compute side of an index: the cached nodes of each compute server.
+/// In the superblock's options: the keys are divided among compute servers.
+const DIVIDED: u64 = 1 << 15;
+
+/// SMART with the keys divided among compute servers: only the owner of a key changes its leaf, so
+/// a leaf needs no lock.
+///
+/// After Lu et al., *DEX* (VLDB 2024), §8.2, which calls it P-SMART. Operations take the side of
+/// the owner by a function call, as those of the other partitioned designs do within a process.
+/// Nodes are shared. Keys do not move, and compute servers must not die: nothing in a leaf says
+/// whose change is torn. The index belongs to the first compute side that opens it, in one process;
+/// others are refused.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct PSmart;
+
+/// Options of a new index that is divided among compute servers.
 #[derive(Clone, Debug)]
-pub struct SmartCompute {
-    options: SmartOptions,
-    caches: Arc<Mutex<BTreeMap<u16, Arc<SmartCache>>>>,
+pub struct PSmartOptions<K> {
+    /// The options that both forms have.
+    pub smart: SmartOptions,
+    /// Where the keys of each compute server but the first begin.
+    pub boundaries: Vec<K>,
 }
 
 /// A handle on a SMART index.
 #[derive(Debug)]
 pub struct SmartIndex<F: Fabric, L: Layout> {
     pub(super) radix: RadixClient<F, L>,
-    pub(super) cache: Arc<SmartCache>,
+    pub(super) sides: Sides,
+    /// Whether clients of a compute server execute operations on one key together.
+    pub(super) combines: bool,
+    /// Whether a leaf is changed in a turn of its key's owner, instead of under a lock.
+    pub(super) is_divided: bool,
     /// Where the root slot is.
     pub(super) root: GlobalAddr,
 }
@@ -48,54 +67,123 @@ impl<L: Layout<Key: Encoded, Value: Encoded>> Design<L> for Smart {
 
     async fn create<F: Fabric>(fabric: &F, options: &SmartOptions) -> Result<(), IndexError> {
         options.check()?;
-        if L::HAS_HEAP {
-            return Err(ONLY_NUMBERS);
-        }
-        if fabric.memory_servers() > MOST_RADIX_SERVERS {
-            return Err(IndexError::InvalidArgument("smart has at most 256 memory servers"));
-        }
-        for number in (0..fabric.memory_servers()).rev() {
-            let rpc = RpcClient::<F, L>::new(fabric.clone());
-            rpc.check_unclaimed(ServerId::new(number)).await?;
-        }
-        // The memory of a leaf, which was never used: a free slot.
-        let radix = RadixClient::<F, L>::new(fabric.clone(), 0);
-        let root = radix.take_leaf_on(ROOT_SERVER).await?;
-        Ok(radix.rpc().claim_all(DesignId::Smart as u64, &[root]).await?)
+        create::<F, L>(fabric, DesignId::Smart as u64).await
     }
 
     fn compute(options: &SmartOptions) -> Result<SmartCompute, IndexError> {
         options.check()?;
-        Ok(SmartCompute { options: *options, caches: Arc::new(Mutex::new(BTreeMap::new())) })
+        Ok(SmartCompute::new(*options, None))
     }
 
     async fn open_handle<F: Fabric>(
         fabric: F,
         compute: &SmartCompute,
     ) -> Result<SmartIndex<F, L>, IndexError> {
-        if L::HAS_HEAP {
-            return Err(ONLY_NUMBERS);
-        }
-        let rpc = RpcClient::<F, L>::new(fabric.clone());
-        let mut root = GlobalAddr::NULL;
-        for number in (0..fabric.memory_servers()).rev() {
-            root = rpc.claimed(ServerId::new(number), DesignId::Smart).await?.0.root;
-        }
-        let options = compute.options;
-        let new = || Arc::new(SmartCache::new(options.cache_bytes));
-        let server = fabric.compute_server();
-        let cache = lock(&compute.caches).entry(server).or_insert_with(new).clone();
-        Ok(SmartIndex { radix: RadixClient::new(fabric, options.chunk_bytes), cache, root })
+        open(fabric, compute).await
     }
 
     fn cached_bytes(compute: &SmartCompute) -> u64 {
-        lock(&compute.caches).values().map(|cache| cache.bytes()).sum()
+        compute.cached_bytes()
     }
+}
+
+impl<L: Layout<Key: Encoded, Value: Encoded>> Design<L> for PSmart {
+    const NAME: &'static str = "p-smart";
+    type Options = PSmartOptions<OwnedKey<L>>;
+    type Compute = SmartCompute;
+    type Index<F: Fabric> = SmartIndex<F, L>;
+
+    async fn create<F: Fabric>(fabric: &F, options: &Self::Options) -> Result<(), IndexError> {
+        options.smart.check()?;
+        create::<F, L>(fabric, DesignId::Smart as u64 | DIVIDED).await
+    }
+
+    fn compute(options: &Self::Options) -> Result<SmartCompute, IndexError> {
+        options.smart.check()?;
+        let boundaries = options.boundaries.iter().map(owned_number::<L::Key>);
+        let boundaries: Vec<u64> = boundaries.collect::<Result<_, _>>()?;
+        if !boundaries.is_sorted_by(|one, next| one < next) {
+            return Err(IndexError::InvalidArgument("the boundaries must ascend"));
+        }
+        Ok(SmartCompute::new(options.smart, Some(boundaries)))
+    }
+
+    async fn open_handle<F: Fabric>(
+        fabric: F,
+        compute: &SmartCompute,
+    ) -> Result<SmartIndex<F, L>, IndexError> {
+        open(fabric, compute).await
+    }
+
+    fn cached_bytes(compute: &SmartCompute) -> u64 {
+        compute.cached_bytes()
+    }
+}
+
+async fn create<F: Fabric, L: Layout>(fabric: &F, options: u64) -> Result<(), IndexError> {
+    if L::HAS_HEAP {
+        return Err(ONLY_NUMBERS);
+    }
+    if fabric.memory_servers() > MOST_RADIX_SERVERS {
+        return Err(IndexError::InvalidArgument("smart has at most 256 memory servers"));
+    }
+    for number in (0..fabric.memory_servers()).rev() {
+        let rpc = RpcClient::<F, L>::new(fabric.clone());
+        rpc.check_unclaimed(ServerId::new(number)).await?;
+    }
+    // The memory of a leaf, which was never used: a free slot.
+    let radix = RadixClient::<F, L>::new(fabric.clone(), 0);
+    let root = radix.take_leaf_on(ROOT_SERVER).await?;
+    Ok(radix.rpc().claim_all(options, &[root]).await?)
+}
+
+async fn open<F: Fabric, L: Layout>(
+    fabric: F,
+    compute: &SmartCompute,
+) -> Result<SmartIndex<F, L>, IndexError> {
+    if L::HAS_HEAP {
+        return Err(ONLY_NUMBERS);
+    }
+    let rpc = RpcClient::<F, L>::new(fabric.clone());
+    let (mut root, mut word) = (GlobalAddr::NULL, 0);
+    for number in (0..fabric.memory_servers()).rev() {
+        let (found, options) = rpc.claimed(ServerId::new(number), DesignId::Smart).await?;
+        (root, word) = (found.root, options);
+    }
+    let is_divided = compute.is_divided();
+    match (word & DIVIDED != 0, is_divided) {
+        (true, false) => {
+            return Err(IndexError::InvalidArgument(
+                "the keys of this index are divided among compute servers: open it as p-smart",
+            ));
+        }
+        (false, true) => {
+            return Err(IndexError::InvalidArgument(
+                "the compute servers of this index share all keys: open it as smart",
+            ));
+        }
+        (true, true) => {
+            let at = GlobalAddr::new(ROOT_SERVER, Superblock::SIDE_WORD as u64 * 8);
+            if !rpc.enter(at, compute.number(fabric.unique())).await? {
+                return Err(IndexError::InvalidArgument(
+                    "this index belongs to another process, or to another compute side of this one",
+                ));
+            }
+        }
+        (false, false) => {}
+    }
+    let (options, sides) = (compute.options(), compute.sides(fabric.compute_server()));
+    let radix = RadixClient::new(fabric, options.chunk_bytes);
+    Ok(SmartIndex { radix, sides, combines: options.combines, is_divided, root })
 }
 
 impl<F: Fabric, L: Layout> SmartIndex<F, L> {
     pub(super) fn fabric(&self) -> &F {
         self.radix.fabric()
+    }
+
+    pub(super) fn cache(&self, key: u64) -> &SmartCache {
+        &self.sides.of(key).cache
     }
 
     /// Whether operations of this handle have ended without a known outcome, for tests.

@@ -5,11 +5,10 @@
 
 use super::SmartIndex;
 use super::cache::{SlotOf, Start};
-use crate::page::{
-    Child, Layout, LeafCopy, NodeCopy, NodeSize, Search, Slot, common_bytes, slot_place,
-};
-use crate::remote::{Miss, reverse_of_leaf};
+use crate::page::{Child, Layout, LeafCopy, NodeCopy, NodeSize, Search, Slot, slot_place};
+use crate::remote::{EntryHold, EntryLocks, Miss, reverse_of_leaf};
 use crate::rules;
+use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, GlobalAddr, Work};
 
 /// Most steps of a descent. A key has eight levels, and each step may have to be repeated because
@@ -24,22 +23,24 @@ pub(super) struct Place {
     pub(super) slot: Slot,
     /// Which slot of a node it is; `None` for the root slot.
     pub(super) of: Option<SlotOf>,
+    /// The key that the descent is for.
+    key: u64,
     /// Whether this operation has read the slot.
     is_fresh: bool,
 }
 
 impl Place {
     /// A slot that was free when this operation read it.
-    pub(super) fn free(at: GlobalAddr, of: SlotOf) -> Self {
-        Self { at, slot: Slot::FREE, of: Some(of), is_fresh: true }
+    pub(super) fn free(at: GlobalAddr, of: SlotOf, key: u64) -> Self {
+        Self { at, slot: Slot::FREE, of: Some(of), key, is_fresh: true }
     }
 }
 
 /// The result of a descent.
 #[derive(Debug)]
-pub(super) enum Found {
-    /// The key's leaf.
-    Leaf(LeafCopy),
+pub(super) enum Found<'a> {
+    /// The key's leaf, and the turn to change it (smart.O1), if it was asked for.
+    Leaf(LeafCopy, Option<EntryHold<'a>>),
     /// The key has no leaf.
     None(Gap),
 }
@@ -54,8 +55,6 @@ pub(super) enum Gap {
     /// Below a new node in this slot, which leads to something with other keys.
     Above {
         place: Place,
-        /// The number of bytes that the key has in common with these.
-        common: usize,
         /// The lowest of these keys.
         other: u64,
         /// The word of the slot's child that says where its slot is.
@@ -64,15 +63,21 @@ pub(super) enum Gap {
 }
 
 impl<F: Fabric, L: Layout> SmartIndex<F, L> {
-    /// Looks for the leaf of `key`.
+    /// Looks for the leaf of `key`. Takes the turn to change it before it READs it, if the turn at
+    /// leaves is among `turns`.
     ///
     /// # Errors
-    /// [`Miss::Restart`] if a leaf stays torn, or if the tree grows too fast.
-    pub(super) async fn find(&self, key: u64) -> Result<Found, Miss> {
+    /// [`Miss::Restart`] if a leaf stays torn or in the turn of others, or if the tree grows too
+    /// fast.
+    pub(super) async fn find<'a>(
+        &'a self,
+        key: u64,
+        turns: Option<&'a Arc<EntryLocks>>,
+    ) -> Result<Found<'a>, Miss> {
         self.fabric().charge(Work::VisitNode).await;
-        let mut place = match self.cache.start(key) {
-            Start::Slot(at, slot, of) => Place { at, slot, of: Some(of), is_fresh: false },
-            Start::Root(slot) => Place { at: self.root, slot, of: None, is_fresh: false },
+        let mut place = match self.cache(key).start(key) {
+            Start::Slot(at, slot, of) => Place { at, slot, of: Some(of), key, is_fresh: false },
+            Start::Root(slot) => Place { at: self.root, slot, of: None, key, is_fresh: false },
             Start::Node(at, size) => {
                 let node = self.radix.read_radix_node(at, size).await?;
                 match self.in_node(key, node).await? {
@@ -86,33 +91,32 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
                 Child::None if place.is_fresh => return Ok(Found::None(Gap::Free(place))),
                 Child::None => place = self.read_again(place).await?,
                 Child::Leaf => {
-                    let leaf = self.radix.read_leaf(place.slot.at()).await?;
+                    let at = place.slot.at();
+                    let hold = match turns {
+                        Some(turns) => Some(self.radix.hold_entries_by(turns, at).await?),
+                        None => None,
+                    };
+                    let leaf = self.radix.read_leaf(at).await?;
                     let reverse = reverse_of_leaf(leaf.at);
                     self.check_reverse(&place, reverse, leaf.reverse);
                     if leaf.key == key {
-                        return Ok(Found::Leaf(leaf));
+                        return Ok(Found::Leaf(leaf, hold));
                     }
                     // Its key is the same for ever, so it need not be read again (radix.B2).
-                    let again = self.read_again(place).await?;
-                    if again.slot.at() == place.slot.at() {
-                        let (common, other) = (common_bytes(key, leaf.key), leaf.key);
-                        let place = again;
-                        return Ok(Found::None(Gap::Above { place, common, other, reverse }));
+                    match self.above(place, leaf.key, reverse).await? {
+                        Ok(gap) => return Ok(Found::None(gap)),
+                        Err(again) => place = again,
                     }
-                    place = again;
                 }
                 Child::Node(size) => {
                     let node = self.radix.read_radix_node(place.slot.at(), size).await?;
                     self.check_reverse(&place, node.at, node.reverse);
                     let path = node.header.path;
                     if !path.is_of(key) {
-                        let again = self.read_again(place).await?;
-                        if again.slot.at() == place.slot.at() {
-                            let (other, reverse) = (path.low(), node.at);
-                            let (place, common) = (again, common_bytes(key, other));
-                            return Ok(Found::None(Gap::Above { place, common, other, reverse }));
+                        match self.above(place, path.low(), node.at).await? {
+                            Ok(gap) => return Ok(Found::None(gap)),
+                            Err(again) => place = again,
                         }
-                        place = again;
                         continue;
                     }
                     if node.header.size > size {
@@ -133,6 +137,21 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
         Err(Miss::Restart)
     }
 
+    /// The gap above the child of a slot, which has other keys; the slot as it is now, if that has
+    /// another child.
+    async fn above(
+        &self,
+        place: Place,
+        other: u64,
+        reverse: GlobalAddr,
+    ) -> Result<Result<Gap, Place>, Miss> {
+        let again = self.read_again(place).await?;
+        Ok(match again.slot.at() == place.slot.at() {
+            true => Ok(Gap::Above { place: again, other, reverse }),
+            false => Err(again),
+        })
+    }
+
     /// The slot for `key` in a node that has just been read, or where it would be.
     async fn in_node(&self, key: u64, node: NodeCopy) -> Result<Result<Place, Gap>, Miss> {
         let mut node = node;
@@ -140,13 +159,14 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
             // It has grown (smart.N5).
             node = self.radix.read_radix_node(node.at, node.header.size).await?;
         }
-        self.cache.admit(&node);
+        self.cache(key).admit(&node);
         let path = node.header.path;
         Ok(match node.search(path.next_byte(key)) {
             Search::At(number, slot) => Ok(Place {
                 at: slot_place(node.at, number),
                 slot,
                 of: Some(SlotOf { path, number }),
+                key,
                 is_fresh: true,
             }),
             Search::Free(number) => {
@@ -154,7 +174,7 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
                 let skips = self.fabric().breaks(rules::FIRST_FREE_SLOT) && is_next_free;
                 let number = number + usize::from(skips);
                 let of = SlotOf { path, number };
-                Err(Gap::Free(Place::free(slot_place(node.at, number), of)))
+                Err(Gap::Free(Place::free(slot_place(node.at, number), of, key)))
             }
             Search::Full if node.header.size == NodeSize::LARGEST => return Err(Miss::Restart),
             Search::Full => Err(Gap::Full(node)),
@@ -174,16 +194,16 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
     /// Keeps in the cache what a slot is now.
     pub(super) fn note(&self, place: &Place, slot: Slot) {
         match place.of {
-            Some(of) => self.cache.patch(of, slot),
-            None => self.cache.note_root(slot),
+            Some(of) => self.cache(place.key).patch(of, slot),
+            None => self.cache(place.key).note_root(slot),
         }
     }
 
     /// Drops the cached copy of the node that has a slot.
     pub(super) fn forget(&self, place: &Place) {
         match place.of {
-            Some(of) => self.cache.forget(of.path),
-            None => self.cache.note_root(Slot::FREE),
+            Some(of) => self.cache(place.key).forget(of.path),
+            None => self.cache(place.key).note_root(Slot::FREE),
         }
     }
 

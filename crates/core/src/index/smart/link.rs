@@ -6,7 +6,9 @@
 use super::SmartIndex;
 use super::cache::SlotOf;
 use super::find::{Gap, Place};
-use crate::page::{KeyPath, Layout, LeafCopy, NodeCopy, NodeHeader, NodeSize, Slot, slot_place};
+use crate::page::{
+    KeyPath, Layout, LeafCopy, NodeCopy, NodeHeader, NodeSize, Slot, common_bytes, slot_place,
+};
 use crate::remote::{Miss, NodeRoom, RemoteError, Swapped};
 use farleaf_fabric::{Fabric, GlobalAddr, Work};
 use smallvec::SmallVec;
@@ -40,16 +42,16 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
         match gap {
             Gap::Free(place) => self.link_at(record, place, leaf, spare).await,
             Gap::Full(node) => {
-                let place = self.grow(node).await?;
+                let place = self.grow(node, record.0).await?;
                 self.link_at(record, place, leaf, spare).await
             }
-            Gap::Above { place, common, other, reverse } => {
+            Gap::Above { place, other, reverse } => {
                 let room = match spare.node {
                     Some(room) => room,
                     None => *spare.node.insert(self.radix.take_node_room().await?),
                 };
                 self.fabric().charge(Work::RestructureNode).await;
-                let path = KeyPath::of(record.0, common);
+                let path = KeyPath::of(record.0, common_bytes(record.0, other));
                 let header = NodeHeader { size: NodeSize::SMALLEST, path };
                 let slots = vec![
                     place.slot.with_byte(path.next_byte(other)).to_bits(),
@@ -68,7 +70,7 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
                 let slot = Slot::node(place.slot.byte(), room.at, NodeSize::SMALLEST);
                 self.swap(&place, slot, spare).await?;
                 self.radix.post_hint(reverse, place.at.to_bits(), first.to_bits());
-                self.cache.admit(&node);
+                self.cache(record.0).admit(&node);
                 Ok(())
             }
         }
@@ -134,7 +136,7 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
 
     /// Makes room in a node of which all slots are in use: the first slot of the next size
     /// (smart.N5).
-    async fn grow(&self, node: NodeCopy) -> Result<Place, Miss> {
+    async fn grow(&self, node: NodeCopy, key: u64) -> Result<Place, Miss> {
         let header = node.header;
         let size = header.size.grown().ok_or(Miss::Restart)?;
         let grown = NodeHeader { size, ..header };
@@ -146,9 +148,9 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
         let mut slots = node.slots;
         slots.resize(size.slots(), 0);
         let node = NodeCopy { header: grown, slots, ..node };
-        self.cache.admit(&node);
+        self.cache(key).admit(&node);
         let of = SlotOf { path: header.path, number };
-        Ok(Place::free(slot_place(node.at, number), of))
+        Ok(Place::free(slot_place(node.at, number), of, key))
     }
 
     /// Takes back what an operation has not linked (radix.M2).

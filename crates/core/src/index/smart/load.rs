@@ -172,12 +172,18 @@ impl<F: Fabric, L: Layout> Load<'_, F, L> {
         let most = (self.index.fabric().depth() / 3).max(1);
         let fabric = self.index.fabric();
         // Buffers of this load come back by finishing its WRITEs, not by waiting (R5).
-        while self.in_flight.len() >= most
-            || !self.in_flight.is_empty() && fabric.buffer(words.len() * 8).is_err()
-        {
-            self.finish_oldest().await?;
-        }
-        let operation = self.index.radix.post_words(at, &words).await?;
+        let buffer = loop {
+            let is_full = self.in_flight.len() >= most;
+            match fabric.buffer(words.len() * 8) {
+                Ok(buffer) if !is_full => break Some(buffer),
+                _ if self.in_flight.is_empty() => break None,
+                _ => self.finish_oldest().await?,
+            }
+        };
+        let operation = match buffer {
+            Some(buffer) => self.index.radix.post_words_from(buffer, at, &words),
+            None => self.index.radix.post_words(at, &words).await?,
+        };
         self.in_flight.push_back((at, words, operation));
         Ok(slot)
     }
@@ -230,7 +236,7 @@ impl<F: Fabric, L: Layout> Load<'_, F, L> {
             Swapped::Unknown => Err(index.not_empty().after_a_change(index.root.server()).into()),
         };
         index.radix.attempts(swap).await?;
-        index.cache.note_root(slot);
+        index.sides.note_root(slot);
         Ok(())
     }
 

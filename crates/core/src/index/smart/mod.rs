@@ -10,7 +10,8 @@
 //!
 //! ```text
 //! point, scan, load          operations
-//!    └──▶ find ──▶ cache     where a key's leaf is, or would be
+//!    ├──▶ together           operations of several clients on one key
+//!    ├──▶ find ──▶ cache     where a key's leaf is, or would be
 //!    └──▶ link               new leaves and nodes
 //! ```
 //!
@@ -40,6 +41,9 @@ mod load;
 mod options;
 mod point;
 mod scan;
+mod sides;
+mod together;
 
-pub use design::{Smart, SmartCompute, SmartIndex};
+pub use design::{PSmart, PSmartOptions, Smart, SmartIndex};
 pub use options::SmartOptions;
+pub use sides::SmartCompute;

@@ -9,11 +9,14 @@ pub struct SmartOptions {
     pub chunk_bytes: u64,
     /// Size of the cached nodes of each compute server, in bytes. 0 disables the cache.
     pub cache_bytes: u64,
+    /// Whether clients of a compute server execute operations on one key together: lookups share a
+    /// READ, and changes a WRITE.
+    pub combines: bool,
 }
 
 impl Default for SmartOptions {
     fn default() -> Self {
-        Self { chunk_bytes: 256 << 10, cache_bytes: 64 << 20 }
+        Self { chunk_bytes: 256 << 10, cache_bytes: 64 << 20, combines: true }
     }
 }
 

@@ -3,42 +3,55 @@
 use super::SmartIndex;
 use super::find::Found;
 use super::link::Spare;
+use super::together::{Answers, only};
 use crate::index::IndexError;
-use crate::page::{Action, Answer, Layout, LeafCopy};
-use crate::remote::{Miss, RemoteError};
+use crate::page::{Action, Answer, Layout};
+use crate::remote::Miss;
+use crate::rules;
 use farleaf_fabric::{Fabric, Work};
+use std::cell::Cell;
 
-/// What an operation makes of a key.
-enum Change {
-    /// Nothing.
-    Nothing(Answer<u64>),
-    /// The key is present with this value.
-    Value(u64),
-    /// The key is absent.
-    Absence,
+/// What operations make of a key, one after the other.
+struct Effect {
+    value: Option<u64>,
+    /// Whether one of them was applied.
+    changes: bool,
+    answers: Answers<Answer<u64>>,
 }
 
-/// What `action` makes of a key that has the value `found`.
-fn change_of(action: Action<u64>, found: Option<u64>) -> Change {
-    match (action, found) {
-        (Action::Get, found) => Change::Nothing(Answer::from_lookup(found)),
-        (Action::Insert(_), Some(_)) | (Action::Update(_) | Action::Remove, None) => {
-            Change::Nothing(Answer::from_change(false))
-        }
+/// What `action` makes of a key that has the value `found`: the value, if it is applied, and the
+/// answer.
+fn change_of(action: Action<u64>, found: Option<u64>) -> (Option<Option<u64>>, Answer<u64>) {
+    let to = match (action, found) {
+        (Action::Get, found) => return (None, Answer::from_lookup(found)),
+        (Action::Insert(_), Some(_)) | (Action::Update(_) | Action::Remove, None) => None,
         (Action::Insert(value), None)
         | (Action::Update(value), Some(_))
-        | (Action::Upsert(value), _) => Change::Value(value),
-        (Action::Remove, Some(_)) => Change::Absence,
-        (Action::CompareExchange(old, new), Some(value)) if value == old => Change::Value(new),
-        (Action::CompareExchange(..), found) => Change::Nothing(Answer { applied: false, found }),
-    }
+        | (Action::Upsert(value), _) => Some(Some(value)),
+        (Action::Remove, Some(_)) => Some(None),
+        (Action::CompareExchange(old, new), Some(value)) if value == old => Some(Some(new)),
+        (Action::CompareExchange(..), found) => return (None, Answer { applied: false, found }),
+    };
+    (to, Answer::from_change(to.is_some()))
 }
 
 impl<F: Fabric, L: Layout> SmartIndex<F, L> {
     /// The value of `key`.
     pub(super) async fn value_of(&self, key: u64) -> Result<Option<u64>, IndexError> {
-        let attempt = async || match self.find(key).await? {
-            Found::Leaf(leaf) => Ok(leaf.found()),
+        if !self.combines {
+            return self.look_up(key).await;
+        }
+        let look_up = async |lookups: &[()], _: &Cell<bool>| {
+            let value = self.look_up(key).await?;
+            Ok(lookups.iter().map(|()| value).collect())
+        };
+        let lookups = &self.sides.of(key).lookups;
+        lookups.execute(self.fabric(), (key, ()), self.root.server(), look_up).await
+    }
+
+    async fn look_up(&self, key: u64) -> Result<Option<u64>, IndexError> {
+        let attempt = async || match self.find(key, None).await? {
+            Found::Leaf(leaf, _) => Ok(leaf.found()),
             Found::None(_) => Ok(None),
         };
         Ok(self.radix.attempts(attempt).await?)
@@ -52,7 +65,7 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
             self.fabric().charge(Work::VisitNode).await;
             let mut posted = Vec::with_capacity(keys.len());
             for key in keys {
-                let leaf = self.cache.leaf(*key);
+                let leaf = self.cache(*key).leaf(*key);
                 posted.push(leaf.and_then(|at| Some((at, self.radix.post_leaf(at).ok()?))));
             }
             let mut leaves = Vec::with_capacity(keys.len());
@@ -83,8 +96,26 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
         action: Action<u64>,
     ) -> Result<Answer<u64>, IndexError> {
         self.radix.settle_doubts().await;
+        let server = self.root.server();
+        let change = async |actions: &[Action<u64>], posted: &Cell<bool>| {
+            self.change_together(key, actions, posted).await
+        };
+        if !self.combines {
+            return only(change(&[action], &Cell::new(false)).await?, server);
+        }
+        self.sides.of(key).changes.execute(self.fabric(), (key, action), server, change).await
+    }
+
+    /// Executes changes of one key, one after the other, by one WRITE (smart.T2). Sets `posted`
+    /// before it posts one.
+    async fn change_together(
+        &self,
+        key: u64,
+        actions: &[Action<u64>],
+        posted: &Cell<bool>,
+    ) -> Result<Answers<Answer<u64>>, IndexError> {
         let mut spare = Spare::default();
-        let attempt = async || self.try_change(key, action, &mut spare).await;
+        let attempt = async || self.try_change(key, actions, &mut spare, posted).await;
         let outcome = self.radix.attempts(attempt).await;
         let outcome = match outcome {
             // A slot may lead to the leaf.
@@ -98,45 +129,66 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
     async fn try_change(
         &self,
         key: u64,
-        action: Action<u64>,
+        actions: &[Action<u64>],
         spare: &mut Spare,
-    ) -> Result<Answer<u64>, Miss> {
-        let found = self.find(key).await?;
+        posted: &Cell<bool>,
+    ) -> Result<Answers<Answer<u64>>, Miss> {
+        let turns = self.is_divided.then(|| &self.sides.of(key).turns);
+        let found = self.find(key, turns).await?;
         if spare.in_doubt
-            && let Found::Leaf(leaf) = &found
+            && let Found::Leaf(leaf, _) = &found
             && spare.leaf == Some(leaf.at)
         {
             // An earlier attempt has linked it.
             *spare = Spare::default();
-            return Ok(Answer::from_change(true));
+            return Ok(self.effect_of(actions, None).answers);
         }
         spare.in_doubt = false;
-        match found {
-            Found::Leaf(leaf) => match change_of(action, leaf.found()) {
-                Change::Nothing(answer) => Ok(answer),
-                Change::Value(value) => self.change_leaf(&leaf, value, true).await,
-                Change::Absence => self.change_leaf(&leaf, leaf.value, false).await,
-            },
-            Found::None(gap) => match change_of(action, None) {
-                Change::Nothing(answer) => Ok(answer),
-                Change::Value(value) => {
-                    self.link((key, value), gap, spare).await?;
-                    Ok(Answer::from_change(true))
-                }
-                Change::Absence => Err(RemoteError::Contended { retries: 0 }.into()),
-            },
+        let before = match &found {
+            Found::Leaf(leaf, _) => leaf.found(),
+            Found::None(_) => None,
+        };
+        let Effect { value, changes, answers } = self.effect_of(actions, before);
+        if !changes || before.is_none() && value.is_none() {
+            return Ok(answers);
         }
+        match found {
+            Found::Leaf(leaf, hold) => {
+                let (value, live) = (value.unwrap_or(leaf.value), value.is_some());
+                match hold {
+                    Some(hold) => {
+                        self.fabric().charge(Work::ChangeNode).await;
+                        posted.set(true);
+                        self.radix.write_leaf_in_turn(hold, &leaf, value, live).await?;
+                    }
+                    None => {
+                        let locked = self.radix.lock_leaf(&leaf).await?;
+                        self.fabric().charge(Work::ChangeNode).await;
+                        posted.set(true);
+                        self.radix.write_leaf(locked, &leaf, value, live).await?;
+                    }
+                }
+            }
+            Found::None(gap) => {
+                if let Some(value) = value {
+                    posted.set(true);
+                    self.link((key, value), gap, spare).await?;
+                }
+            }
+        }
+        Ok(answers)
     }
 
-    async fn change_leaf(
-        &self,
-        leaf: &LeafCopy,
-        value: u64,
-        live: bool,
-    ) -> Result<Answer<u64>, Miss> {
-        let locked = self.radix.lock_leaf(leaf).await?;
-        self.fabric().charge(Work::ChangeNode).await;
-        self.radix.write_leaf(locked, leaf, value, live).await?;
-        Ok(Answer::from_change(true))
+    fn effect_of(&self, actions: &[Action<u64>], before: Option<u64>) -> Effect {
+        let (mut value, mut changes, mut answers) = (before, false, Answers::new());
+        for action in actions {
+            let alike = self.fabric().breaks(rules::COMBINED_IN_ORDER);
+            let (to, answer) = change_of(*action, if alike { before } else { value });
+            if let Some(to) = to {
+                (value, changes) = (to, true);
+            }
+            answers.push(answer);
+        }
+        Effect { value, changes, answers }
     }
 }

@@ -6,10 +6,11 @@
 //! the copy lacks is READ next.
 //!
 //! *Invariant* smart.S1. A node that a slot of another node leads to is opened only if its path
-//! begins with the other's and the slot's byte. So a scan is at most eight nodes deep, whatever
-//! the words say.
+//! begins with the other's and the slot's byte, and a node has at most one slot for a byte. So a
+//! scan is at most eight nodes deep and opens no node twice, whatever the words say.
 
 use super::SmartIndex;
+use super::cache::KnownNode;
 use crate::index::{IndexError, Scan};
 use crate::page::{Child, KeyPath, Layout, LeafCopy, NodeCopy, NodeSize, Slot};
 use crate::remote::{Miss, node_of};
@@ -59,16 +60,38 @@ impl Rest {
         (rest.low <= rest.high).then_some(rest)
     }
 
+    /// Whether a node with this path may have keys of the range below `byte`.
+    fn wants(&self, path: KeyPath, byte: u8) -> bool {
+        let (low, high) = path.range_of(byte);
+        low <= self.high && high >= self.low
+    }
+
+    /// Where a byte is in the order of the scan.
+    fn place_of(&self, byte: u8) -> u8 {
+        if self.reverse { !byte } else { byte }
+    }
+
     /// The children of a node that may have keys of the range, in the order of the scan.
-    fn children(&self, node: &NodeCopy) -> Vec<Slot> {
+    ///
+    /// # Errors
+    /// [`Miss::Restart`] if two slots are for the same byte, which only a damaged node has
+    /// (smart.N2).
+    fn children(&self, node: &NodeCopy) -> Result<Vec<Slot>, Miss> {
         let path = node.header.path;
-        let is_wanted = |slot: &Slot| {
-            let (low, high) = path.range_of(slot.byte());
-            low <= self.high && high >= self.low
-        };
-        let mut slots: Vec<Slot> = node.in_use().map(|(_, slot)| slot).filter(is_wanted).collect();
-        slots.sort_unstable_by_key(|slot| if self.reverse { !slot.byte() } else { slot.byte() });
-        slots
+        let slots = node.in_use().map(|(_, slot)| slot);
+        let mut slots: Vec<Slot> = slots.filter(|slot| self.wants(path, slot.byte())).collect();
+        slots.sort_unstable_by_key(|slot| self.place_of(slot.byte()));
+        match slots.windows(2).any(|pair| pair[0].byte() == pair[1].byte()) {
+            true => Err(Miss::Restart),
+            false => Ok(slots),
+        }
+    }
+
+    /// Those of a node's leaves that may have keys of the range, in the order of the scan.
+    fn wanted(&self, path: KeyPath, mut leaves: Vec<(u8, GlobalAddr)>) -> Vec<GlobalAddr> {
+        leaves.retain(|(byte, _)| self.wants(path, *byte));
+        leaves.sort_unstable_by_key(|(byte, _)| self.place_of(*byte));
+        leaves.into_iter().map(|(_, leaf)| leaf).collect()
     }
 }
 
@@ -130,14 +153,15 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
         while let Some(range) = *rest
             && records.len() < limit
         {
-            let (low, high, mut ahead, leaves) = match self.cache.node_of(range.first()) {
-                Some((at, size, path)) => {
-                    let leaves = self.known_leaves(&range, path, at);
+            let known = self.cache(range.first()).node_of(range.first());
+            let (low, high, mut ahead, leaves) = match known {
+                Some(KnownNode { at, size, path, leaves }) => {
+                    let leaves = range.wanted(path, leaves);
                     (path.low(), path.high(), VecDeque::from([Next::Node(at, size, None)]), leaves)
                 }
                 None => {
                     let slot = self.radix.read_slot(self.root).await?;
-                    self.cache.note_root(slot);
+                    self.cache(range.first()).note_root(slot);
                     (0, u64::MAX, Next::of(slot, None).into_iter().collect(), Vec::new())
                 }
             };
@@ -159,17 +183,6 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
             }
         }
         Ok(())
-    }
-
-    /// The leaves of the range that the cached copy of a node leads to, in the order of the scan.
-    fn known_leaves(&self, range: &Rest, path: KeyPath, at: GlobalAddr) -> Vec<GlobalAddr> {
-        let mut leaves = self.cache.leaves_of(path, at);
-        leaves.retain(|(byte, _)| {
-            let (low, high) = path.range_of(*byte);
-            low <= range.high && high >= range.low
-        });
-        leaves.sort_unstable_by_key(|(byte, _)| if range.reverse { !byte } else { *byte });
-        leaves.into_iter().map(|(_, leaf)| leaf).collect()
     }
 
     /// READs what is next, about `room` records of it, and replaces it by its content. READs
@@ -266,8 +279,8 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
                 if slot.is_some_and(|(parent, byte)| !parent.leads_to(byte, path)) {
                     return Err(Miss::Restart); // smart.S1
                 }
-                self.cache.admit(&node);
-                for slot in range.children(&node) {
+                self.cache(range.first().clamp(path.low(), path.high())).admit(&node);
+                for slot in range.children(&node)? {
                     match early.get(&slot.at()) {
                         Some(leaf) if slot.child() == Child::Leaf => content.extend(of_leaf(leaf)),
                         _ => content.extend(Next::of(slot, Some(path))),
