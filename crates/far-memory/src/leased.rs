@@ -127,19 +127,10 @@ impl<F: Fabric, L: Layout> Space<F> for Leased<L> {
         wait_ns
     }
 
-    async fn give_back(&self, fabric: &F, at: GlobalAddr, _bytes: u64) {
-        let number = at.server().number();
-        let left = {
-            let mut chunks = self.chunks.borrow_mut();
-            let left = chunks.get_mut(&number).expect("the chunk is from this space");
-            *left -= 1;
-            *left
-        };
-        if left == 0 {
-            let rpc = RpcClient::<F, L>::new(fabric.clone());
-            // Without an answer, the lease ends with its term.
-            let _ = self.leases.end(&rpc, at.server()).await;
-        }
+    /// The chunk comes back to its memory server when the lease there ends.
+    async fn give_back(&self, _fabric: &F, at: GlobalAddr, _bytes: u64) {
+        let mut chunks = self.chunks.borrow_mut();
+        *chunks.get_mut(&at.server().number()).expect("the chunk is from this space") -= 1;
     }
 
     async fn end(&self, fabric: &F) {
@@ -147,6 +138,7 @@ impl<F: Fabric, L: Layout> Space<F> for Leased<L> {
         let mut servers = self.leases.servers();
         // A chunk that an operation may still reach keeps its lease, until its term ends.
         servers.retain(|it| self.chunks.borrow().get(&it.number()).is_none_or(|left| *left == 0));
+        // Without an answer, a lease ends with its term, too.
         join_all(servers.into_iter().map(|server| self.leases.end(rpc, server))).await;
     }
 

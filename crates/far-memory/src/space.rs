@@ -3,7 +3,7 @@
 //! *Thread safety*: a space belongs to the pager's thread.
 
 use crate::FarError;
-use farleaf_fabric::{Fabric, GlobalAddr};
+use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
 use std::cell::RefCell;
 use std::future::Future;
 
@@ -55,6 +55,11 @@ impl Reserved {
     /// first part that has room.
     pub fn new(parts: Vec<(GlobalAddr, u64)>) -> Self {
         Self { free: RefCell::new(parts) }
+    }
+
+    /// The first `bytes` bytes of memory server 0.
+    pub fn first(bytes: usize) -> Self {
+        Self::new(vec![(GlobalAddr::new(ServerId::new(0), 0), bytes as u64)])
     }
 
     /// Bytes that are free.

@@ -1,5 +1,5 @@
 //! Memory servers that fail at a chosen moment: for a while, slowly, by refusing, or so late that
-//! the pager has given the operation up.
+//! the pager has given the operation up. And a planted bug, which the simulator must notice.
 
 use farleaf_fabric::conformance::TestService;
 use farleaf_fabric::handshake::{HandshakeError, Refusal};
@@ -32,6 +32,8 @@ struct Trouble {
     /// How long a reset takes, which then fails; 0 lets it succeed.
     slow_reset_ns: Cell<u64>,
     resets: Cell<u32>,
+    /// The planted bug: WRITEs are confirmed when they are posted, so pages are freed too early.
+    confirms_early: Cell<bool>,
 }
 
 /// An endpoint over another one, with [`Trouble`] at one memory server.
@@ -93,6 +95,15 @@ impl<F: Fabric> Fabric for Troubled<F> {
     }
 
     fn write(&self, at: GlobalAddr, from: Buffer) -> Self::Op<Buffer> {
+        if self.trouble.confirms_early.get() {
+            let on_its_way = self.inner.write(at, from);
+            let confirmed = self.inner.buffer(8);
+            return async move {
+                drop(on_its_way);
+                confirmed
+            }
+            .boxed_local();
+        }
         match self.fault(at.server()) {
             Ok(()) => self.inner.write(at, from).boxed_local(),
             Err(error) => self.fail(error),
@@ -403,4 +414,66 @@ fn a_server_that_has_rested_gets_patience_again() {
         assert_eq!(load(pager, 10).await, Ok(6));
         assert_eq!(load(pager, 8).await, Ok(6));
     });
+}
+
+/// Counts of [`write_and_compare`].
+#[derive(Debug, Default)]
+struct Found {
+    right: u32,
+    wrong: u32,
+    failed: u32,
+}
+
+/// Writes random pages, and compares each with what was stored there before.
+async fn write_and_compare(pager: &TestPager<Endpoint>, fabric: &Endpoint) -> Found {
+    let (mut stored, mut found) = ([0; PAGES as usize], Found::default());
+    for step in 1..=2_000 {
+        let page = (fabric.random() % u64::from(PAGES)) as u32;
+        if pager.touch(page, Access::Write).await.is_err() {
+            found.failed += 1;
+            continue;
+        }
+        let (last, word) = (&mut stored[page as usize], page as usize * PAGE_WORDS + 500);
+        match pager.memory().load(word) == *last {
+            true => found.right += 1,
+            false => found.wrong += 1,
+        }
+        *last = step;
+        pager.memory().store(word, step);
+    }
+    found
+}
+
+/// The pager is right with lost and late messages and a server that dies. If it freed pages before
+/// their WRITEs are confirmed, most runs would show it.
+#[test]
+fn a_page_that_is_freed_before_its_write_is_confirmed_is_noticed() {
+    let config = FarConfig { patience_ns: 3_000_000, ..config() };
+    let mut caught = 0;
+    for seed in 0..20 {
+        let faults = Faults {
+            drop_probability: 0.02,
+            late_probability: 0.02,
+            max_late_ns: 300_000,
+            timeout_ns: 100_000,
+            kill_memory_server_at_ns: vec![(1, 20_000_000)],
+            ..Faults::rough()
+        };
+        let sim = SimConfig { seed, faults, ..Default::default() };
+        for has_bug in [false, true] {
+            let found = Mutex::new(Found::default());
+            in_sim(&config, sim.clone(), async |pager, fabric| {
+                fabric.trouble.confirms_early.set(has_bug);
+                *found.lock().unwrap() = write_and_compare(pager, fabric).await;
+            });
+            let found = found.into_inner().unwrap();
+            assert!(found.right > 200, "seed {seed}: {found:?}");
+            if has_bug {
+                caught += u32::from(found.wrong > 0);
+            } else {
+                assert!(found.wrong == 0 && found.failed > 0, "seed {seed}: {found:?}");
+            }
+        }
+    }
+    assert!(caught >= 15, "the bug was noticed in {caught} of 20 runs");
 }

@@ -350,7 +350,7 @@ fn memory_is_taken_when_needed_and_given_back() {
         let config = FarConfig { rest_ns: 1, ..config() };
         let chunk = config.chunk_bytes as u64;
         // Room for one chunk only.
-        let reserved = Reserved::new(vec![(GlobalAddr::new(ServerId::new(0), 0), chunk)]);
+        let reserved = Reserved::first(config.chunk_bytes);
         let space = Watched(Rc::new(reserved));
         let reserved = Rc::clone(&space.0);
         let memory = Manual::new(&config).unwrap();

@@ -7,9 +7,10 @@ use farleaf_fabric::conformance::TestService;
 use farleaf_fabric::executor::Executor;
 use farleaf_fabric::handshake::Token;
 use farleaf_fabric::local::LocalConfig;
+use farleaf_fabric::shm::{ShmCluster, ShmConfig, ShmServer, ShmServerConfig};
 use farleaf_fabric::sync::{Arc, Ordering};
 use farleaf_fabric::tcp::{TcpCluster, TcpConfig, TcpServer, TcpServerConfig};
-use farleaf_fabric::{Cluster, Fabric, GlobalAddr, Provider, ServerId};
+use farleaf_fabric::{Cluster, Fabric, Provider, ServerId};
 use farleaf_far_memory::{
     Advice, FarConfig, FarError, FarRegion, FaultProvider, Leased, Over, Reach, Reserved, Space,
 };
@@ -17,6 +18,7 @@ use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener};
 use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 const PAGE_BYTES: usize = 4096;
@@ -34,7 +36,7 @@ fn token() -> Token {
 }
 
 fn region<R: Reach>(provider: FaultProvider, reach: R) -> Result<FarRegion, FarError> {
-    let space = Reserved::new(vec![(GlobalAddr::new(ServerId::new(0), 0), SERVER_BYTES as u64)]);
+    let space = Reserved::first(SERVER_BYTES);
     FarRegion::by(provider, config(), reach, space)
 }
 
@@ -60,6 +62,14 @@ fn be_server() {
     let service = TestService::new(SERVER_BYTES);
     let server = TcpServer::start(listener, service, &token(), TcpServerConfig::default()).unwrap();
     println!("{}", server.local_address());
+    let _ = std::io::stdin().read(&mut [0]);
+}
+
+/// The same over shared memory, at this socket.
+fn be_shm_server(path: &Path) {
+    let service = TestService::new(SERVER_BYTES);
+    let server = ShmServer::start(path, service, &token(), ShmServerConfig::default()).unwrap();
+    println!("{}", server.path().display());
     let _ = std::io::stdin().read(&mut [0]);
 }
 
@@ -195,7 +205,7 @@ fn be_restricted(is_confined: bool) {
     if is_confined {
         forbid_userfaultfd();
     }
-    let space = Reserved::new(vec![(GlobalAddr::new(ServerId::new(0), 0), SERVER_BYTES as u64)]);
+    let space = Reserved::first(SERVER_BYTES);
     let region = FarRegion::new(config(), Over::new(cluster, 0, 0), space).unwrap();
     fill(&region, 3);
     assert_eq!(look(&region, 3), (None, PAGES));
@@ -246,6 +256,11 @@ fn what_is_not_allowed_has_a_fallback(provider: FaultProvider) {
 fn signal(child: &Child, signal: Signal) {
     let pid = Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap();
     kill_process(pid, signal).unwrap();
+    if signal == Signal::STOP {
+        // Its other threads go on until one of them has seen the signal.
+        let (_, status) = waitpid(Some(pid), WaitOptions::UNTRACED).unwrap().unwrap();
+        assert!(status.stopped(), "{status:?}");
+    }
 }
 
 /// Writes every page, so that most of them are on the memory server only.
@@ -314,6 +329,39 @@ fn a_server_that_is_stopped_and_killed_is_an_error(provider: FaultProvider) {
     drop(region);
 }
 
+/// Over shared memory, pages go in and out while their server is stopped. Once it is dead, they are
+/// errors, although the memory is still mapped: another server would begin without them.
+fn a_server_of_this_host_is_an_error_only_if_it_is_killed(provider: FaultProvider) {
+    let name = format!("farleaf-far-memory-{}-{provider:?}", std::process::id());
+    let path = std::env::temp_dir().join(name);
+    let mut server = start_with("shm-server", provider, path.to_str().unwrap());
+    let mut line = String::new();
+    BufReader::new(server.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    assert_eq!(Path::new(line.trim()), path);
+    let config = ShmConfig { timeout_ns: 200_000_000, ..ShmConfig::default() };
+    let cluster = Arc::new(ShmCluster::connect(&[&path], &token(), &config).unwrap());
+    let region = region(provider, Over::new(cluster, 0, 0)).unwrap();
+    fill(&region, 100);
+    signal(&server, Signal::STOP);
+    assert_eq!(look(&region, 100), (None, PAGES));
+    fill(&region, 300);
+    assert_eq!(look(&region, 300), (None, PAGES));
+    signal(&server, Signal::KILL);
+    server.wait().unwrap();
+    let mut outcome = look(&region, 300);
+    for _ in 0..50 {
+        if outcome.0.is_some() {
+            break;
+        }
+        outcome = look(&region, 300);
+    }
+    assert!(matches!(outcome.0, Some(FarError::Unreachable { .. })), "{outcome:?}");
+    assert!(look(&region, 300).1 <= 16, "only what is in the buffer is left");
+    region.check().unwrap();
+    drop(region);
+    let _ = std::fs::remove_file(path);
+}
+
 /// The terms of the leases below.
 const SHORT_TERM_MS: u32 = 2_000;
 
@@ -379,6 +427,7 @@ fn memory_of_an_owner_that_ends_comes_back(provider: FaultProvider) {
                 at = space.take(&fabric, bytes).await;
             }
             space.give_back(&fabric, at.unwrap(), bytes).await;
+            space.end(&fabric).await;
         });
         assert!(executor.run(&driver));
         drop(executor);
@@ -403,7 +452,7 @@ fn memory_of_an_owner_that_ends_comes_back(provider: FaultProvider) {
 
 type Test = fn(FaultProvider);
 
-const TESTS: [(&str, Test); 8] = [
+const TESTS: [(&str, Test); 9] = [
     ("memory_of_an_owner_that_ends_comes_back", memory_of_an_owner_that_ends_comes_back),
     ("an_abort_needs_no_lock", an_abort_needs_no_lock),
     ("a_signal_that_is_sent_ends_the_process", a_signal_that_is_sent_ends_the_process),
@@ -415,14 +464,20 @@ const TESTS: [(&str, Test); 8] = [
         "a_server_that_is_stopped_and_killed_is_an_error",
         a_server_that_is_stopped_and_killed_is_an_error,
     ),
+    (
+        "a_server_of_this_host_is_an_error_only_if_it_is_killed",
+        a_server_of_this_host_is_an_error_only_if_it_is_killed,
+    ),
 ];
 
 fn main() {
     let providers = [FaultProvider::Userfaultfd, FaultProvider::Signal];
     let named = std::env::args().nth(2);
+    let argument = || std::env::args().nth(3).unwrap();
     let named = providers.into_iter().find(|it| Some(format!("{it:?}")) == named);
     match (std::env::args().nth(1).as_deref(), named) {
         (Some("server"), _) => return be_server(),
+        (Some("shm-server"), _) => return be_shm_server(Path::new(&argument())),
         (Some("other-user"), _) => return be_restricted(false),
         (Some("confined"), _) => return be_restricted(true),
         (Some("victim"), Some(provider)) => return be_victim(provider),
@@ -431,7 +486,7 @@ fn main() {
         (Some("target"), Some(provider)) => return be_target(provider),
         (Some("parent"), Some(provider)) => return be_parent(provider),
         (Some("tenant"), Some(provider)) => {
-            return be_tenant(provider, &std::env::args().nth(3).unwrap());
+            return be_tenant(provider, &argument());
         }
         _ => {}
     }
