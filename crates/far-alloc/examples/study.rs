@@ -380,8 +380,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     metadata_places(mib * 1024 / 2)?;
     retain_and_decay()?;
     println!(
-        "\nnot reproduced: TPC-DS, for which there is no generator of data as a crate, and figure 9, \
-         for which this needs a second NUMA node"
+        "\nnot reproduced: TPC-DS, whose 47 queries are not written here, and figure 9, which needs a \
+         second NUMA node"
     );
     Ok(())
 }

@@ -77,11 +77,13 @@ impl<L: Layout> Leased<L> {
         &self,
         rpc: &RpcClient<F, L>,
         bytes: u64,
+        besides: Option<ServerId>,
     ) -> Result<GlobalAddr, FarError> {
         let servers = rpc.fabric().memory_servers();
         let first = self.next_server.get() % servers.max(1);
         let mut outcome = Err(FarError::NoSpace { bytes });
-        for number in (first..servers).chain(0..first) {
+        let possible = |number: &u16| Some(ServerId::new(*number)) != besides;
+        for number in (first..servers).chain(0..first).filter(possible) {
             match self.leases.take(rpc, ServerId::new(number), bytes).await {
                 Ok(at) => {
                     self.next_server.set(number + 1);
@@ -105,7 +107,7 @@ fn refused(error: &RemoteError) -> FarError {
 impl<F: Fabric, L: Layout> Space<F> for Leased<L> {
     async fn take(&self, fabric: &F, bytes: u64) -> Result<GlobalAddr, FarError> {
         let rpc = RpcClient::<F, L>::new(fabric.clone());
-        let outcome = self.try_take(&rpc, bytes).await;
+        let outcome = self.try_take(&rpc, bytes, None).await;
         if outcome.is_ok() {
             return outcome;
         }
@@ -115,7 +117,17 @@ impl<F: Fabric, L: Layout> Space<F> for Leased<L> {
         let freed = join_all(servers.map(|server| self.leases.reclaim(&rpc, server))).await;
         // A server that does not answer has no room either.
         let has_room = freed.into_iter().any(|bytes| bytes.is_ok_and(|bytes| bytes > 0));
-        if has_room { self.try_take(&rpc, bytes).await } else { outcome }
+        if has_room { self.try_take(&rpc, bytes, None).await } else { outcome }
+    }
+
+    async fn take_besides(
+        &self,
+        fabric: &F,
+        bytes: u64,
+        besides: ServerId,
+    ) -> Result<GlobalAddr, FarError> {
+        let rpc = RpcClient::<F, L>::new(fabric.clone());
+        self.try_take(&rpc, bytes, Some(besides)).await
     }
 
     fn ask_again_ns(&self) -> Option<u64> {

@@ -16,6 +16,20 @@ pub trait Space<F: Fabric>: 'static {
     /// again later.
     fn take(&self, fabric: &F, bytes: u64) -> impl Future<Output = Result<GlobalAddr, FarError>>;
 
+    /// The same on another memory server than `besides`, for the second copy of a chunk. It does
+    /// not wait for memory that may come back.
+    ///
+    /// # Errors
+    /// As for [`Space::take`]; there is always one if the space has no second copies.
+    fn take_besides(
+        &self,
+        _fabric: &F,
+        bytes: u64,
+        _besides: ServerId,
+    ) -> impl Future<Output = Result<GlobalAddr, FarError>> {
+        std::future::ready(Err(FarError::NoSpace { bytes }))
+    }
+
     /// After an error of [`Space::take`]: in how many nanoseconds the region should ask again,
     /// while its page waits, because memory may come back by then. The space bounds how often.
     fn ask_again_ns(&self) -> Option<u64> {
@@ -66,20 +80,33 @@ impl Reserved {
     pub fn free_bytes(&self) -> u64 {
         self.free.borrow().iter().map(|(_, bytes)| bytes).sum()
     }
-}
 
-impl<F: Fabric> Space<F> for Reserved {
-    async fn take(&self, _fabric: &F, bytes: u64) -> Result<GlobalAddr, FarError> {
+    fn take_from(&self, bytes: u64, is_possible: impl Fn(ServerId) -> bool) -> Option<GlobalAddr> {
         let mut free = self.free.borrow_mut();
-        let part = free.iter_mut().find(|(_, left)| *left >= bytes);
-        let (at, left) = part.ok_or(FarError::NoSpace { bytes })?;
+        let fits = |at: &GlobalAddr, left| left >= bytes && is_possible(at.server());
+        let (at, left) = free.iter_mut().find(|(at, left)| fits(at, *left))?;
         let taken = *at;
         *left -= bytes;
         // The address behind the last byte of a part need not exist.
         if *left > 0 {
             *at = at.plus(bytes);
         }
-        Ok(taken)
+        Some(taken)
+    }
+}
+
+impl<F: Fabric> Space<F> for Reserved {
+    async fn take(&self, _fabric: &F, bytes: u64) -> Result<GlobalAddr, FarError> {
+        self.take_from(bytes, |_| true).ok_or(FarError::NoSpace { bytes })
+    }
+
+    async fn take_besides(
+        &self,
+        _fabric: &F,
+        bytes: u64,
+        besides: ServerId,
+    ) -> Result<GlobalAddr, FarError> {
+        self.take_from(bytes, |server| server != besides).ok_or(FarError::NoSpace { bytes })
     }
 
     async fn give_back(&self, _fabric: &F, at: GlobalAddr, bytes: u64) {

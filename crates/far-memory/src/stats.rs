@@ -43,6 +43,9 @@ pub struct FarStats {
     pub failed_fills: u64,
     /// Pages whose WRITE failed; they stay.
     pub failed_write_backs: u64,
+    /// Copies of chunks that are missing: there was no second memory server with room, or it has
+    /// failed.
+    pub lost_copies: u64,
     /// Bytes taken from memory servers.
     pub remote_bytes: u64,
     /// Pages in local memory now.
@@ -80,6 +83,7 @@ impl FarStats {
             retries: since(|it| it.retries),
             failed_fills: since(|it| it.failed_fills),
             failed_write_backs: since(|it| it.failed_write_backs),
+            lost_copies: since(|it| it.lost_copies),
             remote_bytes: self.remote_bytes,
             resident: self.resident,
             peak_resident: self.peak_resident,

@@ -191,8 +191,8 @@ fn config() -> FarConfig {
 
 /// A pager whose chunks are placed on two memory servers in turn.
 fn pager<F: Fabric>(fabric: &F, config: FarConfig) -> TestPager<F> {
-    let chunk = config.chunk_bytes as u64;
-    let parts = (0..u64::from(PAGES / CHUNK_PAGES)).map(|number| {
+    let (chunk, copies) = (config.chunk_bytes as u64, 1 + u64::from(config.mirror));
+    let parts = (0..copies * u64::from(PAGES / CHUNK_PAGES)).map(|number| {
         (GlobalAddr::new(ServerId::new((number % 2) as u16), 4096 + number * chunk), chunk)
     });
     let space = Reserved::new(parts.collect());
@@ -476,4 +476,28 @@ fn a_page_that_is_freed_before_its_write_is_confirmed_is_noticed() {
         }
     }
     assert!(caught >= 15, "the bug was noticed in {caught} of 20 runs");
+}
+
+/// A server that was away for a WRITE has an old copy. It must not be read, even if the other
+/// server dies; that is an error then. The chunks that missed nothing are still there.
+#[test]
+fn a_copy_that_has_missed_a_write_is_not_read() {
+    let config = FarConfig { mirror: true, ..config() };
+    let faults = Faults { kill_memory_server_at_ns: vec![(0, 50_000_000)], ..Faults::default() };
+    in_sim(&config, SimConfig { faults, ..Default::default() }, async |pager, fabric| {
+        store(pager, 0, 5).await;
+        store(pager, 8, 7).await;
+        pager.evict(0..PAGES).await;
+        fabric.trouble.refusals.set(u32::MAX);
+        store(pager, 0, 6).await;
+        pager.evict(0..1).await;
+        fabric.trouble.refusals.set(0);
+        assert_eq!((pager.state(0), pager.stats().lost_copies), (State::Remote, 1));
+        assert_eq!(load(pager, 0).await, Ok(6));
+        pager.evict(0..1).await;
+        fabric.sleep(60_000_000).await;
+        let error = load(pager, 0).await.unwrap_err();
+        assert!(matches!(error, FarError::Unreachable { page: 0, .. }), "{error}");
+        assert_eq!(load(pager, 8).await, Ok(7));
+    });
 }

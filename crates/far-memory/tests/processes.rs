@@ -10,7 +10,7 @@ use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::shm::{ShmCluster, ShmConfig, ShmServer, ShmServerConfig};
 use farleaf_fabric::sync::{Arc, Ordering};
 use farleaf_fabric::tcp::{TcpCluster, TcpConfig, TcpServer, TcpServerConfig};
-use farleaf_fabric::{Cluster, Fabric, Provider, ServerId};
+use farleaf_fabric::{Cluster, Fabric, GlobalAddr, Provider, ServerId};
 use farleaf_far_memory::{
     Advice, FarConfig, FarError, FarRegion, FaultProvider, Leased, Over, Reach, Reserved, Space,
 };
@@ -57,10 +57,11 @@ fn start_with(role: &str, provider: FaultProvider, argument: &str) -> Child {
 }
 
 /// A memory server, until its standard input ends.
-fn be_server() {
+fn be_server(number: u16) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let service = TestService::new(SERVER_BYTES);
-    let server = TcpServer::start(listener, service, &token(), TcpServerConfig::default()).unwrap();
+    let config = TcpServerConfig { number, ..TcpServerConfig::default() };
+    let server = TcpServer::start(listener, service, &token(), config).unwrap();
     println!("{}", server.local_address());
     let _ = std::io::stdin().read(&mut [0]);
 }
@@ -290,7 +291,7 @@ fn look(region: &FarRegion, value: u64) -> (Option<FarError>, usize) {
 }
 
 fn a_server_that_is_stopped_and_killed_is_an_error(provider: FaultProvider) {
-    let mut server = start("server", provider);
+    let mut server = start_with("server", provider, "0");
     let mut address = String::new();
     BufReader::new(server.stdout.take().unwrap()).read_line(&mut address).unwrap();
     let address: SocketAddr = address.trim().parse().unwrap();
@@ -327,6 +328,35 @@ fn a_server_that_is_stopped_and_killed_is_an_error(provider: FaultProvider) {
     assert_eq!(region.stats().unwrap().retries, retries, "one attempt for each page");
     region.check().unwrap();
     drop(region);
+}
+
+/// With a second copy of each page, a server that is killed is not missed.
+fn a_mirror_outlives_a_server(provider: FaultProvider) {
+    let mut servers = ["0", "1"].map(|number| start_with("server", provider, number));
+    let addresses = servers.each_mut().map(|server| {
+        let mut address = String::new();
+        BufReader::new(server.stdout.take().unwrap()).read_line(&mut address).unwrap();
+        address.trim().parse().unwrap()
+    });
+    let cluster = Arc::new(TcpCluster::connect(addresses.to_vec(), &token(), tcp()));
+    let parts = [0, 1].map(|it| (GlobalAddr::new(ServerId::new(it), 0), SERVER_BYTES as u64));
+    let config = FarConfig { mirror: true, ..config() };
+    let space = Reserved::new(parts.to_vec());
+    let region = FarRegion::by(provider, config, Over::new(cluster, 0, 0), space).unwrap();
+    fill(&region, 100);
+    assert_eq!(look(&region, 100), (None, PAGES));
+    signal(&servers[0], Signal::KILL);
+    servers[0].wait().unwrap();
+    assert_eq!(look(&region, 100), (None, PAGES), "what was there");
+    fill(&region, 300);
+    assert_eq!(look(&region, 300), (None, PAGES), "what came later");
+    assert_eq!(region.stats().unwrap().lost_copies, 1, "of one chunk");
+    // The last copy is an error again.
+    signal(&servers[1], Signal::KILL);
+    servers[1].wait().unwrap();
+    let (error, right) = look(&region, 300);
+    assert!(matches!(error, Some(FarError::Unreachable { .. })), "{error:?} after {right} pages");
+    region.check().unwrap();
 }
 
 /// Over shared memory, pages go in and out while their server is stopped. Once it is dead, they are
@@ -452,7 +482,8 @@ fn memory_of_an_owner_that_ends_comes_back(provider: FaultProvider) {
 
 type Test = fn(FaultProvider);
 
-const TESTS: [(&str, Test); 9] = [
+const TESTS: [(&str, Test); 10] = [
+    ("a_mirror_outlives_a_server", a_mirror_outlives_a_server),
     ("memory_of_an_owner_that_ends_comes_back", memory_of_an_owner_that_ends_comes_back),
     ("an_abort_needs_no_lock", an_abort_needs_no_lock),
     ("a_signal_that_is_sent_ends_the_process", a_signal_that_is_sent_ends_the_process),
@@ -476,7 +507,7 @@ fn main() {
     let argument = || std::env::args().nth(3).unwrap();
     let named = providers.into_iter().find(|it| Some(format!("{it:?}")) == named);
     match (std::env::args().nth(1).as_deref(), named) {
-        (Some("server"), _) => return be_server(),
+        (Some("server"), _) => return be_server(argument().parse().unwrap()),
         (Some("shm-server"), _) => return be_shm_server(Path::new(&argument())),
         (Some("other-user"), _) => return be_restricted(false),
         (Some("confined"), _) => return be_restricted(true),
