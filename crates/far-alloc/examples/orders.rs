@@ -5,10 +5,10 @@
 //! cargo run --release -p farleaf-far-alloc --example orders
 //! ```
 
+use farleaf_fabric::Provider;
 use farleaf_fabric::conformance::TestService;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::tcp::TcpConfig;
-use farleaf_fabric::{GlobalAddr, Provider, ServerId};
 use farleaf_far_alloc::{ArenaConfig, FarArena, FarGlobal, FarScope};
 use farleaf_far_memory::{FarConfig, FarRegion, Over, Reserved};
 use std::alloc::System;
@@ -35,7 +35,7 @@ fn store() -> (Orders, Vec<(u64, usize)>) {
 fn main() -> Result<(), Box<dyn Error>> {
     let service = TestService::new(REGION_BYTES);
     let cluster = Arc::new(TcpConfig::default().start(vec![service]));
-    let space = Reserved::new(vec![(GlobalAddr::new(ServerId::new(0), 0), REGION_BYTES as u64)]);
+    let space = Reserved::first(REGION_BYTES);
     let config = FarConfig::new(REGION_BYTES, 16 << 10, 1024);
     let region = FarRegion::new(config, Over::new(cluster, 0, 0), space)?;
     println!("far memory by {}", region.mode());

@@ -275,10 +275,10 @@ unsafe extern "C" fn merge(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use farleaf_fabric::Provider;
     use farleaf_fabric::conformance::TestService;
     use farleaf_fabric::local::LocalConfig;
     use farleaf_fabric::sync::Arc;
-    use farleaf_fabric::{GlobalAddr, Provider, ServerId};
     use farleaf_far_memory::{FarConfig, Over, Reserved};
 
     const BYTES: usize = 1 << 20;
@@ -286,7 +286,7 @@ mod tests {
 
     fn source() -> Source {
         let cluster = Arc::new(LocalConfig::default().start(vec![TestService::new(2 * BYTES)]));
-        let space = Reserved::new(vec![(GlobalAddr::new(ServerId::new(0), 0), BYTES as u64)]);
+        let space = Reserved::first(BYTES);
         let config = FarConfig::new(BYTES, PAGE, 8);
         Source::new(FarRegion::new(config, Over::new(cluster, 0, 0), space).unwrap(), false, None)
     }

@@ -14,6 +14,8 @@
 #![deny(missing_docs)]
 
 mod arena;
+#[cfg(feature = "arrow")]
+mod arrow;
 mod c;
 mod control;
 mod current;

@@ -3,11 +3,11 @@
 
 use allocator_api2::alloc::Allocator;
 use allocator_api2::vec::Vec as FarVec;
+use farleaf_fabric::Provider;
 use farleaf_fabric::conformance::TestService;
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sync::{Arc, AtomicBool, Ordering};
 use farleaf_fabric::tcp::TcpConfig;
-use farleaf_fabric::{GlobalAddr, Provider, ServerId};
 use farleaf_far_alloc::{ArenaConfig, FarAllocError, FarArena, MOST_ALIGN, Metadata};
 use farleaf_far_memory::{Advice, FarConfig, FarRegion, FaultProvider, Over, Reach, Reserved};
 use std::alloc::Layout;
@@ -22,8 +22,7 @@ fn far_config(region_bytes: usize, page_bytes: usize, buffer_pages: u32) -> FarC
 }
 
 fn space(config: &FarConfig) -> Reserved {
-    let start = GlobalAddr::new(ServerId::new(0), 0);
-    Reserved::new(vec![(start, config.region_bytes as u64)])
+    Reserved::first(config.region_bytes)
 }
 
 /// A region over a memory server of this process.

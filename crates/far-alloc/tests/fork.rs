@@ -1,10 +1,10 @@
 //! A child process has no far memory: it can end an arena that it got by `fork`, and waits for
 //! nothing.
 
+use farleaf_fabric::Provider;
 use farleaf_fabric::conformance::TestService;
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sync::Arc;
-use farleaf_fabric::{GlobalAddr, Provider, ServerId};
 use farleaf_far_alloc::{ArenaConfig, FarArena, Metadata};
 use farleaf_far_memory::{FarConfig, FarRegion, Over, Reserved};
 use std::alloc::Layout;
@@ -14,7 +14,7 @@ const REGION_BYTES: usize = 64 << 20;
 fn arena(metadata: Metadata) -> FarArena {
     let config = FarConfig::new(REGION_BYTES, 64 << 10, 32);
     let cluster = Arc::new(LocalConfig::default().start(vec![TestService::new(REGION_BYTES)]));
-    let space = Reserved::new(vec![(GlobalAddr::new(ServerId::new(0), 0), REGION_BYTES as u64)]);
+    let space = Reserved::first(REGION_BYTES);
     let region = FarRegion::new(config, Over::new(cluster, 0, 0), space).unwrap();
     let config = ArenaConfig { metadata, decay_ms: 60_000, ..ArenaConfig::default() };
     FarArena::new(region, config).unwrap()

@@ -1,9 +1,9 @@
 //! A program whose large allocations are far while a thread is in a scope.
 
+use farleaf_fabric::Provider;
 use farleaf_fabric::conformance::TestService;
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sync::Arc;
-use farleaf_fabric::{GlobalAddr, Provider, ServerId};
 use farleaf_far_alloc::{ArenaConfig, FarArena, FarGlobal, FarScope, ProgramArena};
 use farleaf_far_memory::{FarConfig, FarRegion, Over, Reserved};
 use std::alloc::System;
@@ -18,7 +18,7 @@ fn arena() -> ProgramArena {
     let config = FarConfig::new(REGION_BYTES, 64 << 10, 64);
     let service = TestService::new(REGION_BYTES);
     let cluster = Arc::new(LocalConfig::default().start(vec![service]));
-    let space = Reserved::new(vec![(GlobalAddr::new(ServerId::new(0), 0), REGION_BYTES as u64)]);
+    let space = Reserved::first(REGION_BYTES);
     let region = FarRegion::new(config, Over::new(cluster, 0, 0), space).unwrap();
     FarArena::new(region, ArenaConfig::default()).unwrap().serve_program().unwrap()
 }

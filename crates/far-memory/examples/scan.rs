@@ -3,11 +3,11 @@
 //!
 //! `cargo run --release -p farleaf-far-memory --example scan -- [MiB] [rounds]`
 
+use farleaf_fabric::Provider;
 use farleaf_fabric::conformance::TestService;
 use farleaf_fabric::provider::Clock;
 use farleaf_fabric::sync::{Arc, Ordering};
 use farleaf_fabric::tcp::TcpConfig;
-use farleaf_fabric::{GlobalAddr, Provider, ServerId};
 use farleaf_far_memory::{FarConfig, FarRegion, FarStats, Over, Reserved};
 
 type Error = Box<dyn std::error::Error>;
@@ -16,7 +16,7 @@ type Error = Box<dyn std::error::Error>;
 fn region(bytes: usize, page_bytes: usize, is_ahead: bool) -> Result<FarRegion, Error> {
     let service = TestService::new(bytes.next_multiple_of(2 << 20));
     let cluster = Arc::new(TcpConfig::default().start(vec![service]));
-    let space = Reserved::new(vec![(GlobalAddr::new(ServerId::new(0), 0), bytes as u64)]);
+    let space = Reserved::first(bytes);
     let buffer_pages = (bytes / page_bytes / 5) as u32;
     let mut config =
         FarConfig { chunk_bytes: bytes, ..FarConfig::new(bytes, page_bytes, buffer_pages) };

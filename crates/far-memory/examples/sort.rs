@@ -3,11 +3,11 @@
 //!
 //! `cargo run --release -p farleaf-far-memory --example sort -- [MiB] [page KiB] [percent local]`
 
+use farleaf_fabric::Provider;
 use farleaf_fabric::conformance::TestService;
 use farleaf_fabric::provider::Clock;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::tcp::TcpConfig;
-use farleaf_fabric::{GlobalAddr, Provider, ServerId};
 use farleaf_far_memory::{FarConfig, FarRegion, Over, Reserved};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -19,7 +19,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     // A memory server on the loopback interface; elsewhere it would be another process.
     let cluster =
         TcpConfig::default().start(vec![TestService::new(bytes.next_multiple_of(2 << 20))]);
-    let space = Reserved::new(vec![(GlobalAddr::new(ServerId::new(0), 0), bytes as u64)]);
+    let space = Reserved::first(bytes);
     let config =
         FarConfig { chunk_bytes: bytes, ..FarConfig::new(bytes, page_bytes, buffer_pages) };
     let region = FarRegion::new(config, Over::new(Arc::new(cluster), 0, 0), space)?;

@@ -1,23 +1,45 @@
 //! The chunks of a region: where on the memory servers their pages are kept. A chunk has no memory
 //! there before its first page is written back.
 //!
-//! *Invariants*: far.C1. A chunk that has a place keeps it until the region ends.
+//! *Invariants*
+//! - far.C1. A chunk that has a place keeps it until the region ends.
+//! - far.C2. A copy of a chunk is whole until it misses a WRITE, and is not read after that. A
+//!   chunk with a place has a whole copy.
 //!
 //! *Thread safety*: one thread.
 
 use crate::space::Space;
 use crate::{FarConfig, FarError};
-use farleaf_fabric::{Fabric, GlobalAddr};
+use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
 use std::pin::pin;
 use std::task::{Poll, Waker};
 
+/// Copies of a chunk at most.
+const MOST_COPIES: usize = 2;
+
+/// A copy of a chunk.
+#[derive(Clone, Copy, Debug)]
+struct Kept {
+    at: GlobalAddr,
+    /// It has missed no WRITE (C2).
+    is_whole: bool,
+}
+
+impl Kept {
+    fn new(at: GlobalAddr) -> Self {
+        Self { at, is_whole: true }
+    }
+}
+
 /// The places of all chunks.
 #[derive(Debug)]
 pub(crate) struct Chunks<S> {
     space: S,
-    places: Vec<Cell<Option<GlobalAddr>>>,
+    places: Vec<Cell<[Option<Kept>; MOST_COPIES]>>,
+    mirrors: bool,
+    lost_copies: Cell<u64>,
     chunk_bytes: u64,
     page_bytes: u64,
     chunk_pages: u32,
@@ -39,7 +61,9 @@ impl<S> Chunks<S> {
         let count = config.region_bytes.div_ceil(config.chunk_bytes);
         Self {
             space,
-            places: vec![Cell::new(None); count],
+            places: vec![Cell::default(); count],
+            mirrors: config.mirror,
+            lost_copies: Cell::new(0),
             chunk_bytes: config.chunk_bytes as u64,
             page_bytes: config.page_bytes as u64,
             chunk_pages: config.chunk_pages(),
@@ -58,10 +82,38 @@ impl<S> Chunks<S> {
         page / self.chunk_pages
     }
 
-    /// Where `page` is kept, if its chunk has a place.
+    /// Where `page` is kept: the places of all whole copies, none if its chunk has no place.
+    pub(crate) fn copies(&self, page: u32) -> impl Iterator<Item = GlobalAddr> + use<S> {
+        let offset = u64::from(page % self.chunk_pages) * self.page_bytes;
+        let copies = self.places[self.chunk(page) as usize].get().into_iter().flatten();
+        copies.filter(|copy| copy.is_whole).map(move |copy| copy.at.plus(offset))
+    }
+
+    /// Where the first whole copy of `page` is, if its chunk has a place.
     pub(crate) fn find(&self, page: u32) -> Option<GlobalAddr> {
-        let at = self.places[self.chunk(page) as usize].get()?;
-        Some(at.plus(u64::from(page % self.chunk_pages) * self.page_bytes))
+        self.copies(page).next()
+    }
+
+    /// Notes that the copy on `server` of the chunk of `page` is no longer whole, unless it is the
+    /// last one (C2).
+    pub(crate) fn lose_copy(&self, page: u32, server: ServerId) {
+        let place = &self.places[self.chunk(page) as usize];
+        let mut copies = place.get();
+        if copies.iter().flatten().filter(|copy| copy.is_whole).count() < 2 {
+            return;
+        }
+        for copy in copies.iter_mut().flatten() {
+            if copy.at.server() == server && copy.is_whole {
+                copy.is_whole = false;
+                self.lost_copies.set(self.lost_copies.get() + 1);
+            }
+        }
+        place.set(copies);
+    }
+
+    /// Number of second copies that chunks should have and do not.
+    pub(crate) fn lost_copies(&self) -> u64 {
+        self.lost_copies.get()
     }
 
     /// Whether memory was refused so recently that none is asked for now.
@@ -82,12 +134,12 @@ impl<S> Chunks<S> {
 
     /// Bytes that the region has on memory servers.
     pub(crate) fn bytes(&self) -> u64 {
-        self.places.iter().filter(|place| place.get().is_some()).count() as u64 * self.chunk_bytes
+        self.places().count() as u64 * self.chunk_bytes
     }
 
-    /// The chunks' places.
+    /// The places of all copies, whole or not.
     pub(crate) fn places(&self) -> impl Iterator<Item = GlobalAddr> {
-        self.places.iter().filter_map(Cell::get)
+        self.places.iter().flat_map(Cell::get).flatten().map(|copy| copy.at)
     }
 
     /// Where `page` is to be kept; gives its chunk a place if it has none. If that has to wait for
@@ -132,14 +184,21 @@ impl<S> Chunks<S> {
             taken = self.space.take(fabric, self.chunk_bytes).await;
         }
         self.is_waiting.set(false);
+        if let Ok(at) = taken {
+            let second = match self.mirrors {
+                true => self.space.take_besides(fabric, self.chunk_bytes, at.server()).await.ok(),
+                false => None,
+            };
+            let is_missing = self.mirrors && second.is_none();
+            self.lost_copies.set(self.lost_copies.get() + u64::from(is_missing));
+            let place = &self.places[self.chunk(page) as usize];
+            place.set([Some(Kept::new(at)), second.map(Kept::new)]);
+        }
         self.is_taking.set(false);
         self.waiting.take().into_iter().for_each(Waker::wake);
         let until_ns = fabric.now_ns().saturating_add(self.rest_ns);
         match taken {
-            Ok(at) => {
-                self.places[self.chunk(page) as usize].set(Some(at));
-                self.refused.replace(None);
-            }
+            Ok(_) => drop(self.refused.replace(None)),
             Err(error) => {
                 self.refused.replace(Some((error.clone(), until_ns)));
                 return Err(error);

@@ -57,6 +57,9 @@ pub struct FarConfig {
     /// fabric's own timeout. A server that has failed less than [`FarConfig::rest_ns`] ago gets
     /// one attempt only.
     pub patience_ns: u64,
+    /// Keeps each page on two memory servers, so that one of them may die. A chunk that finds no
+    /// second server with room, or whose copy misses a WRITE, has one copy from then on.
+    pub mirror: bool,
     /// How long a memory server that has failed is left alone before pages are written back there
     /// again, in nanoseconds. READs get one attempt meanwhile. A space that has refused a chunk is
     /// asked again after this time, too.
@@ -85,6 +88,7 @@ impl FarConfig {
             ahead_pages: ((512 << 10_usize) / page).clamp(4, 32).min(buffer_pages as usize / 8)
                 as u32,
             patience_ns: 10_000_000_000,
+            mirror: false,
             rest_ns: 1_000_000_000,
         }
     }

@@ -77,11 +77,13 @@ impl<L: Layout> Leased<L> {
         &self,
         rpc: &RpcClient<F, L>,
         bytes: u64,
+        besides: Option<ServerId>,
     ) -> Result<GlobalAddr, FarError> {
         let servers = rpc.fabric().memory_servers();
         let first = self.next_server.get() % servers.max(1);
         let mut outcome = Err(FarError::NoSpace { bytes });
-        for number in (first..servers).chain(0..first) {
+        let possible = |number: &u16| Some(ServerId::new(*number)) != besides;
+        for number in (first..servers).chain(0..first).filter(possible) {
             match self.leases.take(rpc, ServerId::new(number), bytes).await {
                 Ok(at) => {
                     self.next_server.set(number + 1);
@@ -105,7 +107,7 @@ fn refused(error: &RemoteError) -> FarError {
 impl<F: Fabric, L: Layout> Space<F> for Leased<L> {
     async fn take(&self, fabric: &F, bytes: u64) -> Result<GlobalAddr, FarError> {
         let rpc = RpcClient::<F, L>::new(fabric.clone());
-        let outcome = self.try_take(&rpc, bytes).await;
+        let outcome = self.try_take(&rpc, bytes, None).await;
         if outcome.is_ok() {
             return outcome;
         }
@@ -115,7 +117,17 @@ impl<F: Fabric, L: Layout> Space<F> for Leased<L> {
         let freed = join_all(servers.map(|server| self.leases.reclaim(&rpc, server))).await;
         // A server that does not answer has no room either.
         let has_room = freed.into_iter().any(|bytes| bytes.is_ok_and(|bytes| bytes > 0));
-        if has_room { self.try_take(&rpc, bytes).await } else { outcome }
+        if has_room { self.try_take(&rpc, bytes, None).await } else { outcome }
+    }
+
+    async fn take_besides(
+        &self,
+        fabric: &F,
+        bytes: u64,
+        besides: ServerId,
+    ) -> Result<GlobalAddr, FarError> {
+        let rpc = RpcClient::<F, L>::new(fabric.clone());
+        self.try_take(&rpc, bytes, Some(besides)).await
     }
 
     fn ask_again_ns(&self) -> Option<u64> {
@@ -127,19 +139,10 @@ impl<F: Fabric, L: Layout> Space<F> for Leased<L> {
         wait_ns
     }
 
-    async fn give_back(&self, fabric: &F, at: GlobalAddr, _bytes: u64) {
-        let number = at.server().number();
-        let left = {
-            let mut chunks = self.chunks.borrow_mut();
-            let left = chunks.get_mut(&number).expect("the chunk is from this space");
-            *left -= 1;
-            *left
-        };
-        if left == 0 {
-            let rpc = RpcClient::<F, L>::new(fabric.clone());
-            // Without an answer, the lease ends with its term.
-            let _ = self.leases.end(&rpc, at.server()).await;
-        }
+    /// The chunk comes back to its memory server when the lease there ends.
+    async fn give_back(&self, _fabric: &F, at: GlobalAddr, _bytes: u64) {
+        let mut chunks = self.chunks.borrow_mut();
+        *chunks.get_mut(&at.server().number()).expect("the chunk is from this space") -= 1;
     }
 
     async fn end(&self, fabric: &F) {
@@ -147,6 +150,7 @@ impl<F: Fabric, L: Layout> Space<F> for Leased<L> {
         let mut servers = self.leases.servers();
         // A chunk that an operation may still reach keeps its lease, until its term ends.
         servers.retain(|it| self.chunks.borrow().get(&it.number()).is_none_or(|left| *left == 0));
+        // Without an answer, a lease ends with its term, too.
         join_all(servers.into_iter().map(|server| self.leases.end(rpc, server))).await;
     }
 

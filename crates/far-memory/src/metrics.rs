@@ -15,7 +15,7 @@ enum Kind {
 }
 
 /// The counts, each with its name and its meaning.
-fn table(stats: &FarStats) -> [(Kind, &'static str, &'static str, u64); 24] {
+fn table(stats: &FarStats) -> [(Kind, &'static str, &'static str, u64); 25] {
     use Kind::{Counter, Gauge};
     // Without `..`, so that no count is forgotten.
     let FarStats {
@@ -43,6 +43,7 @@ fn table(stats: &FarStats) -> [(Kind, &'static str, &'static str, u64); 24] {
         peak_resident,
         buffer_pages,
         held,
+        lost_copies,
     } = *stats;
     [
         (Counter, "touches", "Faults, and pages that were asked for", touches),
@@ -69,6 +70,7 @@ fn table(stats: &FarStats) -> [(Kind, &'static str, &'static str, u64); 24] {
         (Gauge, "peak_resident_pages", "Most pages in local memory", peak_resident.into()),
         (Gauge, "buffer_pages", "Pages of the buffer", buffer_pages.into()),
         (Gauge, "held_pages", "Pages held in the buffer", held.into()),
+        (Counter, "lost_copies", "Second copies of chunks that are missing", lost_copies),
     ]
 }
 
@@ -138,6 +140,7 @@ mod tests {
             peak_resident: 122,
             buffer_pages: 123,
             held: 124,
+            lost_copies: 125,
         };
         let text = text("a\"b", FaultMode::Signal, &stats);
         let mode =
@@ -153,6 +156,6 @@ mod tests {
             assert!(names.insert(name), "{name} is there twice");
             values.push(value.parse::<u64>().unwrap());
         }
-        assert_eq!(values, (101..=124).collect::<Vec<_>>());
+        assert_eq!(values, (101..=125).collect::<Vec<_>>());
     }
 }

@@ -14,13 +14,15 @@
 //!
 //! *Thread safety*: one thread. It never accesses the region as the program does.
 
+mod moves;
+
 use crate::chunks::Chunks;
 use crate::memory::Memory;
 use crate::space::Space;
 use crate::stats::FarStats;
 use crate::streams::Streams;
-use crate::table::{Access, Discard, Fill, State, Table, Touch, Victim};
-use crate::transfer::{Direction, FIRST_WAIT_NS, Failed, LONGEST_WAIT_NS, Transfers};
+use crate::table::{Access, Discard, State, Table, Touch, Victim};
+use crate::transfer::Transfers;
 use crate::{FarConfig, FarError};
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Buffer, Fabric, FabricError, GlobalAddr, ServerId};
@@ -175,6 +177,7 @@ impl<F: Fabric, M: Memory + 'static, S: Space<F>> Pager<F, M, S> {
         FarStats {
             retries: self.0.transfers.retries(),
             remote_bytes: self.0.chunks.bytes(),
+            lost_copies: self.0.chunks.lost_copies(),
             resident: state.table.resident(),
             peak_resident: state.table.peak(),
             buffer_pages: self.0.config.buffer_pages,
@@ -590,8 +593,16 @@ impl<F: Fabric, M: Memory + 'static, S: Space<F>> Pager<F, M, S> {
             && chunks.chunk(run.start) == chunks.chunk(run.end)
     }
 
+    /// The place whose memory server decides about WRITEs of `page`: one that has not failed, if
+    /// there is any.
+    fn place_of(&self, page: u32) -> Option<GlobalAddr> {
+        let mut copies = self.0.chunks.copies(page);
+        let works = |at: &GlobalAddr| !self.0.transfers.has_failed(at.server());
+        copies.find(works).or_else(|| self.0.chunks.find(page))
+    }
+
     fn server_of(&self, page: u32) -> u32 {
-        self.0.chunks.find(page).map_or(UNPLACED, |at| u32::from(at.server().number()))
+        self.place_of(page).map_or(UNPLACED, |at| u32::from(at.server().number()))
     }
 
     fn run_bytes(&self, run: &Range<u32>) -> usize {
@@ -621,159 +632,6 @@ impl<F: Fabric, M: Memory + 'static, S: Space<F>> Pager<F, M, S> {
         let words = self.0.config.page_words();
         let view = Arc::clone(self.0.memory.view());
         Buffer::over(view, run.start as usize * words, (run.end - run.start) as usize * words)
-    }
-
-    fn fill(&self, state: &mut Pending, run: Range<u32>) -> Job {
-        state.reads += 1;
-        state.stats.reads += 1;
-        let pager = self.clone();
-        Box::pin(async move {
-            let at = pager.0.chunks.find(run.start).expect("a remote page has a place");
-            let read = pager.0.transfers.run(Direction::In, at, || pager.buffer(&run)).await;
-            if let Err(failed) = &read {
-                pager.await_stray(&run, at.server(), failed).await;
-            }
-            pager.end_fill(run, at, read);
-        })
-    }
-
-    /// Waits until a READ that was given up can no longer take effect: until then it owns the
-    /// memory of its pages (P4). Meanwhile their touches fail, those that begin later too (G3).
-    async fn await_stray(&self, run: &Range<u32>, server: ServerId, failed: &Failed) {
-        let transfers = &self.0.transfers;
-        let may_land = || transfers.is_any_astray() && transfers.is_unsettled(server);
-        if !may_land() {
-            return;
-        }
-        let pages = run.end - run.start;
-        {
-            let state = &mut *self.0.state.borrow_mut();
-            (state.reads, state.astray) = (state.reads - 1, state.astray + pages);
-        }
-        let mut wait_ns = FIRST_WAIT_NS;
-        loop {
-            {
-                let state = &mut *self.0.state.borrow_mut();
-                for page in run.clone() {
-                    state.fail(page, failed.of(page, server));
-                    state.wake(page);
-                }
-                state.notify();
-                if state.is_stopping {
-                    break;
-                }
-            }
-            if transfers.settle(server).await.is_ok() || !may_land() {
-                break;
-            }
-            transfers.fabric().sleep(wait_ns).await;
-            wait_ns = (wait_ns * 2).min(LONGEST_WAIT_NS);
-            if !may_land() {
-                break;
-            }
-        }
-        let state = &mut *self.0.state.borrow_mut();
-        (state.reads, state.astray) = (state.reads + 1, state.astray - pages);
-    }
-
-    fn end_fill(&self, run: Range<u32>, at: GlobalAddr, read: Result<(), Failed>) {
-        let state = &mut *self.0.state.borrow_mut();
-        state.reads -= 1;
-        let server = at.server();
-        if let Err(Failed::Gone(cause)) = &read {
-            state.gone.insert(server.number(), cause.clone());
-        }
-        for page in run.clone() {
-            let fill = match &read {
-                Ok(()) => Fill::Read,
-                Err(Failed::Unreachable(_)) => Fill::Failed,
-                Err(Failed::Gone(_)) => Fill::Gone,
-            };
-            let is_awaited = state.touching.contains_key(&page);
-            if !state.table.filled(page, fill, is_awaited) {
-                self.0.memory.remove(page..page + 1);
-            }
-            match &read {
-                // A page that was discarded meanwhile is zeros, whatever happened to the READ.
-                Err(failed) if state.table.state(page) != State::Empty => {
-                    state.fail(page, failed.of(page, server));
-                }
-                _ => drop(state.failures.remove(&page)),
-            }
-            state.wake(page);
-        }
-        match read {
-            Ok(()) => state.stats.bytes_in += self.run_bytes(&run) as u64,
-            Err(_) => state.stats.failed_fills += u64::from(run.end - run.start),
-        }
-        state.wake_room();
-        self.make_room(state);
-        state.notify();
-    }
-
-    fn leave(&self, state: &mut Pending, run: Range<u32>) -> Job {
-        let (server, bytes) = (self.server_of(run.start), self.run_bytes(&run));
-        state.writes += 1;
-        state.stats.writes += 1;
-        *state.write_bytes.entry(server).or_default() += bytes;
-        let pager = self.clone();
-        Box::pin(async move {
-            let written = pager.write(&run).await;
-            {
-                let state = &mut *pager.0.state.borrow_mut();
-                state.writes -= 1;
-                *state.write_bytes.entry(server).or_default() -= bytes;
-            }
-            pager.end_leave(run, written);
-        })
-    }
-
-    async fn write(&self, run: &Range<u32>) -> Result<(), FarError> {
-        let (transfers, page) = (&self.0.transfers, run.start);
-        // Other pages leave meanwhile.
-        let make_room = || self.0.state.borrow_mut().notify();
-        let at = self.0.chunks.place(transfers.fabric(), page, make_room).await?;
-        let written = transfers.run(Direction::Out, at, || self.buffer(run)).await;
-        let server = at.server();
-        written.map_err(|failed| failed.of(page, server))
-    }
-
-    fn end_leave(&self, run: Range<u32>, written: Result<(), FarError>) {
-        let state = &mut *self.0.state.borrow_mut();
-        self.end_leaving(state, &run, written.is_ok());
-        match written {
-            Ok(()) => state.stats.bytes_out += self.run_bytes(&run) as u64,
-            Err(error) => {
-                state.stats.failed_write_backs += u64::from(run.end - run.start);
-                state.stuck = Some(error);
-                // Pages that have yet to begin would only fail in turn.
-                let server = self.server_of(run.start);
-                let queued = std::mem::take(&mut state.leaving);
-                let is_same = |run: &Range<u32>| self.server_of(run.start) == server;
-                let (same, others) = queued.into_iter().partition(is_same);
-                state.leaving = others;
-                let same: VecDeque<_> = same;
-                same.iter().for_each(|run| self.end_leaving(state, run, false));
-                // Touches without a slot must look whether anything can still leave.
-                state.room.values().for_each(Waker::wake_by_ref);
-            }
-        }
-        state.wake_room();
-        self.make_room(state);
-        state.notify();
-    }
-
-    fn end_leaving(&self, state: &mut Pending, run: &Range<u32>, is_written: bool) {
-        for page in run.clone() {
-            let is_awaited = state.touching.contains_key(&page);
-            if state.table.left(page, is_written, is_awaited) {
-                state.stats.kept += u64::from(is_written);
-            } else {
-                self.0.memory.remove(page..page + 1);
-                state.stats.write_backs += u64::from(is_written);
-            }
-            state.wake(page);
-        }
     }
 
     /// The memory servers that have failed and are tried again, and the pages that leave for them.
@@ -812,7 +670,7 @@ impl<F: Fabric, M: Memory + 'static, S: Space<F>> Pager<F, M, S> {
         let mut victims = Vec::new();
         let now_ns = self.0.transfers.fabric().now_ns();
         let is_refused = self.0.chunks.is_refused(now_ns) || is_waiting;
-        let spare = |page| match self.0.chunks.find(page) {
+        let spare = |page| match self.place_of(page) {
             Some(at) if has_failures => {
                 let (transfers, server) = (&self.0.transfers, at.server());
                 let number = u32::from(server.number());

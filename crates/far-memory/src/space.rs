@@ -3,7 +3,7 @@
 //! *Thread safety*: a space belongs to the pager's thread.
 
 use crate::FarError;
-use farleaf_fabric::{Fabric, GlobalAddr};
+use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
 use std::cell::RefCell;
 use std::future::Future;
 
@@ -15,6 +15,20 @@ pub trait Space<F: Fabric>: 'static {
     /// [`FarError::NoSpace`] if no memory server has that much, or any other error. The region asks
     /// again later.
     fn take(&self, fabric: &F, bytes: u64) -> impl Future<Output = Result<GlobalAddr, FarError>>;
+
+    /// The same on another memory server than `besides`, for the second copy of a chunk. It does
+    /// not wait for memory that may come back.
+    ///
+    /// # Errors
+    /// As for [`Space::take`]; there is always one if the space has no second copies.
+    fn take_besides(
+        &self,
+        _fabric: &F,
+        bytes: u64,
+        _besides: ServerId,
+    ) -> impl Future<Output = Result<GlobalAddr, FarError>> {
+        std::future::ready(Err(FarError::NoSpace { bytes }))
+    }
 
     /// After an error of [`Space::take`]: in how many nanoseconds the region should ask again,
     /// while its page waits, because memory may come back by then. The space bounds how often.
@@ -57,24 +71,42 @@ impl Reserved {
         Self { free: RefCell::new(parts) }
     }
 
+    /// The first `bytes` bytes of memory server 0.
+    pub fn first(bytes: usize) -> Self {
+        Self::new(vec![(GlobalAddr::new(ServerId::new(0), 0), bytes as u64)])
+    }
+
     /// Bytes that are free.
     pub fn free_bytes(&self) -> u64 {
         self.free.borrow().iter().map(|(_, bytes)| bytes).sum()
     }
-}
 
-impl<F: Fabric> Space<F> for Reserved {
-    async fn take(&self, _fabric: &F, bytes: u64) -> Result<GlobalAddr, FarError> {
+    fn take_from(&self, bytes: u64, is_possible: impl Fn(ServerId) -> bool) -> Option<GlobalAddr> {
         let mut free = self.free.borrow_mut();
-        let part = free.iter_mut().find(|(_, left)| *left >= bytes);
-        let (at, left) = part.ok_or(FarError::NoSpace { bytes })?;
+        let fits = |at: &GlobalAddr, left| left >= bytes && is_possible(at.server());
+        let (at, left) = free.iter_mut().find(|(at, left)| fits(at, *left))?;
         let taken = *at;
         *left -= bytes;
         // The address behind the last byte of a part need not exist.
         if *left > 0 {
             *at = at.plus(bytes);
         }
-        Ok(taken)
+        Some(taken)
+    }
+}
+
+impl<F: Fabric> Space<F> for Reserved {
+    async fn take(&self, _fabric: &F, bytes: u64) -> Result<GlobalAddr, FarError> {
+        self.take_from(bytes, |_| true).ok_or(FarError::NoSpace { bytes })
+    }
+
+    async fn take_besides(
+        &self,
+        _fabric: &F,
+        bytes: u64,
+        besides: ServerId,
+    ) -> Result<GlobalAddr, FarError> {
+        self.take_from(bytes, |server| server != besides).ok_or(FarError::NoSpace { bytes })
     }
 
     async fn give_back(&self, _fabric: &F, at: GlobalAddr, bytes: u64) {

@@ -43,6 +43,9 @@ pub struct FarStats {
     pub failed_fills: u64,
     /// Pages whose WRITE failed; they stay.
     pub failed_write_backs: u64,
+    /// Copies of chunks that are missing: there was no second memory server with room, or it has
+    /// failed.
+    pub lost_copies: u64,
     /// Bytes taken from memory servers.
     pub remote_bytes: u64,
     /// Pages in local memory now.
@@ -53,4 +56,39 @@ pub struct FarStats {
     pub buffer_pages: u32,
     /// Pages held in the buffer now.
     pub held: u32,
+}
+
+impl FarStats {
+    /// What was counted since `before`, which are earlier counts of the same region. What does not
+    /// only grow is as it is now.
+    pub fn since(&self, before: &Self) -> Self {
+        let since = |count: fn(&Self) -> u64| count(self) - count(before);
+        Self {
+            touches: since(|it| it.touches),
+            zero_fills: since(|it| it.zero_fills),
+            fills: since(|it| it.fills),
+            fills_ahead: since(|it| it.fills_ahead),
+            ahead_hits: since(|it| it.ahead_hits),
+            reads: since(|it| it.reads),
+            writes: since(|it| it.writes),
+            bytes_in: since(|it| it.bytes_in),
+            bytes_out: since(|it| it.bytes_out),
+            clean_evictions: since(|it| it.clean_evictions),
+            write_backs: since(|it| it.write_backs),
+            kept: since(|it| it.kept),
+            passed_over: since(|it| it.passed_over),
+            discards: since(|it| it.discards),
+            write_backs_saved: since(|it| it.write_backs_saved),
+            waits_for_room: since(|it| it.waits_for_room),
+            retries: since(|it| it.retries),
+            failed_fills: since(|it| it.failed_fills),
+            failed_write_backs: since(|it| it.failed_write_backs),
+            lost_copies: since(|it| it.lost_copies),
+            remote_bytes: self.remote_bytes,
+            resident: self.resident,
+            peak_resident: self.peak_resident,
+            buffer_pages: self.buffer_pages,
+            held: self.held,
+        }
+    }
 }

@@ -32,6 +32,13 @@ pub(crate) enum Failed {
 }
 
 impl Failed {
+    fn new(cause: FabricError) -> Self {
+        match cause {
+            FabricError::Restarted { .. } => Self::Gone(cause), // T3
+            _ => Self::Unreachable(cause),
+        }
+    }
+
     /// The error of one page.
     pub(crate) fn of(&self, page: u32, server: ServerId) -> FarError {
         match self.clone() {
@@ -65,6 +72,8 @@ struct Server {
     has_failed: bool,
     /// Until when changed pages are not written back there.
     rests_until_ns: u64,
+    /// Until when pages are read elsewhere first, if they have a second copy.
+    avoided_until_ns: u64,
 }
 
 /// The operations of one endpoint.
@@ -157,27 +166,75 @@ impl<F: Fabric> Transfers<F> {
         loop {
             let cause = match self.attempt(direction, at, &buffer).await {
                 Ok(()) => {
-                    self.with(number, |it| (it.has_failed, it.rests_until_ns) = (false, 0));
+                    self.succeed(number);
                     return Ok(());
                 }
                 Err(cause) => cause,
             };
             let now_ns = self.fabric.now_ns();
             if !may_pass(&cause) || now_ns >= give_up_ns {
-                let rests_until_ns = now_ns.saturating_add(self.rest_ns);
-                self.with(number, |it| {
-                    (it.has_failed, it.rests_until_ns) = (true, rests_until_ns);
-                });
-                return Err(match cause {
-                    FabricError::Restarted { .. } => Failed::Gone(cause), // T3
-                    _ => Failed::Unreachable(cause),
-                });
+                self.give_up(at.server());
+                return Err(Failed::new(cause));
             }
             self.retries.set(self.retries.get() + 1);
             self.fabric.counters().count_retry();
             self.fabric.sleep(wait_ns).await;
             wait_ns = (wait_ns * 2).min(LONGEST_WAIT_NS);
         }
+    }
+
+    /// READs in one attempt. If it fails, the server does not count as failed, but is avoided for a
+    /// while: there is a second copy.
+    ///
+    /// # Errors
+    /// [`Failed`].
+    pub(crate) async fn read_once(
+        &self,
+        at: GlobalAddr,
+        buffer: impl Fn() -> Buffer,
+    ) -> Result<(), Failed> {
+        let number = at.server().number();
+        match self.attempt(Direction::In, at, &buffer).await {
+            Ok(()) => {
+                self.succeed(number);
+                Ok(())
+            }
+            Err(cause) => {
+                let avoided_until_ns = self.fabric.now_ns().saturating_add(self.rest_ns);
+                self.with(number, |it| it.avoided_until_ns = avoided_until_ns);
+                self.retries.set(self.retries.get() + 1);
+                self.fabric.counters().count_retry();
+                Err(Failed::new(cause))
+            }
+        }
+    }
+
+    /// Whether pages should be read elsewhere first.
+    pub(crate) fn avoids(&self, server: ServerId) -> bool {
+        let now_ns = self.fabric.now_ns();
+        let servers = self.servers.borrow();
+        servers
+            .get(&server.number())
+            .is_some_and(|it| it.has_failed || now_ns < it.avoided_until_ns)
+    }
+
+    /// Notes that an operation on `server` has failed for good.
+    pub(crate) fn give_up(&self, server: ServerId) {
+        let rests_until_ns = self.fabric.now_ns().saturating_add(self.rest_ns);
+        self.with(server.number(), |it| {
+            (it.has_failed, it.rests_until_ns) = (true, rests_until_ns);
+        });
+    }
+
+    fn succeed(&self, server: u16) {
+        self.with(server, |it| {
+            (it.has_failed, it.rests_until_ns, it.avoided_until_ns) = (false, 0, 0);
+        });
+    }
+
+    /// How long operations are repeated, in nanoseconds.
+    pub(crate) fn patience_ns(&self) -> u64 {
+        self.patience_ns
     }
 
     async fn attempt(

@@ -1,5 +1,5 @@
 //! Memory servers that fail at a chosen moment: for a while, slowly, by refusing, or so late that
-//! the pager has given the operation up.
+//! the pager has given the operation up. And a planted bug, which the simulator must notice.
 
 use farleaf_fabric::conformance::TestService;
 use farleaf_fabric::handshake::{HandshakeError, Refusal};
@@ -32,6 +32,8 @@ struct Trouble {
     /// How long a reset takes, which then fails; 0 lets it succeed.
     slow_reset_ns: Cell<u64>,
     resets: Cell<u32>,
+    /// The planted bug: WRITEs are confirmed when they are posted, so pages are freed too early.
+    confirms_early: Cell<bool>,
 }
 
 /// An endpoint over another one, with [`Trouble`] at one memory server.
@@ -93,6 +95,15 @@ impl<F: Fabric> Fabric for Troubled<F> {
     }
 
     fn write(&self, at: GlobalAddr, from: Buffer) -> Self::Op<Buffer> {
+        if self.trouble.confirms_early.get() {
+            let on_its_way = self.inner.write(at, from);
+            let confirmed = self.inner.buffer(8);
+            return async move {
+                drop(on_its_way);
+                confirmed
+            }
+            .boxed_local();
+        }
         match self.fault(at.server()) {
             Ok(()) => self.inner.write(at, from).boxed_local(),
             Err(error) => self.fail(error),
@@ -180,8 +191,8 @@ fn config() -> FarConfig {
 
 /// A pager whose chunks are placed on two memory servers in turn.
 fn pager<F: Fabric>(fabric: &F, config: FarConfig) -> TestPager<F> {
-    let chunk = config.chunk_bytes as u64;
-    let parts = (0..u64::from(PAGES / CHUNK_PAGES)).map(|number| {
+    let (chunk, copies) = (config.chunk_bytes as u64, 1 + u64::from(config.mirror));
+    let parts = (0..copies * u64::from(PAGES / CHUNK_PAGES)).map(|number| {
         (GlobalAddr::new(ServerId::new((number % 2) as u16), 4096 + number * chunk), chunk)
     });
     let space = Reserved::new(parts.collect());
@@ -402,5 +413,91 @@ fn a_server_that_has_rested_gets_patience_again() {
         fabric.sleep(config.rest_ns * 2).await;
         assert_eq!(load(pager, 10).await, Ok(6));
         assert_eq!(load(pager, 8).await, Ok(6));
+    });
+}
+
+/// Counts of [`write_and_compare`].
+#[derive(Debug, Default)]
+struct Found {
+    right: u32,
+    wrong: u32,
+    failed: u32,
+}
+
+/// Writes random pages, and compares each with what was stored there before.
+async fn write_and_compare(pager: &TestPager<Endpoint>, fabric: &Endpoint) -> Found {
+    let (mut stored, mut found) = ([0; PAGES as usize], Found::default());
+    for step in 1..=2_000 {
+        let page = (fabric.random() % u64::from(PAGES)) as u32;
+        if pager.touch(page, Access::Write).await.is_err() {
+            found.failed += 1;
+            continue;
+        }
+        let (last, word) = (&mut stored[page as usize], page as usize * PAGE_WORDS + 500);
+        match pager.memory().load(word) == *last {
+            true => found.right += 1,
+            false => found.wrong += 1,
+        }
+        *last = step;
+        pager.memory().store(word, step);
+    }
+    found
+}
+
+/// The pager is right with lost and late messages and a server that dies. If it freed pages before
+/// their WRITEs are confirmed, most runs would show it.
+#[test]
+fn a_page_that_is_freed_before_its_write_is_confirmed_is_noticed() {
+    let config = FarConfig { patience_ns: 3_000_000, ..config() };
+    let mut caught = 0;
+    for seed in 0..20 {
+        let faults = Faults {
+            drop_probability: 0.02,
+            late_probability: 0.02,
+            max_late_ns: 300_000,
+            timeout_ns: 100_000,
+            kill_memory_server_at_ns: vec![(1, 20_000_000)],
+            ..Faults::rough()
+        };
+        let sim = SimConfig { seed, faults, ..Default::default() };
+        for has_bug in [false, true] {
+            let found = Mutex::new(Found::default());
+            in_sim(&config, sim.clone(), async |pager, fabric| {
+                fabric.trouble.confirms_early.set(has_bug);
+                *found.lock().unwrap() = write_and_compare(pager, fabric).await;
+            });
+            let found = found.into_inner().unwrap();
+            assert!(found.right > 200, "seed {seed}: {found:?}");
+            if has_bug {
+                caught += u32::from(found.wrong > 0);
+            } else {
+                assert!(found.wrong == 0 && found.failed > 0, "seed {seed}: {found:?}");
+            }
+        }
+    }
+    assert!(caught >= 15, "the bug was noticed in {caught} of 20 runs");
+}
+
+/// A server that was away for a WRITE has an old copy. It must not be read, even if the other
+/// server dies; that is an error then. The chunks that missed nothing are still there.
+#[test]
+fn a_copy_that_has_missed_a_write_is_not_read() {
+    let config = FarConfig { mirror: true, ..config() };
+    let faults = Faults { kill_memory_server_at_ns: vec![(0, 50_000_000)], ..Faults::default() };
+    in_sim(&config, SimConfig { faults, ..Default::default() }, async |pager, fabric| {
+        store(pager, 0, 5).await;
+        store(pager, 8, 7).await;
+        pager.evict(0..PAGES).await;
+        fabric.trouble.refusals.set(u32::MAX);
+        store(pager, 0, 6).await;
+        pager.evict(0..1).await;
+        fabric.trouble.refusals.set(0);
+        assert_eq!((pager.state(0), pager.stats().lost_copies), (State::Remote, 1));
+        assert_eq!(load(pager, 0).await, Ok(6));
+        pager.evict(0..1).await;
+        fabric.sleep(60_000_000).await;
+        let error = load(pager, 0).await.unwrap_err();
+        assert!(matches!(error, FarError::Unreachable { page: 0, .. }), "{error}");
+        assert_eq!(load(pager, 8).await, Ok(7));
     });
 }

@@ -31,8 +31,8 @@ fn config() -> FarConfig {
 
 /// A pager whose chunks lie on `servers` servers in turn.
 fn pager<F: Fabric>(fabric: &F, config: FarConfig, servers: u16) -> TestPager<F> {
-    let chunk = config.chunk_bytes as u64;
-    let parts = (0..config.region_bytes as u64 / chunk).map(|number| {
+    let (chunk, copies) = (config.chunk_bytes as u64, 1 + u64::from(config.mirror));
+    let parts = (0..copies * config.region_bytes as u64 / chunk).map(|number| {
         let server = ServerId::new((number % u64::from(servers)) as u16);
         (GlobalAddr::new(server, 4096 + number * chunk), chunk)
     });
@@ -284,6 +284,61 @@ fn a_memory_server_that_dies_is_an_error_of_its_pages() {
     }
 }
 
+/// With a second copy of each page, one server may die, with messages lost and late besides.
+#[test]
+fn a_memory_server_that_dies_is_no_error_with_a_mirror() {
+    for seed in 0..20 {
+        let faults = Faults {
+            drop_probability: 0.01,
+            late_probability: 0.01,
+            max_late_ns: 300_000,
+            timeout_ns: 100_000,
+            kill_memory_server_at_ns: vec![(seed as u16 % 2, 300_000 + seed * 100_000)],
+            ..Faults::rough()
+        };
+        let sim =
+            SimConfig { seed, faults, give_up_after_ns: 60_000_000_000, ..Default::default() };
+        let cluster = sim.start(services(2));
+        cluster.run_one(|fabric| async move {
+            let config =
+                FarConfig { mirror: true, patience_ns: 2_000_000, rest_ns: 500_000, ..config() };
+            let (pager, plain) = (pager(&fabric, config, 2), Plain::new());
+            let stats = game(&pager, &plain, seed, 4_000, false).await;
+            assert_paged(&stats);
+            assert!(stats.lost_copies > 0 && stats.lost_copies <= 8, "{stats:?}");
+            assert!(plain.compared.get() > 1_000);
+        });
+    }
+}
+
+/// Each page is written twice and read once, and a chunk without a second server is counted.
+#[test]
+fn a_mirror_costs_a_write_and_no_read() {
+    for servers in [1, 2] {
+        let cluster = LocalConfig::default().start(services(2));
+        cluster.run_one(|fabric| async move {
+            let config = FarConfig { mirror: true, ahead_pages: 0, ..config() };
+            let pager = pager(&fabric, config, servers);
+            beside(&pager, async {
+                for page in [0, CHUNK_PAGES as u32] {
+                    pager.touch(page, Access::Write).await.unwrap();
+                    pager.memory().store(page as usize * PAGE_WORDS, 5);
+                }
+                pager.evict(0..PAGES).await;
+                pager.ensure(0..1).await.unwrap();
+                assert_eq!(pager.memory().load(0), 5);
+            })
+            .await;
+            let (stats, copies) = (pager.stats(), u64::from(servers));
+            let page_bytes = PAGE_WORDS as u64 * 8;
+            assert_eq!((stats.writes, stats.write_backs, stats.reads), (2 * copies, 2, 1));
+            assert_eq!((stats.bytes_out, stats.bytes_in), (2 * copies * page_bytes, page_bytes));
+            assert_eq!(stats.remote_bytes, 2 * copies * CHUNK_PAGES * page_bytes);
+            assert_eq!(stats.lost_copies, 4 - 2 * copies);
+        });
+    }
+}
+
 /// Changed pages of a dead memory server stay readable. When they fill the buffer, other pages find
 /// no room, which is an error and not a hang.
 #[test]
@@ -350,7 +405,7 @@ fn memory_is_taken_when_needed_and_given_back() {
         let config = FarConfig { rest_ns: 1, ..config() };
         let chunk = config.chunk_bytes as u64;
         // Room for one chunk only.
-        let reserved = Reserved::new(vec![(GlobalAddr::new(ServerId::new(0), 0), chunk)]);
+        let reserved = Reserved::first(config.chunk_bytes);
         let space = Watched(Rc::new(reserved));
         let reserved = Rc::clone(&space.0);
         let memory = Manual::new(&config).unwrap();

@@ -7,6 +7,7 @@ use farleaf_fabric::conformance::TestService;
 use farleaf_fabric::executor::Executor;
 use farleaf_fabric::handshake::Token;
 use farleaf_fabric::local::LocalConfig;
+use farleaf_fabric::shm::{ShmCluster, ShmConfig, ShmServer, ShmServerConfig};
 use farleaf_fabric::sync::{Arc, Ordering};
 use farleaf_fabric::tcp::{TcpCluster, TcpConfig, TcpServer, TcpServerConfig};
 use farleaf_fabric::{Cluster, Fabric, GlobalAddr, Provider, ServerId};
@@ -17,6 +18,7 @@ use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener};
 use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 const PAGE_BYTES: usize = 4096;
@@ -34,7 +36,7 @@ fn token() -> Token {
 }
 
 fn region<R: Reach>(provider: FaultProvider, reach: R) -> Result<FarRegion, FarError> {
-    let space = Reserved::new(vec![(GlobalAddr::new(ServerId::new(0), 0), SERVER_BYTES as u64)]);
+    let space = Reserved::first(SERVER_BYTES);
     FarRegion::by(provider, config(), reach, space)
 }
 
@@ -55,11 +57,20 @@ fn start_with(role: &str, provider: FaultProvider, argument: &str) -> Child {
 }
 
 /// A memory server, until its standard input ends.
-fn be_server() {
+fn be_server(number: u16) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let service = TestService::new(SERVER_BYTES);
-    let server = TcpServer::start(listener, service, &token(), TcpServerConfig::default()).unwrap();
+    let config = TcpServerConfig { number, ..TcpServerConfig::default() };
+    let server = TcpServer::start(listener, service, &token(), config).unwrap();
     println!("{}", server.local_address());
+    let _ = std::io::stdin().read(&mut [0]);
+}
+
+/// The same over shared memory, at this socket.
+fn be_shm_server(path: &Path) {
+    let service = TestService::new(SERVER_BYTES);
+    let server = ShmServer::start(path, service, &token(), ShmServerConfig::default()).unwrap();
+    println!("{}", server.path().display());
     let _ = std::io::stdin().read(&mut [0]);
 }
 
@@ -195,7 +206,7 @@ fn be_restricted(is_confined: bool) {
     if is_confined {
         forbid_userfaultfd();
     }
-    let space = Reserved::new(vec![(GlobalAddr::new(ServerId::new(0), 0), SERVER_BYTES as u64)]);
+    let space = Reserved::first(SERVER_BYTES);
     let region = FarRegion::new(config(), Over::new(cluster, 0, 0), space).unwrap();
     fill(&region, 3);
     assert_eq!(look(&region, 3), (None, PAGES));
@@ -246,6 +257,11 @@ fn what_is_not_allowed_has_a_fallback(provider: FaultProvider) {
 fn signal(child: &Child, signal: Signal) {
     let pid = Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap();
     kill_process(pid, signal).unwrap();
+    if signal == Signal::STOP {
+        // Its other threads go on until one of them has seen the signal.
+        let (_, status) = waitpid(Some(pid), WaitOptions::UNTRACED).unwrap().unwrap();
+        assert!(status.stopped(), "{status:?}");
+    }
 }
 
 /// Writes every page, so that most of them are on the memory server only.
@@ -275,7 +291,7 @@ fn look(region: &FarRegion, value: u64) -> (Option<FarError>, usize) {
 }
 
 fn a_server_that_is_stopped_and_killed_is_an_error(provider: FaultProvider) {
-    let mut server = start("server", provider);
+    let mut server = start_with("server", provider, "0");
     let mut address = String::new();
     BufReader::new(server.stdout.take().unwrap()).read_line(&mut address).unwrap();
     let address: SocketAddr = address.trim().parse().unwrap();
@@ -312,6 +328,68 @@ fn a_server_that_is_stopped_and_killed_is_an_error(provider: FaultProvider) {
     assert_eq!(region.stats().unwrap().retries, retries, "one attempt for each page");
     region.check().unwrap();
     drop(region);
+}
+
+/// With a second copy of each page, a server that is killed is not missed.
+fn a_mirror_outlives_a_server(provider: FaultProvider) {
+    let mut servers = ["0", "1"].map(|number| start_with("server", provider, number));
+    let addresses = servers.each_mut().map(|server| {
+        let mut address = String::new();
+        BufReader::new(server.stdout.take().unwrap()).read_line(&mut address).unwrap();
+        address.trim().parse().unwrap()
+    });
+    let cluster = Arc::new(TcpCluster::connect(addresses.to_vec(), &token(), tcp()));
+    let parts = [0, 1].map(|it| (GlobalAddr::new(ServerId::new(it), 0), SERVER_BYTES as u64));
+    let config = FarConfig { mirror: true, ..config() };
+    let space = Reserved::new(parts.to_vec());
+    let region = FarRegion::by(provider, config, Over::new(cluster, 0, 0), space).unwrap();
+    fill(&region, 100);
+    assert_eq!(look(&region, 100), (None, PAGES));
+    signal(&servers[0], Signal::KILL);
+    servers[0].wait().unwrap();
+    assert_eq!(look(&region, 100), (None, PAGES), "what was there");
+    fill(&region, 300);
+    assert_eq!(look(&region, 300), (None, PAGES), "what came later");
+    assert_eq!(region.stats().unwrap().lost_copies, 1, "of one chunk");
+    // The last copy is an error again.
+    signal(&servers[1], Signal::KILL);
+    servers[1].wait().unwrap();
+    let (error, right) = look(&region, 300);
+    assert!(matches!(error, Some(FarError::Unreachable { .. })), "{error:?} after {right} pages");
+    region.check().unwrap();
+}
+
+/// Over shared memory, pages go in and out while their server is stopped. Once it is dead, they are
+/// errors, although the memory is still mapped: another server would begin without them.
+fn a_server_of_this_host_is_an_error_only_if_it_is_killed(provider: FaultProvider) {
+    let name = format!("farleaf-far-memory-{}-{provider:?}", std::process::id());
+    let path = std::env::temp_dir().join(name);
+    let mut server = start_with("shm-server", provider, path.to_str().unwrap());
+    let mut line = String::new();
+    BufReader::new(server.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    assert_eq!(Path::new(line.trim()), path);
+    let config = ShmConfig { timeout_ns: 200_000_000, ..ShmConfig::default() };
+    let cluster = Arc::new(ShmCluster::connect(&[&path], &token(), &config).unwrap());
+    let region = region(provider, Over::new(cluster, 0, 0)).unwrap();
+    fill(&region, 100);
+    signal(&server, Signal::STOP);
+    assert_eq!(look(&region, 100), (None, PAGES));
+    fill(&region, 300);
+    assert_eq!(look(&region, 300), (None, PAGES));
+    signal(&server, Signal::KILL);
+    server.wait().unwrap();
+    let mut outcome = look(&region, 300);
+    for _ in 0..50 {
+        if outcome.0.is_some() {
+            break;
+        }
+        outcome = look(&region, 300);
+    }
+    assert!(matches!(outcome.0, Some(FarError::Unreachable { .. })), "{outcome:?}");
+    assert!(look(&region, 300).1 <= 16, "only what is in the buffer is left");
+    region.check().unwrap();
+    drop(region);
+    let _ = std::fs::remove_file(path);
 }
 
 /// The terms of the leases below.
@@ -379,6 +457,7 @@ fn memory_of_an_owner_that_ends_comes_back(provider: FaultProvider) {
                 at = space.take(&fabric, bytes).await;
             }
             space.give_back(&fabric, at.unwrap(), bytes).await;
+            space.end(&fabric).await;
         });
         assert!(executor.run(&driver));
         drop(executor);
@@ -403,7 +482,8 @@ fn memory_of_an_owner_that_ends_comes_back(provider: FaultProvider) {
 
 type Test = fn(FaultProvider);
 
-const TESTS: [(&str, Test); 8] = [
+const TESTS: [(&str, Test); 10] = [
+    ("a_mirror_outlives_a_server", a_mirror_outlives_a_server),
     ("memory_of_an_owner_that_ends_comes_back", memory_of_an_owner_that_ends_comes_back),
     ("an_abort_needs_no_lock", an_abort_needs_no_lock),
     ("a_signal_that_is_sent_ends_the_process", a_signal_that_is_sent_ends_the_process),
@@ -415,14 +495,20 @@ const TESTS: [(&str, Test); 8] = [
         "a_server_that_is_stopped_and_killed_is_an_error",
         a_server_that_is_stopped_and_killed_is_an_error,
     ),
+    (
+        "a_server_of_this_host_is_an_error_only_if_it_is_killed",
+        a_server_of_this_host_is_an_error_only_if_it_is_killed,
+    ),
 ];
 
 fn main() {
     let providers = [FaultProvider::Userfaultfd, FaultProvider::Signal];
     let named = std::env::args().nth(2);
+    let argument = || std::env::args().nth(3).unwrap();
     let named = providers.into_iter().find(|it| Some(format!("{it:?}")) == named);
     match (std::env::args().nth(1).as_deref(), named) {
-        (Some("server"), _) => return be_server(),
+        (Some("server"), _) => return be_server(argument().parse().unwrap()),
+        (Some("shm-server"), _) => return be_shm_server(Path::new(&argument())),
         (Some("other-user"), _) => return be_restricted(false),
         (Some("confined"), _) => return be_restricted(true),
         (Some("victim"), Some(provider)) => return be_victim(provider),
@@ -431,7 +517,7 @@ fn main() {
         (Some("target"), Some(provider)) => return be_target(provider),
         (Some("parent"), Some(provider)) => return be_parent(provider),
         (Some("tenant"), Some(provider)) => {
-            return be_tenant(provider, &std::env::args().nth(3).unwrap());
+            return be_tenant(provider, &argument());
         }
         _ => {}
     }

@@ -1,5 +1,6 @@
 //! Weisgut et al., *Separated Allocator Metadata in Disaggregated In-Memory Databases: Friend or
-//! Foe?*: figures of page faults under TPC-H and TPC-DS, which Farleaf does not run.
+//! Foe?*: figures of page faults under TPC-H and TPC-DS, which this command does not run.
+//! `docs/far-memory.md` has those that the examples of `crates/far-alloc` run.
 
 use super::experiment::{Claim, Figure, Paper, Scale, Size};
 

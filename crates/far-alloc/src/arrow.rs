@@ -1,0 +1,91 @@
+//! Arrow arrays in an arena: their buffers are allocations that go back with their last user.
+//!
+//! *Invariants*: falloc.B1. A buffer owns its arena, so the arena lives as long as the last one of
+//! its buffers, in whatever array or query that is.
+//!
+//! *Thread safety*: arrays are for any thread, as ever; one that reads it waits for its pages.
+
+use crate::FarArena;
+use arrow_buffer::{BooleanBuffer, Buffer, NullBuffer};
+use arrow_data::ArrayData;
+use farleaf_fabric::sync::Arc;
+use farleaf_far_memory::FarError;
+use std::alloc::Layout;
+use std::panic::RefUnwindSafe;
+use std::ptr::NonNull;
+
+/// The alignment that Arrow asks for.
+const ALIGN: usize = 64;
+
+/// An allocation that a buffer uses (B1).
+struct Owned {
+    arena: Arc<FarArena>,
+    memory: NonNull<u8>,
+    layout: Layout,
+}
+
+// SAFETY: the value owns its memory, and only frees it. Arenas are for any thread.
+unsafe impl Send for Owned {}
+// SAFETY: as above; nothing can be done with a reference.
+unsafe impl Sync for Owned {}
+impl RefUnwindSafe for Owned {}
+
+impl Drop for Owned {
+    fn drop(&mut self) {
+        // SAFETY: the memory is from this arena, with this layout, and its last user has ended.
+        unsafe { self.arena.dealloc(self.memory, self.layout) };
+    }
+}
+
+impl FarArena {
+    /// A buffer with this content; `None` if the arena has no room.
+    pub fn buffer(self: &Arc<Self>, content: &[u8]) -> Option<Buffer> {
+        let layout = Layout::from_size_align(content.len(), ALIGN).ok()?;
+        let memory = self.alloc(layout, false)?;
+        // SAFETY: the memory is valid for so many bytes, and nothing else has it.
+        unsafe { memory.as_ptr().copy_from_nonoverlapping(content.as_ptr(), content.len()) };
+        let owner = Arc::new(Owned { arena: Arc::clone(self), memory, layout });
+        // SAFETY: the memory was written as a whole, and is not changed as long as the owner lives.
+        Some(unsafe { Buffer::from_custom_allocation(memory, content.len(), owner) })
+    }
+
+    /// A copy of `array` whose buffers are all in this arena; `None` if it has no room. A buffer
+    /// that several arrays share is copied for each.
+    pub fn array(self: &Arc<Self>, array: &ArrayData) -> Option<ArrayData> {
+        let buffers = array.buffers().iter().map(|buffer| self.buffer(buffer));
+        let buffers = buffers.collect::<Option<Vec<_>>>()?;
+        let children = array.child_data().iter().map(|child| self.array(child));
+        let children = children.collect::<Option<Vec<_>>>()?;
+        let nulls = match array.nulls() {
+            None => None,
+            Some(nulls) => {
+                let bits = self.buffer(nulls.buffer())?;
+                let bits = BooleanBuffer::new(bits, nulls.offset(), nulls.len());
+                // SAFETY: these are the bits that were counted.
+                Some(unsafe { NullBuffer::new_unchecked(bits, nulls.null_count()) })
+            }
+        };
+        let copy = array.clone().into_builder().buffers(buffers).child_data(children).nulls(nulls);
+        // SAFETY: the content is that of a valid array, and the alignment is Arrow's own.
+        Some(unsafe { copy.build_unchecked() })
+    }
+
+    /// Loads the pages of those buffers of `array` that are in this arena, so that the engine gets
+    /// an error if a memory server fails, before it accesses the array. Arrays of more bytes than
+    /// the region's buffer are loaded, too, but do not stay.
+    ///
+    /// # Errors
+    /// [`FarError`] if a page cannot be had.
+    pub fn ensure_array(&self, array: &ArrayData) -> Result<(), FarError> {
+        let nulls = array.nulls().map(NullBuffer::buffer);
+        for buffer in array.buffers().iter().chain(nulls) {
+            // All of the allocation would be too much of a slice.
+            let from = buffer.as_ptr().addr();
+            if !buffer.is_empty() && self.addresses().contains(&from) {
+                let from = from - self.addresses().start;
+                self.ensure(from..from + buffer.len())?;
+            }
+        }
+        array.child_data().iter().try_for_each(|child| self.ensure_array(child))
+    }
+}
