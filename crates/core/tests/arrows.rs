@@ -25,7 +25,7 @@ const SUITES: [(&str, &[&str]); 2] =
     [("index/conformance.rs", &["server"]), ("remote/identity_tests.rs", &["server"])];
 
 /// The crates, each with the project's crates that it may depend on.
-const CRATES: [(&str, &[&str]); 11] = [
+const CRATES: [(&str, &[&str]); 12] = [
     ("fabric", &[]),
     ("far-memory", &["farleaf-core", "farleaf-fabric"]),
     // Uses the library only in its tests, which run every design over a device.
@@ -53,6 +53,7 @@ const CRATES: [(&str, &[&str]); 11] = [
         ],
     ),
     ("far-alloc", &["farleaf-core", "farleaf-fabric", "farleaf-far-memory"]),
+    ("far-tpch", &["farleaf-fabric", "farleaf-far-alloc", "farleaf-far-memory"]),
     ("compare", &["farleaf-core", "farleaf-bench", "farleaf-fabric"]),
 ];
 
@@ -64,7 +65,10 @@ fn rust_files(folder: &Path, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).expect("cannot read the folder") {
         let path = entry.expect("cannot read the folder's entries").path();
         if path.is_dir() {
-            rust_files(&path, found);
+            // What a workspace of its own builds has sources, too.
+            if !path.ends_with("target") {
+                rust_files(&path, found);
+            }
         } else if path.extension().is_some_and(|ending| ending == "rs") {
             found.push(path);
         }

@@ -1,0 +1,8 @@
+-- Order priority checking: orders of a quarter with a line that came late.
+SELECT o_orderpriority, count(*) AS order_count
+FROM orders
+WHERE o_orderdate >= date '1993-07-01'
+    AND o_orderdate < date '1993-10-01'
+    AND o_orderkey IN (SELECT l_orderkey FROM lineitem WHERE l_commitdate < l_receiptdate)
+GROUP BY o_orderpriority
+ORDER BY o_orderpriority

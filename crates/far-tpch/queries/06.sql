@@ -1,0 +1,7 @@
+-- Forecasting revenue change: discounts of 5 to 7 percent on small quantities in 1994.
+SELECT sum(l_extendedprice * l_discount) AS revenue
+FROM lineitem
+WHERE l_shipdate >= date '1994-01-01'
+    AND l_shipdate < date '1995-01-01'
+    AND l_discount BETWEEN 0.05 AND 0.07
+    AND l_quantity < 24

@@ -1,0 +1,81 @@
+//! The tables: made in DRAM, and copied into an arena.
+
+use anyhow::{Context, Result};
+use arrow::array::{Array, ArrayRef, RecordBatch, RecordBatchReader, make_array};
+use arrow::datatypes::SchemaRef;
+use farleaf_far_alloc::FarArena;
+use std::sync::Arc;
+use tpchgen::generators::{
+    CustomerGenerator, LineItemGenerator, NationGenerator, OrderGenerator, PartGenerator,
+    PartSuppGenerator, RegionGenerator, SupplierGenerator,
+};
+use tpchgen_arrow::{
+    CustomerArrow, LineItemArrow, NationArrow, OrderArrow, PartArrow, PartSuppArrow, RegionArrow,
+    SupplierArrow,
+};
+
+/// Rows of a batch, which is the engine's own size.
+pub(crate) const BATCH_ROWS: usize = 8192;
+
+/// A table as batches of columns.
+#[derive(Clone, Debug)]
+pub(crate) struct Table {
+    pub(crate) name: &'static str,
+    pub(crate) schema: SchemaRef,
+    pub(crate) batches: Vec<RecordBatch>,
+}
+
+impl Table {
+    fn new(name: &'static str, rows: impl RecordBatchReader) -> Result<Self> {
+        let schema = rows.schema();
+        Ok(Self { name, schema, batches: rows.collect::<Result<_, _>>()? })
+    }
+
+    /// Its bytes: those of all buffers, as far as they are used.
+    pub(crate) fn bytes(&self) -> usize {
+        let columns = self.batches.iter().flat_map(RecordBatch::columns);
+        columns.map(buffers_bytes).sum()
+    }
+
+    /// Copies it into an arena.
+    pub(crate) fn migrate(&self, arena: &Arc<FarArena>) -> Result<Self> {
+        let no_room = || format!("the arena has no room for {}", self.name);
+        let column = |column: &ArrayRef| arena.array(&column.to_data()).map(make_array);
+        let batch = |batch: &RecordBatch| {
+            let columns = batch.columns().iter().map(column).collect::<Option<Vec<_>>>();
+            let columns = columns.with_context(no_room)?;
+            Ok(RecordBatch::try_new(Arc::clone(&self.schema), columns)?)
+        };
+        let batches = self.batches.iter().map(batch).collect::<Result<_>>()?;
+        Ok(Self { name: self.name, schema: Arc::clone(&self.schema), batches })
+    }
+}
+
+fn buffers_bytes(column: &ArrayRef) -> usize {
+    let data = column.to_data();
+    let nulls = data.nulls().map_or(0, |nulls| nulls.buffer().len());
+    data.buffers().iter().map(|buffer| buffer.len()).sum::<usize>() + nulls
+}
+
+/// All tables at a scale factor.
+pub(crate) fn generate(scale: f64, progress: impl Fn(&str)) -> Result<Vec<Table>> {
+    macro_rules! tables {
+        ($($name:literal $arrow:ident $generator:ident,)*) => {
+            vec![$({
+                progress($name);
+                let rows = $arrow::new($generator::new(scale, 1, 1)).with_batch_size(BATCH_ROWS);
+                Table::new($name, rows)?
+            },)*]
+        };
+    }
+    Ok(tables! {
+        "region" RegionArrow RegionGenerator,
+        "nation" NationArrow NationGenerator,
+        "supplier" SupplierArrow SupplierGenerator,
+        "customer" CustomerArrow CustomerGenerator,
+        "part" PartArrow PartGenerator,
+        "partsupp" PartSuppArrow PartSuppGenerator,
+        "orders" OrderArrow OrderGenerator,
+        "lineitem" LineItemArrow LineItemGenerator,
+    })
+}
