@@ -2,6 +2,7 @@
 //!
 //! *Thread safety*: that of the handle.
 
+use super::background::LOOK_NS;
 use super::handle::DlsmIndex;
 use crate::index::{
     Action, Answer, Background, Encoded, IndexAdmin, IndexError, LeafEdit, Owned, RangeIndex,
@@ -126,7 +127,7 @@ impl<F: Fabric, L: Layout> IndexAdmin for DlsmIndex<F, L> {
     ) -> Result<(), IndexError> {
         match work {
             Background::WriteBack => {
-                self.work_until(ended, report).await;
+                self.work_until(LOOK_NS, ended, report).await;
                 Ok(())
             }
             Background::Balance => {

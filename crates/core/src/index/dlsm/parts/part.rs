@@ -18,6 +18,9 @@ use std::convert::Infallible;
 use std::ops::Bound;
 use std::rc::Rc;
 
+/// How often background tasks look whether they have ended, in nanoseconds: rarely, because each
+/// tree has some on each thread.
+const LOOK_NS: u64 = 20_000_000;
 /// How often a thread settles what it has given up, in nanoseconds.
 const SETTLE_NS: u64 = 50_000_000;
 
@@ -165,7 +168,8 @@ impl<F: Fabric, L: Layout> PartIndex<F, L> for DlsmPart<F, L> {
 
     /// Flushes and merges. Writers that find no room learn of failures by themselves.
     async fn write_back_by_age(&self, ended: &dyn Fn() -> bool) {
-        let work = all(self.part.handles.iter().map(|tree| tree.work_until(ended, &|_| {})));
+        let work =
+            all(self.part.handles.iter().map(|tree| tree.work_until(LOOK_NS, ended, &|_| {})));
         let settling = async {
             while !ended() {
                 self.settle_some().await;

@@ -57,7 +57,7 @@ impl<L: Layout> DlsmServer<L> {
         let shards = shards_of::<L>(map, &self.range())?;
         let mut trees = lock(&self.trees);
         match &*trees {
-            Some(trees) if trees.map == *map => return Ok(Arc::clone(trees)),
+            Some(trees) if *trees.map == **map => return Ok(Arc::clone(trees)),
             Some(_) => {
                 return Err(IndexError::InvalidArgument("this is not the index of before"));
             }
