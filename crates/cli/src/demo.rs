@@ -221,6 +221,7 @@ impl<O: Form<Layout: Providers>> Demo<'_, O> {
                 ..DexOptions::with_boundaries(Vec::new(), cache)
             },
             dlsm: lsm_options(keys.len() as f64 * self.record_bytes),
+            shards: Vec::new(),
             single_pool_bytes: pool(&[1])?,
             blocks: None,
         };

@@ -8,7 +8,9 @@ use farleaf_bench::single_machine::{SingleMachine, SingleMachineOptions};
 use farleaf_core::index::blocks::{BlockOptions, Blocks};
 use farleaf_core::index::coarse::{Coarse, CoarseOptions, Partitioning};
 use farleaf_core::index::dex::{Dex, DexOptions};
-use farleaf_core::index::dlsm::{Dlsm, DlsmOptions};
+use farleaf_core::index::dlsm::{
+    Dlsm, DlsmOptions, DlsmServerOptions, ShardedDlsm, ShardedOptions,
+};
 use farleaf_core::index::fine::{Fine, FineOptions};
 use farleaf_core::index::hybrid::{Hybrid, HybridOptions};
 use farleaf_core::index::sherman::{PSherman, PShermanOptions, Sherman, ShermanOptions};
@@ -159,6 +161,9 @@ pub(crate) struct IndexOptions<K = u64> {
     /// DEX's partitioning among compute servers, and their caches.
     pub(crate) dex: DexOptions<K>,
     pub(crate) dlsm: DlsmOptions,
+    /// Where dLSM's shards begin, without the first one. Without any there is one tree, which
+    /// belongs to no compute server.
+    pub(crate) shards: Vec<K>,
     /// Pool size of a design that has all its memory in one place.
     pub(crate) single_pool_bytes: usize,
     /// Which byte strings are in value blocks, if any.
@@ -196,6 +201,7 @@ impl IndexOptions {
                 chunk_nodes_log2: dex.chunk_nodes_log2,
             },
             dlsm: self.dlsm.clone(),
+            shards: keys(&self.shards),
             single_pool_bytes: self.single_pool_bytes,
             blocks: self.blocks,
         }
@@ -275,7 +281,17 @@ pub(crate) fn run<L: Providers, T: Task<L>>(
             L::on_fabric::<PSmart, T>(&options, blocks, fabric, task)
         }
         // Long values are in its tables.
-        DesignName::Dlsm => L::on_fabric::<Dlsm, T>(&options.dlsm, None, fabric, task),
+        DesignName::Dlsm if options.shards.is_empty() => {
+            L::on_fabric::<Dlsm, T>(&options.dlsm, None, fabric, task)
+        }
+        DesignName::Dlsm => {
+            let boundaries = options.dex.boundaries.clone();
+            let is_within = |key: &&OwnedKey<L>| !boundaries.contains(key);
+            let within = options.shards.iter().filter(is_within).cloned().collect();
+            let server = DlsmServerOptions { tree: options.dlsm.clone(), memtable_bytes: None };
+            let all = ShardedOptions::with_boundaries(boundaries, server);
+            L::on_fabric::<ShardedDlsm, T>(&ShardedOptions { within, ..all }, None, fabric, task)
+        }
         DesignName::Dex => L::on_fabric::<Dex, T>(&options.dex, blocks, fabric, task),
         DesignName::Local => {
             let options = SingleMachineOptions::with_pool_bytes(options.single_pool_bytes);

@@ -108,9 +108,6 @@ pub struct BlockSettings {
     pub cache_percent: u8,
 }
 
-/// What the threads of a compute server share of its values.
-pub(crate) type SharedValues<L> = <<L as ClusterLayout>::Values as ValueForm<L>>::Shared;
-
 /// A layout that a cluster can have.
 pub trait ClusterLayout: Layout<Key: Textual, Value: Textual> {
     /// Its name.
@@ -119,7 +116,7 @@ pub trait ClusterLayout: Layout<Key: Textual, Value: Textual> {
     /// If no cluster has pages of this size.
     fn name() -> LayoutName;
 
-    /// How compute servers keep values.
+    /// How compute servers keep values, if records are in pages.
     type Values: ValueForm<Self>;
 
     /// The part of a compute server's cache that is for values outside leaves, in percent.

@@ -217,6 +217,47 @@ pub struct SettingsRecord {
     /// The size of pages, in bytes.
     #[serde(default = "one_kib")]
     pub page_bytes: u64,
+    /// The index design. Clusters with DEX have none here, as older ones.
+    #[serde(default, skip_serializing_if = "IndexName::is_default")]
+    pub index: IndexName,
+}
+
+/// The index design of a cluster.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum IndexName {
+    /// One tree, of which each compute server caches its part.
+    #[default]
+    Dex,
+    /// LSM trees, of which each compute server has some.
+    Dlsm,
+}
+
+impl IndexName {
+    /// The names.
+    pub const NAMES: [&str; 2] = ["dex", "dlsm"];
+
+    fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+impl fmt::Display for IndexName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(Self::NAMES[*self as usize])
+    }
+}
+
+impl FromStr for IndexName {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        match name {
+            "dex" => Ok(Self::Dex),
+            "dlsm" => Ok(Self::Dlsm),
+            _ => Err(format!("`{name}` is neither dex nor dlsm")),
+        }
+    }
 }
 
 impl SettingsRecord {

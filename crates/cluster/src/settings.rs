@@ -38,6 +38,9 @@ pub fn agree(
     if their_layout != my_layout {
         return differs("the layout", &their_layout, &my_layout);
     }
+    if theirs.index != mine.index {
+        return differs("the index", &theirs.index, &mine.index);
+    }
     if theirs.memory_servers != *memory_servers {
         return differs("the number of memory servers", &theirs.memory_servers, memory_servers);
     }

@@ -209,6 +209,7 @@ impl ClusterStatus {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::records::IndexName;
     use crate::records::Transport;
 
     fn memory(number: u16, epoch: u64) -> MemoryRecord {
@@ -238,6 +239,7 @@ mod tests {
                 placement_level: 3,
                 keys: "u64".to_owned(),
                 page_bytes: 1024,
+                index: IndexName::default(),
             }),
             memory: vec![memory(0, 10), memory(1, 11)],
             compute: vec![compute(0), compute(1)],

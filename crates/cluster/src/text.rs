@@ -78,6 +78,24 @@ pub trait Textual: ToOwned {
     /// The initial boundaries between `servers` compute servers of a cluster for which none were
     /// given.
     fn first_boundaries(servers: u16) -> Vec<Self::Owned>;
+
+    /// The keys that divide those from `low` to `high`, exclusive, into this many ranges; without
+    /// `high`, all from `low` on. `None` if there are too few keys.
+    fn divided(
+        low: &Self::Owned,
+        high: Option<&Self::Owned>,
+        parts: u16,
+    ) -> Option<Vec<Self::Owned>>;
+}
+
+/// The numbers that divide those from `low` to `end`, exclusive, into this many ranges.
+fn divided_numbers(low: u64, end: u128, parts: u16) -> Option<Vec<u64>> {
+    if parts <= 1 {
+        return Some(Vec::new());
+    }
+    let (low, parts) = (u128::from(low), u128::from(parts));
+    let size = end.checked_sub(low).filter(|size| *size >= parts)?;
+    (1..parts).map(|part| u64::try_from(low + size * part / parts).ok()).collect()
 }
 
 /// Parses a number as people write it: digits, optionally with `_` between them, and one of these
@@ -137,6 +155,10 @@ impl Textual for u64 {
     fn first_boundaries(servers: u16) -> Vec<u64> {
         let step = u64::MAX / u64::from(servers.max(1));
         (1..servers).map(|number| step * u64::from(number)).collect()
+    }
+
+    fn divided(low: &u64, high: Option<&u64>, parts: u16) -> Option<Vec<u64>> {
+        divided_numbers(*low, high.map_or(1 << 64, |high| u128::from(*high)), parts)
     }
 }
 
@@ -258,6 +280,27 @@ impl Textual for [u8] {
         let boundary = |number: u16| [&[u8::MAX][..], &number.to_be_bytes()].concat();
         (1..servers).map(boundary).collect()
     }
+
+    /// By the eight bytes behind those that both ends begin with.
+    fn divided(low: &Vec<u8>, high: Option<&Vec<u8>>, parts: u16) -> Option<Vec<Vec<u8>>> {
+        let both = high.map_or(0, |high| low.iter().zip(high).take_while(|(a, b)| a == b).count());
+        let number = |key: &[u8]| {
+            let mut bytes = [0; 8];
+            let taken = key.len().min(8);
+            bytes[..taken].copy_from_slice(&key[..taken]);
+            u64::from_be_bytes(bytes)
+        };
+        let end = high.map_or(1 << 64, |high| u128::from(number(&high[both..])));
+        let key = |number: u64| {
+            let bytes = number.to_be_bytes();
+            let length = 8 - number.trailing_zeros() as usize / 8;
+            [&low[..both], &bytes[..length]].concat()
+        };
+        // Above all keys that begin with the same eight bytes as the low end.
+        let first = number(&low[both..]);
+        let numbers = divided_numbers(first, end, parts)?;
+        numbers.iter().all(|number| *number > first).then(|| numbers.into_iter().map(key).collect())
+    }
 }
 
 #[cfg(test)]
@@ -323,6 +366,26 @@ mod tests {
         assert!("\u{10ffff}".as_bytes() < &*text[0], "text belongs to the first server");
         assert_eq!(u64::first_boundaries(2), [u64::MAX / 2]);
         assert!(u64::first_boundaries(1).is_empty() && <[u8]>::first_boundaries(0).is_empty());
+    }
+
+    #[test]
+    fn keys_are_divided_into_equal_ranges() {
+        assert_eq!(u64::divided(&0, None, 4), Some(vec![1 << 62, 1 << 63, 3 << 62]));
+        assert_eq!(u64::divided(&10, Some(&20), 2), Some(vec![15]));
+        assert_eq!(u64::divided(&10, Some(&12), 1), Some(vec![]));
+        assert_eq!(u64::divided(&10, Some(&12), 3), None);
+        let keys = |low: &str, high: Option<&str>, parts| {
+            let high = high.map(|high| high.as_bytes().to_vec());
+            <[u8]>::divided(&low.as_bytes().to_vec(), high.as_ref(), parts)
+        };
+        assert_eq!(keys("", None, 4), Some(vec![vec![0x40], vec![0x80], vec![0xc0]]));
+        assert_eq!(keys("user1", Some("user5"), 2), Some(vec![b"user3".to_vec()]));
+        assert_eq!(keys("same", Some("same\0"), 2), None);
+        assert_eq!(keys("same", Some("same\0"), 1), Some(vec![]));
+        let (low, high) = (b"k".to_vec(), b"kz".to_vec());
+        let parts = <[u8]>::divided(&low, Some(&high), 7).unwrap();
+        assert!(parts.len() == 6 && parts.is_sorted_by(|a, b| a < b));
+        assert!(low < parts[0] && parts[5] < high);
     }
 
     /// Byte strings of all kinds, often text with characters that need an escape.

@@ -379,6 +379,7 @@ fn tolds() -> Vec<(ClientResponse<Fixed8>, &'static str)> {
         (ErrorCode::Malformed, "0500"),
         (ErrorCode::Unavailable, "0501"),
         (ErrorCode::Absent, "050a"),
+        (ErrorCode::KeysStay, "050b"),
         (ErrorCode::Indeterminate, "0502"),
         (ErrorCode::NoMemoryServer, "0503"),
         (ErrorCode::Contended, "0504"),

@@ -200,6 +200,10 @@ pub(crate) struct Arguments {
     /// once for all operations of a compute server that wait for the same key
     #[arg(long)]
     pub(super) no_combining: bool,
+    /// Give each compute server this many LSM trees in the design `dlsm`, each for a part of the
+    /// keys that it owns; with 1, all compute servers share one
+    #[arg(long, value_name = "N", default_value = "1", value_parser = units::limited::<u16>(1, 64))]
+    pub(super) shards: u16,
     /// Partition keys among memory servers by this scheme
     #[arg(long, value_enum, default_value = "range")]
     pub(super) partitioning: PartitioningName,

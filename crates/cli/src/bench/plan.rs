@@ -263,6 +263,12 @@ impl Plan {
                     )
                 },
                 dlsm: designs::lsm_options(keys.len() as f64 * form.record_bytes()),
+                shards: match usize::from(arguments.shards) {
+                    1 => Vec::new(),
+                    each => {
+                        keys.boundaries(&vec![1; each * usize::from(arguments.compute_servers)])
+                    }
+                },
                 single_pool_bytes,
                 blocks,
             },
@@ -303,6 +309,9 @@ fn check(arguments: &Arguments, threads: u16) -> anyhow::Result<()> {
     }
     if arguments.write_back_ms > 0 && arguments.index != DesignName::Dex {
         return usage("--write-back-ms needs --index dex");
+    }
+    if arguments.shards > 1 && arguments.index != DesignName::Dlsm {
+        return usage("--shards needs --index dlsm");
     }
     if arguments.write_back_ms > 0 && arguments.trace.is_some() {
         return usage("--write-back-ms cannot be combined with --trace");

@@ -12,7 +12,7 @@ use farleaf_cluster::balance::balance_until;
 use farleaf_cluster::compute::{boundaries_of, first_map};
 use farleaf_cluster::launch::{self, LaunchOptions};
 use farleaf_cluster::layouts::BlockSettings;
-use farleaf_cluster::records::Transport;
+use farleaf_cluster::records::{IndexName, Transport};
 use farleaf_cluster::stop::Stop;
 use farleaf_cluster::text::{Notation, Textual};
 use farleaf_cluster::with_layout;
@@ -70,6 +70,10 @@ pub(crate) struct Arguments {
     compute_threads: u16,
     #[command(flatten)]
     layout: LayoutArguments,
+    /// Divide the keys of each compute server into this many shards, with --index dlsm: numbers
+    /// evenly, byte strings by their first bytes
+    #[arg(long, value_name = "N", default_value = "1", value_parser = units::limited::<u16>(1, 64))]
+    shards: u16,
     #[command(flatten)]
     blocks: BlockArguments,
     /// Set the first key of each compute server but the first, for a new cluster; \x2c is a comma
@@ -167,6 +171,14 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<bool> {
     let BlockSettings { inline_bytes, cache_percent } = arguments.blocks.settings();
     compute_flags.extend(flag("--inline-bytes", inline_bytes));
     compute_flags.extend(flag("--block-cache-percent", cache_percent));
+    let index = arguments.layout.index;
+    if index == IndexName::Dex && arguments.shards > 1 {
+        return usage("--shards is for --index dlsm");
+    }
+    if index == IndexName::Dlsm && arguments.balance {
+        return usage("--balance is for --index dex: compute servers of dlsm keep their keys");
+    }
+    compute_flags.extend(flag("--shards", arguments.shards));
     let layout = arguments.layout.name()?;
     let boundaries = with_layout!(layout, L => arguments.boundaries::<L>())?;
     if !boundaries.is_empty() {
@@ -175,13 +187,14 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<bool> {
     }
     let keys = flag("--keys", layout.keys());
     let page_bytes = flag("--page-bytes", layout.page_bytes());
+    let index = flag("--index", index);
     let options = LaunchOptions {
         dir: arguments.dir.clone(),
         cluster: arguments.cluster.clone(),
         transport: arguments.transport,
         memory_servers: arguments.memory_servers,
         compute_servers: arguments.compute_servers,
-        memory_flags: [&common[..], &pool, &threads, &keys, &page_bytes].concat(),
+        memory_flags: [&common[..], &pool, &threads, &keys, &page_bytes, &index].concat(),
         compute_flags,
         restart: arguments.restart,
         ready_within: arguments.ready_seconds,

@@ -65,6 +65,10 @@ pub(crate) struct Arguments {
     /// Offload these operations to memory servers when a node is not cached
     #[arg(long, value_name = "POLICY", default_value_t, value_parser = offload())]
     offload: OffloadName,
+    /// Divide the keys of each compute server into this many shards, with --index dlsm; only the
+    /// server that creates the index uses it
+    #[arg(long, value_name = "N", default_value = "1", value_parser = units::limited::<u16>(1, 64))]
+    shards: u16,
     /// Set the first key of each compute server but the first; only the server that creates the
     /// first partition map uses it; \x2c is a comma in a byte string
     #[arg(long, value_name = "KEY,KEY", value_delimiter = ',')]
@@ -107,6 +111,7 @@ pub(crate) fn run(arguments: Arguments) -> anyhow::Result<()> {
         advertise: arguments.advertise,
         threads: arguments.threads.into(),
         cache,
+        shards: arguments.shards,
         blocks: arguments.blocks.settings(),
         catalog: arguments.catalog,
         token_file: arguments.token_file,

@@ -2,10 +2,12 @@
 
 use crate::{units, usage};
 use clap::Args;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use farleaf_bench::InputError;
 use farleaf_bench::input::{ColumnNames, Rows, TextRow};
 use farleaf_cluster::config::ConfigError;
 use farleaf_cluster::layouts::{BlockSettings, ClusterLayout, LayoutName};
+use farleaf_cluster::records::IndexName;
 use farleaf_cluster::text::{Notation, Textual};
 use farleaf_core::index::blocks::BlockOptions;
 use farleaf_core::page::{Bytes, Fixed8, Layout, OwnedKey, OwnedValue};
@@ -32,6 +34,16 @@ pub(super) struct LayoutArguments {
         requires = "memory_servers"
     )]
     page_bytes: u64,
+    /// Create it with this index: dex, or dlsm, whose compute servers keep their keys
+    #[arg(
+        long,
+        value_name = "DESIGN",
+        default_value_t = IndexName::default(),
+        value_parser = PossibleValuesParser::new(IndexName::NAMES)
+            .try_map(|name| name.parse::<IndexName>()),
+        requires = "memory_servers"
+    )]
+    pub(super) index: IndexName,
 }
 
 impl LayoutArguments {

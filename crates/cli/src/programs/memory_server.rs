@@ -107,7 +107,8 @@ pub(crate) fn run(arguments: Arguments) -> anyhow::Result<()> {
     };
     let creates = match arguments.memory_servers.zip(arguments.compute_servers) {
         Some((memory_servers, compute_servers)) => {
-            Some(Creates { memory_servers, compute_servers, layout: arguments.layout.name()? })
+            let (layout, index) = (arguments.layout.name()?, arguments.layout.index);
+            Some(Creates { memory_servers, compute_servers, layout, index })
         }
         None => None,
     };

@@ -15,12 +15,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// Spreads keys over both compute servers' ranges.
-fn spread(number: u64) -> u64 {
+pub(crate) fn spread(number: u64) -> u64 {
     number.wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
 /// Kills a compute server, and waits until its successor with the same number serves.
-fn kill_and_await(cluster: &mut Launched, number: u16) {
+pub(crate) fn kill_and_await(cluster: &mut Launched, number: u16) {
     let before = compute(cluster, number).unwrap();
     signal(before.pid, Signal::KILL);
     cluster.await_line(&format!("compute server {number} has been restarted"));
@@ -32,7 +32,7 @@ fn kill_and_await(cluster: &mut Launched, number: u16) {
 
 /// Reads all records by scans in both directions, which must agree with each other and with gets of
 /// these keys.
-async fn read_in_every_way(client: &Client, keys: &[u64]) -> BTreeMap<u64, u64> {
+pub(crate) async fn read_in_every_way(client: &Client, keys: &[u64]) -> BTreeMap<u64, u64> {
     let up = client.scan(&Scan::range(..)).await.unwrap();
     let mut down = client.scan(&Scan::range(..).reverse()).await.unwrap();
     down.reverse();

@@ -14,4 +14,5 @@ mod spreading;
 mod standing;
 mod strings;
 mod tools;
+mod trees;
 mod watching;

@@ -82,6 +82,7 @@ fn a_compute_server_without_a_device_ends_with_one_line() {
         placement_level: 3,
         keys: "u64".into(),
         page_bytes: 1024,
+        index: Default::default(),
     };
     let key = Keys::new("default").unwrap().settings();
     assert!(records::put_if(&*catalog, &key, None, &settings, None).unwrap());

@@ -3,11 +3,10 @@
 //! *Thread safety*: blocks the calling thread.
 
 use super::because;
+use super::design::{ClusterDesign, SharedValues};
 use super::map_store::CatalogMap;
 use crate::error::ProgramError;
-use crate::layouts::{ClusterLayout, SharedValues};
-use farleaf_core::cache::CacheOptions;
-use farleaf_core::index::dex::{Dex, DexOptions};
+use crate::layouts::ClusterLayout;
 use farleaf_core::index::{Design, IndexError, ValueForm};
 use farleaf_core::page::OwnedKey;
 use farleaf_core::partition::{self, PartitionMap};
@@ -28,34 +27,31 @@ fn run<C: Cluster, T: Send, Fut: Future<Output = Result<T, IndexError>>>(
 }
 
 /// Creates an empty index.
-pub(super) fn create<L: ClusterLayout, C: Cluster>(
+pub(super) fn create<L: ClusterLayout, D: ClusterDesign<L>, C: Cluster>(
     cluster: &C,
-    boundaries: Vec<OwnedKey<L>>,
-    placement_level: u8,
+    options: &D::Options<L>,
 ) -> Result<(), ProgramError> {
-    let with = DexOptions::with_boundaries(boundaries, CacheOptions::default());
-    let options = &DexOptions { placement_level, ..with };
     run(cluster, NOBODY, async |fabric| {
-        <Dex as Design<L>>::create(&fabric, options).await?;
-        Ok(L::Values::mark(&fabric).await?)
+        <D as Design<L>>::create(&fabric, options).await?;
+        Ok(D::Values::mark(&fabric).await?)
     })
 }
 
 /// Takes over what former lives of this compute server have left beside leaves. Call it when they
 /// have ended, before the next life writes anything.
-pub(super) fn adopt<L: ClusterLayout, C: Cluster>(
+pub(super) fn adopt<L: ClusterLayout, D: ClusterDesign<L>, C: Cluster>(
     cluster: &C,
     compute_server: u16,
-    values: &SharedValues<L>,
+    values: &SharedValues<L, D>,
 ) -> Result<(), ProgramError> {
     run(cluster, compute_server, async |fabric| {
-        Ok(<L::Values as ValueForm<L>>::adopt(values, fabric).await?)
+        Ok(<D::Values as ValueForm<L>>::adopt(values, fabric).await?)
     })
 }
 
 /// Ends the previous life of this compute server, if it had one, so that a new life can begin.
 /// Returns the map to serve by.
-pub(super) fn begin_life<L: ClusterLayout, C: Cluster>(
+pub(super) fn begin_life<L: ClusterLayout, D: ClusterDesign<L>, C: Cluster>(
     cluster: &C,
     compute_server: u16,
     store: &CatalogMap<L>,
@@ -70,7 +66,7 @@ pub(super) fn begin_life<L: ClusterLayout, C: Cluster>(
     })?;
     let range = &map.range_of(compute_server);
     run(cluster, compute_server, async |fabric| {
-        partition::end_former_life::<Dex, _, L>(fabric, compute_server, range).await
+        partition::end_former_life::<D, _, L>(fabric, compute_server, range).await
     })?;
     Ok(map)
 }

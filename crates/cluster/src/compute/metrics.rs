@@ -2,6 +2,7 @@
 //!
 //! *Thread safety*: any number of threads.
 
+use super::design::Trees;
 use super::threads::Done;
 use super::{Seen, Watched};
 use crate::error::ProgramError;
@@ -138,6 +139,12 @@ fn fill(metrics: &Metrics, server: &Arc<TcpServer>, watched: &Arc<Watched>) {
     family("oldest_dirty_milliseconds", help, Gauge, |seen| {
         vec![(seen.dirt.oldest_ns / 1_000_000).into()]
     });
+    for (name, help, kind, look) in OF_TREES {
+        let watch = Arc::clone(watched);
+        metrics.add(name, help, kind, move || {
+            watch.look().trees.iter().map(|trees| look(trees).into()).collect()
+        });
+    }
     let help = "Unreachable memory servers: while there are any, no change is acknowledged";
     family("unreachable_memory_servers", help, Gauge, |seen| vec![seen.unreachable.into()]);
     let help = "The epoch of the partition map; 0 while the server does not serve";
@@ -145,6 +152,40 @@ fn fill(metrics: &Metrics, server: &Arc<TcpServer>, watched: &Arc<Watched>) {
     let help = "Lowest and last key that the compute server owns; byte strings are labels";
     family("partition", help, Gauge, |seen| seen.range.as_ref().map_or(vec![], partition));
 }
+
+/// A figure of LSM trees: its name, what it is, its kind, and where it is.
+type OfTrees = (&'static str, &'static str, Kind, fn(&Trees) -> u64);
+
+/// The figures of LSM trees. Without trees they have no samples.
+const OF_TREES: [OfTrees; 11] = [
+    ("dlsm_shards", "Shards, each of which is an LSM tree", Kind::Gauge, |trees| trees.shards),
+    ("dlsm_tables", "Tables of all levels", Kind::Gauge, |trees| trees.tables),
+    ("dlsm_level0_tables", "Tables of level 0", Kind::Gauge, |trees| trees.level0_tables),
+    ("dlsm_table_bytes", "Bytes of records in tables", Kind::Gauge, |trees| trees.table_bytes),
+    (
+        "dlsm_memtable_bytes",
+        "Bytes of MemTables: what was written last is here only",
+        Kind::Gauge,
+        |trees| trees.memtable_bytes,
+    ),
+    (
+        "dlsm_index_bytes",
+        "Bytes of the indexes of tables on this compute server",
+        Kind::Gauge,
+        |trees| trees.index_bytes,
+    ),
+    ("dlsm_flushes", "MemTables flushed", Kind::Counter, |trees| trees.counts.flushes),
+    ("dlsm_flushed_bytes", "Bytes of tables flushed", Kind::Counter, |trees| {
+        trees.counts.flushed_bytes
+    }),
+    ("dlsm_merges", "Merges of tables", Kind::Counter, |trees| trees.counts.merges),
+    ("dlsm_merged_bytes", "Bytes of tables that merges wrote", Kind::Counter, |trees| {
+        trees.counts.merged_bytes
+    }),
+    ("dlsm_near_merges", "Merges that memory servers made", Kind::Counter, |trees| {
+        trees.counts.near_merges
+    }),
+];
 
 /// The range of a compute server. Byte strings are not numbers, so they become labels of the number
 /// 1.

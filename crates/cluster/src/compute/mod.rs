@@ -11,6 +11,7 @@
 //! *Thread safety*: [`run`] occupies one thread of the program; the modules that it starts describe
 //! their own thread safety.
 
+mod design;
 mod front;
 mod index;
 mod map_store;
@@ -26,14 +27,18 @@ use crate::error::ProgramError;
 use crate::layouts::{BlockSettings, ClusterLayout, LayoutName};
 use crate::membership::Member;
 use crate::records::{
-    self, ComputeRecord, IndexRecord, IndexState, Keys, MapRecord, MemoryRecord, SettingsRecord,
+    self, ComputeRecord, IndexName, IndexRecord, IndexState, Keys, MapRecord, MemoryRecord,
+    SettingsRecord,
 };
 use crate::settings;
 use crate::stop::Stop;
 use crate::text::{KeyRecord, Notation, Textual};
 use crate::with_layout;
+use design::{ClusterDesign, Trees};
 use farleaf_core::cache::{CacheOptions, Dirt};
-use farleaf_core::index::IndexError;
+use farleaf_core::index::dex::Dex;
+use farleaf_core::index::dlsm::ShardedDlsm;
+use farleaf_core::index::{IndexError, PartState};
 use farleaf_core::page::OwnedKey;
 use farleaf_core::partition::{ComputeServer, MapState, PartitionMap};
 use farleaf_core::remote::BlockUsage;
@@ -57,8 +62,12 @@ pub struct ComputeServerOptions {
     pub listen: SocketAddr,
     /// Number of its threads. Each receives requests, executes them and sends the answers.
     pub threads: usize,
-    /// Its cache, of nodes and of values outside leaves.
+    /// Its cache, of nodes and of values outside leaves. An LSM index has MemTables and indexes of
+    /// tables instead.
     pub cache: CacheOptions,
+    /// Shards of each compute server, if the index is an LSM index. Only the server that creates
+    /// the index uses it.
+    pub shards: u16,
     /// How it keeps values that are byte strings.
     pub blocks: BlockSettings,
     pub catalog: CatalogAddress,
@@ -111,6 +120,8 @@ struct Seen {
     unreachable: u64,
     /// The space of its value blocks, and the bytes of cached ones, if the cluster has blocks.
     blocks: Option<(BlockUsage, u64)>,
+    /// Its LSM trees, if the index has any.
+    trees: Option<Trees>,
 }
 
 impl Watched {
@@ -121,7 +132,7 @@ impl Watched {
     }
 }
 
-impl<L: ClusterLayout> Watching for threads::Shared<L> {
+impl<L: ClusterLayout, D: ClusterDesign<L>> Watching for threads::Shared<L, D> {
     fn look(&self) -> Seen {
         let range = self.server.map().range_of(self.server.number());
         let record = |key: &OwnedKey<L>| L::key(key).to_record();
@@ -129,21 +140,22 @@ impl<L: ClusterLayout> Watching for threads::Shared<L> {
             done: self.done.iter().map(|done| *lock(done)).collect(),
             map_epoch: self.server.epoch(),
             range: Some((record(&range.low), range.high.as_ref().map(record))),
-            cached_bytes: self.server.state().cache().used_bytes(),
+            cached_bytes: self.server.state().cached_bytes(),
             dirt: self.dirt(),
             unreachable: self.server.detector().missing().len() as u64,
-            blocks: L::blocks_of(&self.values),
+            blocks: D::blocks_of(&self.values),
+            trees: D::trees(self.server.state()),
         }
     }
 }
 
 /// One generation being served.
-struct Serving<L: ClusterLayout> {
+struct Serving<L: ClusterLayout, D: ClusterDesign<L>> {
     generation: u64,
-    threads: Threads<L>,
+    threads: Threads<L, D>,
 }
 
-struct Program<'a, L: ClusterLayout> {
+struct Program<'a, L: ClusterLayout, D: ClusterDesign<L>> {
     options: &'a ComputeServerOptions,
     /// [`ComputeServerOptions::boundaries`], as keys.
     given: Vec<OwnedKey<L>>,
@@ -153,7 +165,7 @@ struct Program<'a, L: ClusterLayout> {
     watched: Arc<Watched>,
     /// Declared before the crew, so that it is dropped first: dropping the crew waits for this
     /// work.
-    serving: Option<Serving<L>>,
+    serving: Option<Serving<L, D>>,
     crew: Crew<L>,
     /// Whether this machine is known to support the cluster's transport.
     is_reachable: bool,
@@ -172,24 +184,29 @@ pub fn run(options: &ComputeServerOptions, stop: &Stop) -> Result<(), ProgramErr
     let catalog = catalog::open(&options.catalog, &token)?;
     let what = format!("cannot listen at {}", options.listen);
     let listener = TcpListener::bind(options.listen).map_err(ProgramError::system(what))?;
-    let Some(layout) = await_layout(options, &*catalog, &keys, stop)? else { return Ok(()) };
+    let settings = await_settings(options, &*catalog, &keys, stop)?;
+    let Some((layout, index)) = settings else { return Ok(()) };
     let start = Start { token, keys, catalog, listener };
-    with_layout!(layout, L => run_with::<L>(options, start, stop))
+    with_layout!(layout, L => match index {
+        IndexName::Dex => run_with::<L, Dex>(options, start, stop),
+        IndexName::Dlsm => run_with::<L, ShardedDlsm>(options, start, stop),
+    })
 }
 
-/// Waits for the settings of the cluster, and returns its layout; `None` if `stop` was raised.
-fn await_layout(
+/// Waits for the settings of the cluster, and returns its layout and its index design; `None` if
+/// `stop` was raised.
+fn await_settings(
     options: &ComputeServerOptions,
     catalog: &dyn catalog::Catalog,
     keys: &Keys,
     stop: &Stop,
-) -> Result<Option<LayoutName>, ProgramError> {
+) -> Result<Option<(LayoutName, IndexName)>, ProgramError> {
     let mut said = String::new();
     while !stop.is_raised() {
         let waits_for = match records::get::<SettingsRecord>(catalog, &keys.settings()) {
             Ok(Some((settings, _))) => {
                 settings::check_compute_number(options.number, settings.compute_servers)?;
-                return Ok(Some(settings.layout()?));
+                return Ok(Some((settings.layout()?, settings.index)));
             }
             Ok(None) => "waiting for the cluster's settings".to_owned(),
             Err(error) => error.to_string(),
@@ -211,7 +228,7 @@ struct Start {
     listener: TcpListener,
 }
 
-fn run_with<L: ClusterLayout>(
+fn run_with<L: ClusterLayout, D: ClusterDesign<L>>(
     options: &ComputeServerOptions,
     start: Start,
     stop: &Stop,
@@ -251,7 +268,7 @@ fn run_with<L: ClusterLayout>(
         member => member?,
     };
     tracing::info!("compute server {} listens at {address}", options.number);
-    let mut program = Program {
+    let mut program = Program::<L, D> {
         options,
         given,
         token,
@@ -355,7 +372,7 @@ fn listed(boundaries: &[KeyRecord]) -> String {
     }
 }
 
-impl<L: ClusterLayout> Program<'_, L> {
+impl<L: ClusterLayout, D: ClusterDesign<L>> Program<'_, L, D> {
     /// The server's record with its current state.
     fn standing(&self, record: &ComputeRecord) -> ComputeRecord {
         let (generation, unreachable) = match &self.serving {
@@ -521,7 +538,8 @@ impl<L: ClusterLayout> Program<'_, L> {
         let boundaries = self.boundaries(settings, generation)?;
         let level = settings.placement_level;
         let cluster = reach::connect(settings.transport, memory, &self.token, self.options)?;
-        if let Err(error) = index::create::<L, _>(&cluster, boundaries, level) {
+        let new = D::new_index(boundaries, level, self.options).map_err(because)?;
+        if let Err(error) = index::create::<L, D, _>(&cluster, &new) {
             // Parts of an index may exist, so start again with empty memory.
             records::put_if(&*self.catalog, &key, version, &making(generation + 1), None)?;
             return Err(error);
@@ -547,13 +565,10 @@ impl<L: ClusterLayout> Program<'_, L> {
         }
         let store = CatalogMap::start(Arc::clone(&self.catalog), &self.keys, generation)?;
         let cluster = reach::connect(settings.transport, memory, &self.token, self.options)?;
-        let map = index::begin_life::<L, _>(&cluster, self.options.number, &store)?;
-        let ComputeServerOptions { cache, blocks, .. } = self.options;
-        let of_values = cache.bytes / 100 * u64::from(L::cache_percent(blocks).min(100));
-        let values = L::shared_values(blocks, of_values).map_err(because)?;
-        index::adopt::<L, _>(&cluster, self.options.number, &values)?;
-        let cache = CacheOptions { bytes: cache.bytes - of_values, ..*cache };
-        let server = ComputeServer::start(self.options.number, &cache, map);
+        let map = index::begin_life::<L, D, _>(&cluster, self.options.number, &store)?;
+        let (of_server, values) = D::server(self.options).map_err(because)?;
+        index::adopt::<L, D, _>(&cluster, self.options.number, &values)?;
+        let server = ComputeServer::start(self.options.number, &of_server, map);
         let server = (Arc::new(server.map_err(because)?), values);
         let tally = Arc::clone(&self.watched.tally);
         let threads = Threads::start(&self.crew, server, &cluster, &store, tally)?;
@@ -565,8 +580,8 @@ impl<L: ClusterLayout> Program<'_, L> {
         Ok(())
     }
 
-    fn take_down(&mut self) -> Option<Serving<L>> {
-        self.crew.serve(None);
+    fn take_down(&mut self) -> Option<Serving<L, D>> {
+        self.crew.serve::<D>(None);
         *lock(&self.watched.serving) = None;
         self.serving.take()
     }

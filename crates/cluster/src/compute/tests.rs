@@ -1,6 +1,7 @@
 //! Runs clients, compute servers and memory servers over real sockets in one process, through the
 //! suite of all designs.
 
+use super::design::ClusterDesign;
 use super::front::Reply;
 use super::index;
 use super::map_store::CatalogMap;
@@ -11,7 +12,11 @@ use crate::records::{self, Keys, MapRecord};
 use farleaf_core::cache::{CacheOptions, OffloadName};
 use farleaf_core::client::{ClientIndex, ClientOptions, Remote};
 use farleaf_core::index::conformance::{self, Setup};
-use farleaf_core::index::{IndexError, RangeIndex, Scan};
+use farleaf_core::index::dex::{Dex, DexOptions};
+use farleaf_core::index::dlsm::{
+    DlsmOptions, DlsmServerOptions, MemTableOptions, ShardedDlsm, ShardedOptions,
+};
+use farleaf_core::index::{IndexError, RangeIndex, Scan, ValueForm};
 use farleaf_core::page::Fixed8;
 use farleaf_core::partition::{ComputeServer, MapState, PartitionMap};
 use farleaf_core::server::MemoryServerConfig;
@@ -81,36 +86,56 @@ impl Catalog for OneRecord {
     }
 }
 
-/// Compute servers in front of the memory servers.
-#[derive(Clone, Copy, Debug)]
-struct Tiers {
-    compute_servers: u16,
-    threads: usize,
-    cache: CacheOptions,
+/// A design whose compute servers these tests start.
+trait Tested: ClusterDesign<Fixed8, Values: ValueForm<Fixed8, Shared = ()>> {
+    fn new_index(boundaries: Vec<u64>, server: Self::ServerOptions) -> Self::Options<Fixed8>;
 }
 
-struct ComputeServerHere {
-    threads: Option<Threads<Fixed8>>,
+impl Tested for Dex {
+    fn new_index(boundaries: Vec<u64>, server: CacheOptions) -> DexOptions<u64> {
+        DexOptions { placement_level: 1, ..DexOptions::with_boundaries(boundaries, server) }
+    }
+}
+
+/// Compute servers in front of the memory servers.
+#[derive(Clone, Debug)]
+struct Tiers<D: Tested> {
+    compute_servers: u16,
+    threads: usize,
+    server: D::ServerOptions,
+}
+
+impl Tested for ShardedDlsm {
+    /// Two shards each, of two compute servers.
+    fn new_index(boundaries: Vec<u64>, server: DlsmServerOptions) -> ShardedOptions<u64> {
+        let within = vec![u64::MAX / 4, u64::MAX / 4 * 3];
+        ShardedOptions { within, ..ShardedOptions::with_boundaries(boundaries, server) }
+    }
+}
+
+struct ComputeServerHere<D: Tested> {
+    threads: Option<Threads<Fixed8, D>>,
     crew: Crew<Fixed8>,
 }
 
-struct TiersCluster {
+struct TiersCluster<D: Tested> {
     catalog: Arc<OneRecord>,
     clients: TcpCluster,
-    compute: Vec<ComputeServerHere>,
+    compute: Vec<ComputeServerHere<D>>,
     /// The memory servers behind the compute servers; stopped after them.
     _memory: MemoryCluster,
 }
 
-impl Provider for Tiers {
-    type Cluster<S: RpcService> = TiersCluster;
+impl<D: Tested<ServerOptions: Clone + Sync + Send>> Provider for Tiers<D> {
+    type Cluster<S: RpcService> = TiersCluster<D>;
 
-    fn start<S: RpcService>(&self, services: Vec<Arc<S>>) -> TiersCluster {
+    fn start<S: RpcService>(&self, services: Vec<Arc<S>>) -> TiersCluster<D> {
         let memory: MemoryCluster = Either::Left(TcpConfig::default().start(services));
         let step = u64::MAX / u64::from(self.compute_servers);
         let boundaries: Vec<u64> =
             (1..self.compute_servers).map(|number| step * u64::from(number)).collect();
-        index::create::<Fixed8, _>(&memory, boundaries.clone(), 1).unwrap();
+        let new = <D as Tested>::new_index(boundaries.clone(), self.server.clone());
+        index::create::<Fixed8, D, _>(&memory, &new).unwrap();
         let token = Token::draw().unwrap();
         let map = PartitionMap::new::<Fixed8>(1, boundaries).unwrap();
         let record = MapRecord::new::<Fixed8>(&MapState { map, moving: None }, None);
@@ -120,8 +145,8 @@ impl Provider for Tiers {
         let store = CatalogMap::<Fixed8>::start(Arc::clone(&catalog) as _, &keys, 1).unwrap();
         let mut compute = Vec::new();
         for number in 0..self.compute_servers {
-            let map = index::begin_life(&memory, number, &store).unwrap();
-            let server = Arc::new(ComputeServer::start(number, &self.cache, map).unwrap());
+            let map = index::begin_life::<_, D, _>(&memory, number, &store).unwrap();
+            let server = Arc::new(ComputeServer::start(number, &self.server, map).unwrap());
             let tally = Arc::new(Tally::default());
             let socket = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
             let config = TcpServerConfig {
@@ -147,7 +172,7 @@ impl Provider for Tiers {
     }
 }
 
-impl Drop for TiersCluster {
+impl<D: Tested> Drop for TiersCluster<D> {
     fn drop(&mut self) {
         for server in &mut self.compute {
             let threads = server.threads.take().unwrap();
@@ -157,7 +182,7 @@ impl Drop for TiersCluster {
     }
 }
 
-impl Cluster for TiersCluster {
+impl<D: Tested> Cluster for TiersCluster<D> {
     type Fabric = TcpFabric;
 
     fn run_clients<'a>(
@@ -173,7 +198,7 @@ impl Cluster for TiersCluster {
     }
 }
 
-fn suite(tiers: &Tiers) {
+fn suite<D: Tested<ServerOptions: Clone + Sync + Send>>(tiers: &Tiers<D>) {
     let server = MemoryServerConfig { pool_bytes: 16 << 20, ..Default::default() };
     let setup = Setup { provider: tiers, options: (), memory_servers: 2, server };
     conformance::single_operations::<Fixed8, Remote, _>(&setup);
@@ -185,21 +210,71 @@ fn suite(tiers: &Tiers) {
 
 #[test]
 fn the_suite_through_two_compute_servers() {
-    suite(&Tiers { compute_servers: 2, threads: 2, cache: CacheOptions::default() });
+    suite::<Dex>(&Tiers { compute_servers: 2, threads: 2, server: CacheOptions::default() });
 }
 
 #[test]
 fn the_suite_through_few_frames_and_offloading() {
     let offload = OffloadName::Always;
-    let cache = CacheOptions { bytes: 1 << 16, offload, ..CacheOptions::default() };
-    suite(&Tiers { compute_servers: 2, threads: 1, cache });
+    let server = CacheOptions { bytes: 1 << 16, offload, ..CacheOptions::default() };
+    suite::<Dex>(&Tiers { compute_servers: 2, threads: 1, server });
+}
+
+fn lsm() -> DlsmServerOptions {
+    let memtable =
+        MemTableOptions { bytes: 16 << 10, filter_bytes: 512, ..MemTableOptions::default() };
+    let tree = DlsmOptions {
+        memtable,
+        level0_tables: 2,
+        level1_bytes: 24 << 10,
+        level_ratio: 3,
+        ..DlsmOptions::with_table_bytes(16 << 10)
+    };
+    DlsmServerOptions { tree, memtable_bytes: None }
+}
+
+#[test]
+fn the_suite_through_compute_servers_with_lsm_trees() {
+    suite::<ShardedDlsm>(&Tiers { compute_servers: 2, threads: 2, server: lsm() });
+}
+
+/// Each compute server has loaded its own part. Keys stay where they are.
+#[test]
+fn compute_servers_with_lsm_trees_keep_their_keys() {
+    let tiers = Tiers::<ShardedDlsm> { compute_servers: 2, threads: 1, server: lsm() };
+    let server = MemoryServerConfig { pool_bytes: 16 << 20, ..Default::default() };
+    let setup = Setup { provider: &tiers, options: (), memory_servers: 2, server };
+    let cluster = setup.start::<Fixed8>();
+    let records = || (0..4_000).map(|number| (number * (u64::MAX / 4_000), number));
+    cluster.run_one(|fabric| async move {
+        let options = ClientOptions { deadline_ns: 10_000_000_000, request_ns: 0 };
+        let index = ClientIndex::<_, Fixed8>::open(fabric.clone(), options).await.unwrap();
+        assert_eq!(index.bulk_load(records(), 0.7).await, Ok(4_000));
+        for near in [None, Some(&5)] {
+            let refused = index.move_keys(0, 1, near).await.map(drop);
+            let (compute_server, code) = (0, ErrorCode::KeysStay);
+            assert_eq!(refused, Err(IndexError::NotServed { compute_server, code }));
+        }
+        assert_eq!(index.scan(&Scan::range(..)).await, Ok(records().collect()));
+        index.upsert(&7, &8).await.unwrap();
+        let again = index.bulk_load(records(), 0.7).await;
+        assert!(matches!(again, Err(IndexError::Refused { .. })), "{again:?}");
+        assert_eq!(index.get(&7).await, Ok(Some(8)));
+        assert_eq!(index.get(&(u64::MAX / 4_000)).await, Ok(Some(1)));
+    });
+    for server in &cluster.compute {
+        let server = &server.threads.as_ref().unwrap().shared.server;
+        let trees = <ShardedDlsm as ClusterDesign<Fixed8>>::trees(server.state()).unwrap();
+        assert_eq!(trees.shards, 2);
+        assert!(trees.table_bytes >= 2_000 * 32, "{trees:?}");
+    }
 }
 
 /// A client that asks a compute server to halt and then dies leaves it halted for a limited time,
 /// not forever. No client can replace a tree that other clients are using.
 #[test]
 fn nobody_is_served_while_halted_and_no_tree_is_replaced_while_served() {
-    let tiers = Tiers { compute_servers: 1, threads: 2, cache: CacheOptions::default() };
+    let tiers = Tiers::<Dex> { compute_servers: 1, threads: 2, server: CacheOptions::default() };
     let server = MemoryServerConfig { pool_bytes: 16 << 20, ..Default::default() };
     let setup = Setup { provider: &tiers, options: (), memory_servers: 1, server };
     let cluster = setup.start::<Fixed8>();
@@ -245,7 +320,7 @@ fn nobody_is_served_while_halted_and_no_tree_is_replaced_while_served() {
 /// queue had no room for the write-back request either.
 #[test]
 fn changes_are_written_back_even_if_the_queue_is_full() {
-    let tiers = Tiers { compute_servers: 1, threads: 1, cache: CacheOptions::default() };
+    let tiers = Tiers::<Dex> { compute_servers: 1, threads: 1, server: CacheOptions::default() };
     let server = MemoryServerConfig { pool_bytes: 16 << 20, ..Default::default() };
     let setup = Setup { provider: &tiers, options: (), memory_servers: 1, server };
     let cluster = setup.start::<Fixed8>();
@@ -292,14 +367,16 @@ fn a_thread_that_has_ended_keeps_nothing_from_ending() {
         let memory = TcpConfig::default();
         let setup = Setup { provider: &memory, options: (), memory_servers: 1, server };
         let memory: MemoryCluster = Either::Left(setup.start::<Fixed8>());
-        index::create::<Fixed8, _>(&memory, Vec::new(), 1).unwrap();
+        let new = DexOptions::with_boundaries(Vec::new(), CacheOptions::default());
+        index::create::<Fixed8, Dex, _>(&memory, &new).unwrap();
         let map = PartitionMap::new::<Fixed8>(1, Vec::new()).unwrap();
         let record = MapRecord::new::<Fixed8>(&MapState { map, moving: None }, None);
         let record = Mutex::new((records::encode(&record), 1));
         let catalog = Arc::new(OneRecord { record, hangs: AtomicBool::new(false) });
         let store = CatalogMap::<Fixed8>::start(catalog, &Keys::new("tests").unwrap(), 1).unwrap();
-        let map = index::begin_life(&memory, 0, &store).unwrap();
-        let server = Arc::new(ComputeServer::start(0, &CacheOptions::default(), map).unwrap());
+        let map = index::begin_life::<_, Dex, _>(&memory, 0, &store).unwrap();
+        let started = ComputeServer::<Dex, _>::start(0, &CacheOptions::default(), map);
+        let server = Arc::new(started.unwrap());
         let config =
             TcpServerConfig { role: Role::ComputeServer, io_threads: 2, ..Default::default() };
         let socket = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();

@@ -8,15 +8,15 @@
 //! *Thread safety*: any number of threads may use the handles; a thread's working state stays on
 //! that thread.
 
+use super::design::{ClusterDesign, SharedValues};
 use super::failed;
 use super::front::{Front, Queues, Reply};
 use super::map_store::CatalogMap;
 use super::reach::{MemoryCluster, MemoryFabric};
 use crate::clock::Clock;
 use crate::error::ProgramError;
-use crate::layouts::{ClusterLayout, SharedValues};
+use crate::layouts::ClusterLayout;
 use farleaf_core::cache::{CacheCounters, Dirt};
-use farleaf_core::index::dex::Dex;
 use farleaf_core::page::Layout;
 use farleaf_core::partition::{Clients, ComputeServer, Queue, Worker};
 use farleaf_core::wire::{ClientRequest, ClientResponse, ErrorCode};
@@ -74,9 +74,9 @@ pub(super) struct Done {
 
 /// State that all threads share while one generation is served.
 #[derive(Debug)]
-pub(super) struct Shared<L: ClusterLayout> {
-    pub(super) server: Arc<ComputeServer<Dex, L>>,
-    pub(super) values: SharedValues<L>,
+pub(super) struct Shared<L: ClusterLayout, D: ClusterDesign<L>> {
+    pub(super) server: Arc<ComputeServer<D, L>>,
+    pub(super) values: SharedValues<L, D>,
     pub(super) queues: Arc<Queues<L>>,
     pub(super) tally: Arc<Tally>,
     pub(super) done: Vec<Mutex<Done>>,
@@ -85,11 +85,11 @@ pub(super) struct Shared<L: ClusterLayout> {
     origin_ns: AtomicU64,
 }
 
-impl<L: ClusterLayout> Shared<L> {
+impl<L: ClusterLayout, D: ClusterDesign<L>> Shared<L, D> {
     /// Changes that are not written back to the memory servers yet.
     pub(super) fn dirt(&self) -> Dirt {
         let now_ns = self.origin_ns.load(Ordering::Acquire) + self.clock.now_ns();
-        self.server.state().cache().dirt(now_ns)
+        D::dirt(self.server.state(), now_ns)
     }
 }
 
@@ -163,7 +163,7 @@ impl<L: ClusterLayout> Crew<L> {
     }
 
     /// From now on, passes requests to the threads of `serving`, or refuses them if there are none.
-    pub(super) fn serve(&self, serving: Option<&Threads<L>>) {
+    pub(super) fn serve<D: ClusterDesign<L>>(&self, serving: Option<&Threads<L, D>>) {
         self.front.set(serving.map(|threads| &threads.shared.queues));
     }
 }
@@ -178,21 +178,21 @@ impl<L: ClusterLayout> Drop for Crew<L> {
 }
 
 /// A compute server, and what its threads share of its values.
-pub(super) type Served<L> = (Arc<ComputeServer<Dex, L>>, SharedValues<L>);
+pub(super) type Served<L, D> = (Arc<ComputeServer<D, L>>, SharedValues<L, D>);
 
 /// What the crew does for one generation of the index.
 #[derive(Debug)]
-pub(super) struct Threads<L: ClusterLayout> {
-    pub(super) shared: Arc<Shared<L>>,
+pub(super) struct Threads<L: ClusterLayout, D: ClusterDesign<L>> {
+    pub(super) shared: Arc<Shared<L, D>>,
     /// Disconnected once every thread has ended its work.
     ended: Receiver<()>,
 }
 
-impl<L: ClusterLayout> Threads<L> {
+impl<L: ClusterLayout, D: ClusterDesign<L>> Threads<L, D> {
     /// Lets the crew open the index over `cluster`; they can serve once all of them have.
     pub(super) fn start(
         crew: &Crew<L>,
-        server: Served<L>,
+        server: Served<L, D>,
         cluster: &MemoryCluster,
         store: &CatalogMap<L>,
         tally: Arc<Tally>,
@@ -218,7 +218,7 @@ impl<L: ClusterLayout> Threads<L> {
     /// type.
     fn over<C: EndpointCluster>(
         crew: &Crew<L>,
-        server: Served<L>,
+        server: Served<L, D>,
         (cluster, side): (&C, Side<C::Transport>),
         store: &CatalogMap<L>,
         tally: Arc<Tally>,
@@ -249,7 +249,7 @@ impl<L: ClusterLayout> Threads<L> {
                 // The closure also drops its sender, so that a thread that never sends is noticed
                 // below.
                 let opened = Box::new(move |outcome| drop(opened.send(outcome)));
-                serve::<L, C::Transport>((&cluster, side), io, &shared, store, opened);
+                serve::<L, D, C::Transport>((&cluster, side), io, &shared, store, opened);
             });
             // A thread that has ended is noticed below.
             let _ = hand.jobs.send(job);
@@ -299,7 +299,7 @@ impl<L: ClusterLayout> Threads<L> {
     }
 }
 
-impl<L: ClusterLayout> Drop for Threads<L> {
+impl<L: ClusterLayout, D: ClusterDesign<L>> Drop for Threads<L, D> {
     /// Needed even without [`Threads::stop`]: the crew cannot end before its work.
     fn drop(&mut self) {
         self.shared.queues.close();
@@ -307,9 +307,9 @@ impl<L: ClusterLayout> Drop for Threads<L> {
 }
 
 /// Closes a thread's queues when its work ends, also by a panic, so that no request waits for it.
-struct Closing<'a, L: ClusterLayout>(&'a Shared<L>);
+struct Closing<'a, L: ClusterLayout, D: ClusterDesign<L>>(&'a Shared<L, D>);
 
-impl<L: ClusterLayout> Drop for Closing<'_, L> {
+impl<L: ClusterLayout, D: ClusterDesign<L>> Drop for Closing<'_, L, D> {
     fn drop(&mut self) {
         self.0.queues.close();
     }
@@ -321,10 +321,10 @@ type Side<X> = fn(Endpoint<X>) -> MemoryFabric;
 type Opened = Box<dyn FnOnce(Result<(), String>)>;
 
 /// The work of one thread for one generation. It keeps serving clients meanwhile.
-fn serve<L: ClusterLayout, X: endpoint::Transport>(
+fn serve<L: ClusterLayout, D: ClusterDesign<L>, X: endpoint::Transport>(
     (cluster, side): (&Arc<X::Cluster>, Side<X>),
     io: &mut ServerThread<Front<L>>,
-    shared: &Shared<L>,
+    shared: &Shared<L, D>,
     store: CatalogMap<L>,
     opened: Opened,
 ) {
@@ -345,16 +345,16 @@ fn serve<L: ClusterLayout, X: endpoint::Transport>(
 }
 
 /// As [`serve`], for all transports: the index above is compiled once.
-fn serve_over<L: ClusterLayout>(
+fn serve_over<L: ClusterLayout, D: ClusterDesign<L>>(
     driver: &dyn Driver,
     (number, fabric): (usize, MemoryFabric),
-    shared: &Shared<L>,
+    shared: &Shared<L, D>,
     store: CatalogMap<L>,
     opened: Opened,
 ) {
     let mut executor = Executor::new();
     let (server, values) = (&shared.server, &shared.values);
-    let worker = Worker::<_, _, _, L::Values>::open(server, fabric, Rc::new(store), values);
+    let worker = Worker::<_, _, _, D::Values>::open(server, fabric, Rc::new(store), values);
     let worker = match executor.complete(driver, worker) {
         Some(Ok(worker)) => worker,
         Some(Err(error)) => return opened(Err(error.to_string())),
@@ -411,8 +411,8 @@ impl<L: Layout> Clients<L> for Counting<'_> {
 }
 
 /// Publishes the thread's counters periodically until its queue is closed.
-async fn tell<L: ClusterLayout, F: Fabric>(
-    worker: &Worker<Dex, F, L, L::Values>,
+async fn tell<L: ClusterLayout, D: ClusterDesign<L>, F: Fabric>(
+    worker: &Worker<D, F, L, D::Values>,
     queue: &Queue<L, Reply<L>>,
     done: &Mutex<Done>,
 ) {

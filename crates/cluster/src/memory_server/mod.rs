@@ -20,7 +20,7 @@ use crate::error::ProgramError;
 use crate::layouts::{ClusterLayout, LayoutName};
 use crate::membership::Member;
 use crate::metrics::{Kind, Metrics, MetricsServer};
-use crate::records::{self, IndexRecord, Keys, MemoryRecord, SettingsRecord, Transport};
+use crate::records::{self, IndexName, IndexRecord, Keys, MemoryRecord, SettingsRecord, Transport};
 use crate::settings;
 use crate::stop::Stop;
 use crate::with_layout;
@@ -100,6 +100,7 @@ pub struct Creates {
     pub memory_servers: u16,
     pub compute_servers: u16,
     pub layout: LayoutName,
+    pub index: IndexName,
 }
 
 /// A memory server's region with any layout.
@@ -376,7 +377,7 @@ pub fn run(options: &MemoryServerOptions, stop: &Stop) -> Result<(), ProgramErro
     // Start the pool before writing the settings, so that settings that cannot be served are never
     // written.
     let pool = Pool::start(options, layout, &token, &wanted, generation)?;
-    if let Some(Creates { memory_servers, compute_servers, layout }) = options.creates {
+    if let Some(Creates { memory_servers, compute_servers, layout, index }) = options.creates {
         let mine = SettingsRecord {
             memory_servers,
             compute_servers,
@@ -384,6 +385,7 @@ pub fn run(options: &MemoryServerOptions, stop: &Stop) -> Result<(), ProgramErro
             placement_level: options.placement_level,
             keys: layout.recorded_keys().to_owned(),
             page_bytes: layout.page_bytes(),
+            index,
         };
         patiently(stop, || settings::agree(&*catalog, &keys, &mine))?;
     }

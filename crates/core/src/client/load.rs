@@ -3,10 +3,28 @@
 
 use super::{ClientIndex, RECORDS_TOGETHER, bad_reply};
 use crate::index::{Ascending, IndexError, RangeIndex, Scan, check_fill};
-use crate::page::{Layout, OwnedKey, OwnedValue};
+use crate::page::{Layout, OwnedKey, OwnedRecord, OwnedValue};
 use crate::together::all;
 use crate::wire::{ClientRequest, ClientResponse, ErrorCode, RecordRoom, Refusal, check_sent};
-use farleaf_fabric::{Fabric, ServerId};
+use farleaf_fabric::{Fabric, FabricError, ServerId, Uncertainty};
+
+/// How often compute servers that have all their records are told to wait for the others.
+const KEEP_WAITING_NS: u64 = 5_000_000_000;
+
+/// The compute servers that build a part of a load: one builds all, unless they keep their keys.
+struct Builders {
+    all: Vec<u16>,
+    fill_permille: u16,
+    /// When those that have all their records were last told to wait.
+    waiting_since_ns: u64,
+}
+
+impl Builders {
+    /// The one that gets the next records.
+    fn now(&self) -> u16 {
+        self.all.last().copied().unwrap_or_default()
+    }
+}
 
 impl<F: Fabric, L: Layout> ClientIndex<F, L> {
     pub(super) async fn load_all(
@@ -19,41 +37,84 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
         // Any compute server in service can build the tree.
         let builder = self.map().owners().first().copied().unwrap_or_default();
         self.ask_one(builder, &ClientRequest::LoadBegin { fill_permille }, false).await?;
-        let outcome = self.send_all(records, builder).await;
+        let mut builders = Builders {
+            all: vec![builder],
+            fill_permille,
+            waiting_since_ns: self.fabric().now_ns(),
+        };
+        let outcome = self.send_all(records, &mut builders).await;
         if outcome.is_err() {
-            let _ = self.done(builder, &ClientRequest::LoadAbort).await;
+            for builder in builders.all {
+                let _ = self.done(builder, &ClientRequest::LoadAbort).await;
+            }
         }
         outcome
+    }
+
+    /// Sends the next records to the compute server that builds the tree. If compute servers keep
+    /// their keys, each builds its own part, from the first record of it on.
+    async fn send(
+        &self,
+        records: Vec<OwnedRecord<L>>,
+        builders: &mut Builders,
+    ) -> Result<(), IndexError> {
+        let Some((first, _)) = records.first() else { return Ok(()) };
+        let owner = self.map().owner_of(L::key(first));
+        let append = ClientRequest::LoadAppend { records };
+        let now_ns = self.fabric().now_ns();
+        if now_ns.saturating_sub(builders.waiting_since_ns) > KEEP_WAITING_NS {
+            builders.waiting_since_ns = now_ns;
+            let others = &builders.all[..builders.all.len() - 1];
+            let nothing = ClientRequest::LoadAppend { records: Vec::new() };
+            all(others.iter().map(|other| self.done(*other, &nothing)))
+                .await
+                .into_iter()
+                .collect::<Result<(), _>>()?;
+        }
+        match self.done(builders.now(), &append).await {
+            Err(IndexError::NotServed { code: ErrorCode::KeysStay, .. })
+                if !builders.all.contains(&owner) =>
+            {
+                let fill_permille = builders.fill_permille;
+                self.ask_one(owner, &ClientRequest::LoadBegin { fill_permille }, false).await?;
+                builders.all.push(owner);
+                self.done(owner, &append).await
+            }
+            outcome => outcome,
+        }
     }
 
     async fn send_all(
         &self,
         records: impl Iterator<Item = (OwnedKey<L>, OwnedValue<L>)>,
-        builder: u16,
+        builders: &mut Builders,
     ) -> Result<u64, IndexError> {
         let mut order = Ascending::<L>::default();
+        let map = self.map();
+        let mut owner = None;
         let mut together = Vec::with_capacity(RECORDS_TOGETHER);
         let mut room = RecordRoom::for_records(RECORDS_TOGETHER);
         for (key, value) in records {
             check_sent::<L>(L::key(&key), L::value(&value))?;
             order.ascends(&key)?;
-            if !room.takes::<L>(L::key(&key), L::value(&value)) {
-                let records = std::mem::take(&mut together);
-                self.done(builder, &ClientRequest::LoadAppend { records }).await?;
+            // A request has the records of one owner.
+            let is_other = owner
+                .replace(map.owner_of(L::key(&key)))
+                .is_some_and(|before| owner != Some(before));
+            if is_other || !room.takes::<L>(L::key(&key), L::value(&value)) {
+                self.send(std::mem::take(&mut together), builders).await?;
                 room = RecordRoom::for_records(RECORDS_TOGETHER);
                 room.takes::<L>(L::key(&key), L::value(&value));
             }
             together.push((key, value));
         }
-        if !together.is_empty() {
-            self.done(builder, &ClientRequest::LoadAppend { records: together }).await?;
-        }
+        self.send(together, builders).await?;
         if !self.scan(&Scan::range(..).limit(1)).await?.is_empty() {
-            let (server, refusal) = (ServerId::new(builder), Refusal::NotEmpty);
+            let (server, refusal) = (ServerId::new(builders.now()), Refusal::NotEmpty);
             return Err(IndexError::Refused { server, refusal });
         }
         let outcome = match self.tell_all(&ClientRequest::Halt).await {
-            Ok(()) => self.loaded(builder).await,
+            Ok(()) => self.all_loaded(builders).await,
             Err(error) => Err(error),
         };
         self.resume_all().await;
@@ -75,6 +136,23 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
             ClientResponse::Done => Ok(()),
             _ => Err(bad_reply(compute_server)),
         }
+    }
+
+    /// Makes all builders replace the tree, or their parts of it. Returns the boundaries that suit
+    /// the records of the last one.
+    async fn all_loaded(&self, builders: &Builders) -> Result<Vec<OwnedKey<L>>, IndexError> {
+        let mut boundaries = Vec::new();
+        for (place, &builder) in builders.all.iter().enumerate() {
+            boundaries = match self.loaded(builder).await {
+                // Other parts have their records already.
+                Err(error) if place > 0 && !matches!(error, IndexError::Indeterminate(_)) => {
+                    let (server, why) = (ServerId::new(builder), Uncertainty::NotKnownThere);
+                    return Err(FabricError::Indeterminate { server, why }.into());
+                }
+                loaded => loaded?,
+            };
+        }
+        Ok(boundaries)
     }
 
     /// Makes the builder replace the tree. Returns the boundaries that suit the loaded records.

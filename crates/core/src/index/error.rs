@@ -106,6 +106,9 @@ pub enum IndexError {
         /// Number of the unreachable compute server.
         compute_server: u16,
     },
+    /// The compute servers of this index keep their keys.
+    #[error("{}", RemoteError::KeysStay)]
+    KeysStay,
     /// An argument is out of range.
     #[error("{0}")]
     InvalidArgument(&'static str),
@@ -126,10 +129,39 @@ impl From<RemoteError> for IndexError {
             RemoteError::Contended { retries } => Self::Contended { retries },
             RemoteError::Damaged { at } => Self::Damaged { at },
             RemoteError::Moved => Self::Contended { retries: 0 },
+            RemoteError::KeysStay => Self::KeysStay,
+            RemoteError::TooLong(error) => error.into(),
+            RemoteError::InvalidArgument(what) => Self::InvalidArgument(what),
             RemoteError::Fabric(error) => Self::Fabric(error),
             RemoteError::Refused { server, refusal } => Self::Refused { server, refusal },
             RemoteError::BadReply { server } => Self::BadReply { server },
             RemoteError::BadPool { server, error } => Self::BadPool { server, error },
+        }
+    }
+}
+
+impl From<IndexError> for RemoteError {
+    fn from(error: IndexError) -> Self {
+        match error {
+            IndexError::OutOfMemory { server } => Self::OutOfMemory { server },
+            IndexError::Indeterminate(error) => Self::Indeterminate(error),
+            IndexError::Contended { retries } => Self::Contended { retries },
+            IndexError::Damaged { at } => Self::Damaged { at },
+            IndexError::Fabric(error) => Self::Fabric(error),
+            IndexError::Refused { server, refusal } => Self::Refused { server, refusal },
+            IndexError::BadReply { server } => Self::BadReply { server },
+            IndexError::BadPool { server, error } => Self::BadPool { server, error },
+            IndexError::KeyTooLong { bytes, most } => Self::TooLong(TooLong::Key { bytes, most }),
+            IndexError::ValueTooLong { bytes, most } => {
+                Self::TooLong(TooLong::Value { bytes, most })
+            }
+            IndexError::KeysStay => Self::KeysStay,
+            IndexError::NotSorted { .. } => Self::InvalidArgument("the keys must ascend strictly"),
+            IndexError::InvalidArgument(what) => Self::InvalidArgument(what),
+            IndexError::NotOwner { .. } => Self::Moved,
+            IndexError::NotServed { .. } | IndexError::NotSent { .. } => {
+                Self::Contended { retries: 0 }
+            }
         }
     }
 }

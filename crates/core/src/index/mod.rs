@@ -9,7 +9,6 @@ pub mod conformance;
 mod design;
 pub mod dex;
 pub mod dlsm;
-mod encoded;
 mod error;
 pub mod fine;
 pub mod hybrid;
@@ -23,12 +22,11 @@ pub mod sherman;
 pub mod smart;
 mod values;
 
-pub use crate::page::{Action, Answer, LeafEdit};
+pub use crate::page::{Action, Answer, Encoded, LeafEdit};
 pub use admin::{Background, IndexAdmin};
 pub use bulk::{Ascending, check_fill};
 pub use by_name::{ByName, NamesOfLayout, Naming};
 pub use design::Design;
-pub use encoded::Encoded;
 pub use error::IndexError;
 pub use memory_use::MemoryUse;
 pub use partition_options::{BalanceOptions, Boundaries, PartitionOptions};
@@ -36,4 +34,4 @@ pub use partitioned::{Built, BulkBuilder, PartIndex, PartPool, PartState, Partit
 pub use range_index::{Exchange, Owned, RangeIndex, Records, RecordsOf, Scan};
 pub(crate) use range_index::{OPERATIONS_TOGETHER, rounds};
 pub use reshape::{KeyRange, Reshape, Reshaped};
-pub use values::{InLeaves, PartValues, Reclaimed, Scanned, ValueForm};
+pub use values::{InLeaves, InTables, PartValues, Reclaimed, Scanned, ValueForm};

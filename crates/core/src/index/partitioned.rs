@@ -28,6 +28,9 @@ pub trait Partitioned: Copy + Debug + Send + Sync + 'static {
     /// The design's name in commands and reports.
     const NAME: &'static str;
 
+    /// Whether keys never move between compute servers, and each loads its own in a bulk load.
+    const KEEPS_KEYS: bool = false;
+
     /// Options of a new index.
     type Options<L: Layout>: PartitionOptions<OwnedKey<L>, ServerOptions = Self::ServerOptions>;
     /// Options of one compute server.

@@ -11,7 +11,7 @@ use super::{Answer, LeafEdit, PartIndex, Records, Scan};
 use crate::cache::{CacheCounters, OwnedRange};
 use crate::page::{BlockRef, Layout, OwnedKey, OwnedValue, TooLong};
 use crate::remote::{RemoteError, RpcClient};
-use crate::wire::RecordRoom;
+use crate::wire::{RecordRoom, check_sent};
 use farleaf_fabric::Fabric;
 use std::fmt::Debug;
 use std::future::Future;
@@ -186,6 +186,36 @@ impl<L: Layout> ValueForm<L> for InLeaves {
 
     fn open<F: Fabric>(_shared: &(), _fabric: F) -> Self {
         Self
+    }
+}
+
+/// All values are in the index's own records, which are not in pages: values have any length that a
+/// message has room for.
+#[derive(Clone, Copy, Debug)]
+pub struct InTables;
+
+impl<L: Layout> ValueForm<L> for InTables {
+    type Shared = ();
+    type Values<F: Fabric> = InLeaves;
+
+    fn check(key: &L::Key, value: &L::Value) -> Result<(), TooLong> {
+        check_sent::<L>(key, value)
+    }
+
+    async fn mark<F: Fabric>(_fabric: &F) -> Result<(), RemoteError> {
+        Ok(())
+    }
+
+    async fn check_index<F: Fabric>(fabric: &F) -> Result<(), RemoteError> {
+        <InLeaves as ValueForm<L>>::check_index(fabric).await
+    }
+
+    async fn adopt<F: Fabric>(_shared: &(), _fabric: F) -> Result<(), RemoteError> {
+        Ok(())
+    }
+
+    fn open<F: Fabric>(_shared: &(), _fabric: F) -> InLeaves {
+        InLeaves
     }
 }
 

@@ -1,6 +1,7 @@
 //! The interface of a page layout. Indexes and servers are generic over it, so supporting another
 //! kind of keys and values takes only another implementation of [`Layout`].
 
+use super::encoded::Encoded;
 use super::limits::TooLong;
 use super::view::Page;
 use super::words::Words;
@@ -210,6 +211,7 @@ pub trait Layout: Copy + Debug + Send + Sync + 'static {
     type Key: ?Sized
         + Ord
         + Debug
+        + Encoded
         + Put
         + Send
         + Sync
@@ -219,6 +221,7 @@ pub trait Layout: Copy + Debug + Send + Sync + 'static {
     type Value: ?Sized
         + Eq
         + Debug
+        + Encoded
         + Put
         + Send
         + Sync

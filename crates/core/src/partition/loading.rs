@@ -9,7 +9,7 @@
 use super::queue::{Asked, Clients, Queue};
 use super::worker::{Worker, error_code};
 use crate::index::{IndexError, Partitioned, ValueForm};
-use crate::page::Layout;
+use crate::page::{Layout, OwnedRecord};
 use crate::wire::{ClientRequest, ClientResponse, ErrorCode};
 use farleaf_fabric::Fabric;
 use std::cell::RefCell;
@@ -60,7 +60,15 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
                 let Some(Asked { ask, reply }) = self.next_within(queue, LOAD_STEP_NS).await else {
                     return Err(given_up.clone());
                 };
+                let is_foreign = |records: &[OwnedRecord<L>]| {
+                    let is_other = |key| self.server().accept(key).is_err();
+                    D::KEEPS_KEYS && records.iter().any(|(key, _)| is_other(L::key(key)))
+                };
                 match ask {
+                    // The load goes on without them.
+                    ClientRequest::LoadAppend { records } if is_foreign(&records) => {
+                        clients.answer(reply, ClientResponse::Error(ErrorCode::KeysStay));
+                    }
                     ClientRequest::LoadAppend { records } => {
                         pending.replace(Some(reply));
                         return Ok(Some(records));

@@ -1,6 +1,6 @@
 //! Errors of the protocols over the fabric.
 
-use crate::page::SuperblockError;
+use crate::page::{SuperblockError, TooLong};
 use crate::wire::Refusal;
 use farleaf_fabric::{FabricError, GlobalAddr, ServerId, Uncertainty};
 use thiserror::Error;
@@ -36,6 +36,17 @@ pub enum RemoteError {
     /// The keys now belong to another compute server.
     #[error("the keys have moved to another compute server")]
     Moved,
+    /// The compute servers of this index keep their keys.
+    #[error(
+        "each compute server of this index keeps its keys: they cannot move, and no other one loads them"
+    )]
+    KeysStay,
+    /// The index cannot hold the key, or the value beside it.
+    #[error(transparent)]
+    TooLong(#[from] TooLong),
+    /// An argument is out of range.
+    #[error("{0}")]
+    InvalidArgument(&'static str),
     /// The fabric rejected or failed the operation.
     #[error(transparent)]
     Fabric(FabricError),

@@ -65,8 +65,9 @@ impl JobId {
 #[derive(Debug)]
 pub struct ExtentSpace {
     extent_bytes: u64,
-    /// Tables are on the first server that has room.
-    is_together: bool,
+    /// Tables are on the first server that has room, from this one on, modulo the number of
+    /// servers.
+    together_from: Option<u64>,
     inner: Mutex<Inner>,
 }
 
@@ -94,13 +95,13 @@ impl ExtentSpace {
     /// A space without chunks, of extents of `extent_bytes` bytes, rounded up to whole nodes.
     pub fn new(extent_bytes: u64) -> Self {
         let extent_bytes = extent_bytes.max(1).next_multiple_of(NodeCarver::NODE_ALIGN);
-        Self { extent_bytes, is_together: false, inner: Mutex::default() }
+        Self { extent_bytes, together_from: None, inner: Mutex::default() }
     }
 
     /// The same, whose tables are on one server, as long as it has room: a memory server merges
-    /// only tables of its own.
-    pub fn together(self) -> Self {
-        Self { is_together: true, ..self }
+    /// only tables of its own. `shard` selects the server.
+    pub fn together(self, shard: u64) -> Self {
+        Self { together_from: Some(shard), ..self }
     }
 
     /// The size of an extent, in bytes.
@@ -164,11 +165,12 @@ impl ExtentSpace {
         Some(extent)
     }
 
-    /// All of `servers` servers, from the next one in turn on, or from the first one.
+    /// All of `servers` servers, from the next one in turn on, or from the one that keeps tables
+    /// together.
     pub(super) fn servers(&self, servers: u16) -> impl Iterator<Item = ServerId> + use<> {
         let mut inner = lock(&self.inner);
-        if self.is_together {
-            inner.next_server = 0;
+        if let Some(from) = self.together_from {
+            inner.next_server = (from % u64::from(servers.max(1))) as u16;
         }
         let first = inner.next_server % servers.max(1);
         inner.next_server = first + 1;

@@ -78,6 +78,18 @@ impl<F: Fabric, L: Layout> ExtentClient<F, L> {
         ShardClient::new(&self.chunks, shard)
     }
 
+    /// Memory on `server` that belongs to no shard.
+    ///
+    /// # Errors
+    /// [`RemoteError`].
+    pub async fn allocate_unshared(
+        &self,
+        server: ServerId,
+        bytes: u64,
+    ) -> Result<(GlobalAddr, u64), RemoteError> {
+        self.chunks.allocate(server, bytes, ChunkUse::Whole { least: bytes }).await
+    }
+
     /// A table to be written.
     pub fn writer(&self) -> ExtentWriter<'_, F, L> {
         let servers = self.space.servers(self.fabric().memory_servers()).collect();
@@ -169,7 +181,7 @@ impl<F: Fabric, L: Layout> ExtentClient<F, L> {
 
     /// The same, but what has failed just before is left alone for a while: a server that is dead
     /// would delay every table.
-    async fn settle_due(&self) {
+    pub async fn settle_due(&self) {
         let now_ns = self.fabric().now_ns();
         // If it fails, there may be other extents.
         let _ = self.given_up.settle(&self.space, self.rpc(), now_ns).await;

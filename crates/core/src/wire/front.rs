@@ -202,6 +202,9 @@ messages! {
         /// The compute server is known to be absent; no request was sent.
         #[error("the compute server is not registered")]
         10 => Absent,
+        /// The compute servers of this index keep their keys.
+        #[error("its keys stay there: in this index they cannot move, and no other server loads them")]
+        11 => KeysStay,
     }
 }
 

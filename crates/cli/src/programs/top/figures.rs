@@ -309,6 +309,7 @@ mod tests {
                 placement_level: 2,
                 keys: "u64".into(),
                 page_bytes: 1024,
+                index: farleaf_cluster::records::IndexName::default(),
             }),
             memory: Vec::new(),
             compute: Vec::new(),

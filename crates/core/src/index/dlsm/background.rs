@@ -18,7 +18,7 @@ use farleaf_fabric::Fabric;
 /// right.
 const STEPS: u32 = 16;
 /// The longest sleep of a background task, in nanoseconds, before it looks whether it has ended.
-const LOOK_NS: u64 = 1_000_000;
+pub(super) const LOOK_NS: u64 = 1_000_000;
 /// The pause of all background tasks after a failure, in nanoseconds.
 const FAILED_NS: u64 = 1_000_000;
 
@@ -77,9 +77,10 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         Ok(flushed? + merged?)
     }
 
-    /// Flushes and merges until `ended` returns true.
+    /// Flushes and merges until `ended` returns true, which it asks every `look_ns` at least.
     pub(super) async fn work_until(
         &self,
+        look_ns: u64,
         ended: &dyn Fn() -> bool,
         report: &dyn Fn(Result<Reshaped, IndexError>),
     ) {
@@ -91,7 +92,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
                     0 => self.flush_waiting(Some(at_work)).await,
                     _ => Ok(0),
                 };
-                self.rest(flushed, at_work, seen, report).await;
+                self.rest(flushed, at_work, (seen, look_ns), report).await;
             }
         };
         let merges = async {
@@ -101,7 +102,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
                     0 => self.merge_due(Some(at_work)).await,
                     _ => Ok(0),
                 };
-                self.rest(merged, at_work, seen, report).await;
+                self.rest(merged, at_work, (seen, look_ns), report).await;
             }
         };
         join(flushes, merges).await;
@@ -112,7 +113,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         &self,
         did: Result<u32, IndexError>,
         at_work: &AtWork,
-        seen: u64,
+        (seen, look_ns): (u64, u64),
         report: &dyn Fn(Result<Reshaped, IndexError>),
     ) {
         let did = did.unwrap_or_else(|error| {
@@ -121,7 +122,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         });
         match at_work.rests_ns(self.fabric().now_ns()) {
             0 if did > 0 => {}
-            0 => self.shard.changed.sleep(self.fabric(), seen, LOOK_NS).await,
+            0 => self.shard.changed.sleep(self.fabric(), seen, look_ns).await,
             rests_ns => self.fabric().sleep(rests_ns).await,
         }
     }

@@ -9,7 +9,7 @@
 use super::DlsmOptions;
 use super::handle::DlsmIndex;
 use super::shard::Shard;
-use crate::index::{Design, Encoded, IndexError};
+use crate::index::{Design, IndexError};
 use crate::page::{DesignId, Layout};
 use crate::remote::{ExtentClient, RpcClient};
 use farleaf_fabric::sync::Arc;
@@ -22,7 +22,7 @@ const THE_SHARD: u64 = 0;
 #[derive(Clone, Copy, Debug)]
 pub struct Dlsm;
 
-impl<L: Layout<Key: Encoded, Value: Encoded>> Design<L> for Dlsm {
+impl<L: Layout> Design<L> for Dlsm {
     const NAME: &'static str = "dlsm";
 
     type Options = DlsmOptions;
@@ -66,7 +66,13 @@ impl Dlsm {
         let chunk_bytes = compute.options.chunk_bytes;
         let extents = ExtentClient::<F, L>::new(fabric.clone(), &compute.space, chunk_bytes);
         for number in (0..fabric.memory_servers()).rev() {
-            extents.rpc().claimed(ServerId::new(number), DesignId::Lsm).await?;
+            let server = ServerId::new(number);
+            let (found, _) = extents.rpc().claimed(server, DesignId::Lsm).await?;
+            if !found.root.is_null() {
+                return Err(IndexError::InvalidArgument(
+                    "this index is divided into shards, which this program opens as one",
+                ));
+            }
         }
         Ok(DlsmIndex::new(compute, extents))
     }

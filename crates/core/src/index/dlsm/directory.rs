@@ -14,17 +14,34 @@ use super::shard::{Editing, Opened, PendingChange, Right, Shard};
 use super::version::{Change, Table};
 use crate::index::IndexError;
 use crate::page::Layout;
-use crate::remote::{ExtentSpace, Lease, RemoteError, ShardState};
+use crate::remote::{ExtentSpace, Lease, RemoteError, ShardClient, ShardState};
 use crate::rules::{ORPHANS_ONLY, TABLES_LISTED};
 use crate::table::{ExtentRun, Index, Placed};
 use crate::wire::Refusal;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, GlobalAddr};
 
+/// Names no process: the owner of a shard whose process has ended.
+const NO_PROCESS: u64 = 1;
+
 /// The shard belongs to another process.
 const OTHER_OWNER: IndexError = IndexError::InvalidArgument(
     "another process has this index; end it, fence its compute servers, and take its shard over",
 );
+
+/// Takes a shard from a process that has ended, so that any process can open it. Can be repeated.
+/// The compute servers that had joined are fenced, except for this endpoint's own one, whose former
+/// lives must have been fenced before.
+pub(super) async fn end_process<F: Fabric, L: Layout>(
+    directory: &ShardClient<'_, F, L>,
+) -> Result<(), RemoteError> {
+    let state = directory.state().await?;
+    if state.epoch == 0 {
+        return Ok(()); // no process has ever had it
+    }
+    let state = directory.open(NO_PROCESS, state.epoch, state.extent_bytes).await?;
+    directory.end_former_lives(&state).await
+}
 
 impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     /// Opens the shard, if another handle of this process has not done so. The shard must have no
@@ -42,7 +59,9 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         let after = match state.owner == owner {
             // An earlier attempt has come so far.
             true => state.epoch - 1,
-            false if state.epoch > 0 && !takes_over => return Err(OTHER_OWNER),
+            false if state.epoch > 0 && !takes_over && state.owner != NO_PROCESS => {
+                return Err(OTHER_OWNER);
+            }
             false => state.epoch,
         };
         let extent_bytes = shard.space.extent_bytes();

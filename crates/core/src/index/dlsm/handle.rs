@@ -4,12 +4,12 @@
 
 use super::shard::Shard;
 use super::version::Table;
-use super::{MemTableError, Seat, Writer};
+use super::{MemTableError, Writer};
 use crate::index::IndexError;
 use crate::page::Layout;
 use crate::remote::ExtentClient;
 use farleaf_fabric::Fabric;
-use farleaf_fabric::sync::{Arc, Mutex, lock};
+use farleaf_fabric::sync::Arc;
 use std::ops::{Deref, DerefMut, Range};
 
 /// How long an operation waits for others before it gives up, in nanoseconds.
@@ -61,13 +61,9 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     pub(super) async fn writer(&self) -> Result<LentWriter<'_>, IndexError> {
         let mut wait = None;
         loop {
-            let kept = lock(&self.shard.writers).pop();
-            let writer = kept.or_else(|| {
-                let seat = Seat::take(&self.shard.sequences)?;
-                Some(Writer::new(seat, self.fabric().random()))
-            });
-            if let Some(writer) = writer {
-                return Ok(LentWriter { writer: Some(writer), home: &self.shard.writers });
+            if let Some(writer) = self.shard.writers.take(self.shard.id, || self.fabric().random())
+            {
+                return Ok(LentWriter { writer: Some(writer), shard: &self.shard });
             }
             wait.get_or_insert_with(|| self.wait()).again().await?;
         }
@@ -155,7 +151,7 @@ impl<F: Fabric> Wait<'_, F> {
 #[derive(Debug)]
 pub(super) struct LentWriter<'h> {
     writer: Option<Writer>,
-    home: &'h Mutex<Vec<Writer>>,
+    shard: &'h Shard,
 }
 
 impl Deref for LentWriter<'_> {
@@ -174,6 +170,8 @@ impl DerefMut for LentWriter<'_> {
 
 impl Drop for LentWriter<'_> {
     fn drop(&mut self) {
-        lock(self.home).extend(self.writer.take());
+        if let Some(writer) = self.writer.take() {
+            self.shard.writers.give(self.shard.id, writer);
+        }
     }
 }

@@ -6,6 +6,7 @@ use super::MemTable;
 use super::handle::DlsmIndex;
 use super::shard::{Right, Shard};
 use super::table_writer::{TableWriter, refused};
+use super::version::Table;
 use crate::index::{IndexError, Scan, check_fill};
 use crate::page::Layout;
 use crate::remote::ROOT_SERVER;
@@ -13,6 +14,10 @@ use crate::table::{KeyBuf, Kind};
 use crate::wire::Refusal;
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::Arc;
+
+/// A bulk load needs an empty tree.
+const NOT_EMPTY: IndexError =
+    IndexError::Refused { server: ROOT_SERVER, refusal: Refusal::NotEmpty };
 
 fn is_empty(table: &MemTable) -> bool {
     let mut cursor = table.cursor(u64::MAX);
@@ -80,48 +85,91 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         fill: f64,
     ) -> Result<u64, IndexError> {
         check_fill(fill)?;
-        let not_empty = IndexError::Refused { server: ROOT_SERVER, refusal: Refusal::NotEmpty };
         if !self.records(&Scan::range(..).limit(1)).await?.is_empty() {
-            return Err(not_empty);
+            return Err(NOT_EMPTY);
         }
         // Tombstones above would hide what is loaded.
         self.settle_tree().await?;
         let _flushing = self.until_begun(Right::Flush, Shard::begin_flush).await?;
         let merging = self.until_begun(Right::Merge, Shard::begin_merge).await?;
         self.settle_change().await?;
-        let version = self.shard.pin();
-        if version.tables().next().is_some() || !version.memtables().all(|table| is_empty(table)) {
-            return Err(not_empty);
-        }
-        let options = &self.shard.options;
-        let table_words = options.table_bytes / 8;
+        self.check_no_records()?;
         // One number for all: they become visible together. Later versions are newer.
-        let sequence = self.shard.sequences.take();
-        let (mut tables, mut writer) = (Vec::new(), TableWriter::new(self));
-        let mut last: Option<Vec<u8>> = None;
-        let mut count = 0;
+        let mut loader = Loader::new(self, self.shard.sequences.take());
         let written = async {
             for (key, value) in records {
-                options.memtable.check(key.len(), value.len())?;
-                if last.as_ref().is_some_and(|last| *last >= key) {
-                    return Err(IndexError::NotSorted { position: count });
-                }
-                if u64::from(writer.builder.data_words()) >= table_words {
-                    tables.extend(writer.replace().finish(options.levels as u8).await?);
-                }
-                let words = KeyBuf::from_bytes(&key);
-                writer.add(words.key(), sequence, Kind::Value, &value).map_err(refused)?;
-                writer.send().await?;
-                (last, count) = (Some(key), count + 1);
+                loader.add(&key, &value).await?;
             }
             Ok(())
         };
         if let Err(error) = written.await {
-            writer.abandon().await;
+            loader.abandon().await;
             return Err(error);
         }
-        tables.extend(writer.finish(options.levels as u8).await?);
-        self.publish(merging.merged(&[], options.levels, tables)).await?;
+        let count = loader.count;
+        let tables = loader.finish().await?;
+        self.publish(merging.merged(&[], self.shard.options.levels, tables)).await?;
         Ok(count)
+    }
+
+    /// Fails if the tree has versions of any key. The caller has the rights to flush and to merge.
+    pub(super) fn check_no_records(&self) -> Result<(), IndexError> {
+        let version = self.shard.pin();
+        match version.tables().next().is_none() && version.memtables().all(|table| is_empty(table))
+        {
+            true => Ok(()),
+            false => Err(NOT_EMPTY),
+        }
+    }
+}
+
+/// Writes ascending records into tables of the deepest level, which no version has yet.
+pub(super) struct Loader<'h, F: Fabric, L: Layout> {
+    index: &'h DlsmIndex<F, L>,
+    sequence: u64,
+    writer: TableWriter<'h, F, L>,
+    tables: Vec<Table>,
+    /// The last key, if there is one.
+    last: Vec<u8>,
+    /// Records so far.
+    pub(super) count: u64,
+}
+
+impl<'h, F: Fabric, L: Layout> Loader<'h, F, L> {
+    /// All records get the number `sequence`.
+    pub(super) fn new(index: &'h DlsmIndex<F, L>, sequence: u64) -> Self {
+        let writer = TableWriter::new(index);
+        Self { index, sequence, writer, tables: Vec::new(), last: Vec::new(), count: 0 }
+    }
+
+    /// Appends a record.
+    pub(super) async fn add(&mut self, key: &[u8], value: &[u8]) -> Result<(), IndexError> {
+        let options = &self.index.shard.options;
+        options.memtable.check(key.len(), value.len())?;
+        if self.count > 0 && &self.last[..] >= key {
+            return Err(IndexError::NotSorted { position: self.count });
+        }
+        if u64::from(self.writer.builder.data_words()) >= options.table_bytes / 8 {
+            self.tables.extend(self.writer.replace().finish(options.levels as u8).await?);
+        }
+        let words = KeyBuf::from_bytes(key);
+        self.writer.add(words.key(), self.sequence, Kind::Value, value).map_err(refused)?;
+        self.writer.send().await?;
+        self.last.clear();
+        self.last.extend_from_slice(key);
+        self.count += 1;
+        Ok(())
+    }
+
+    /// Gives all tables up.
+    pub(super) async fn abandon(self) {
+        self.writer.abandon().await;
+    }
+
+    /// The tables, which the pool has.
+    pub(super) async fn finish(mut self) -> Result<Vec<Table>, IndexError> {
+        let level = self.index.shard.options.levels as u8;
+        self.tables.extend(self.writer.finish(level).await?);
+        Ok(self.tables)
     }
 }

@@ -4,7 +4,8 @@
 //! Writes go to a MemTable on the compute server (section IV of the paper), full MemTables are
 //! flushed to the pool as sorted tables, and tables are merged level by level (section V). A lookup
 //! READs exactly one record of each table that may have the key (section VI). One process at a time
-//! has the whole tree; the next one opens it from the directory on a memory server.
+//! has a tree; the next one opens it from the directory on a memory server. `parts/` has several
+//! trees for each compute server, and is above all of this.
 //!
 //! ```text
 //! operations ─▶ read, scan, write, load ─▶ flush, compact ─▶ table_writer    an operation
@@ -28,6 +29,7 @@ mod memtable;
 mod near;
 mod operations;
 mod options;
+mod parts;
 mod place;
 mod read;
 mod scan;
@@ -37,6 +39,7 @@ mod signal;
 mod table_writer;
 mod version;
 mod write;
+mod writers;
 
 pub use design::Dlsm;
 pub use handle::DlsmIndex;
@@ -45,6 +48,10 @@ pub use memtable::{
     SearchKey, Seen, Step, Version, Writer,
 };
 pub use options::DlsmOptions;
+pub use parts::{
+    DlsmPart, DlsmPool, DlsmServer, DlsmServerOptions, LoadBuilder, LoadedTables, NothingReleased,
+    ShardedDlsm, ShardedOptions,
+};
 pub use place::MergePlace;
 pub use sequence::{Announcement, Seat, Sequences, Snapshot};
 pub use shard::{Shard, TableView, TreeCounts};

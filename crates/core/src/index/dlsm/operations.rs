@@ -2,13 +2,14 @@
 //!
 //! *Thread safety*: that of the handle.
 
+use super::background::LOOK_NS;
 use super::handle::DlsmIndex;
 use crate::index::{
     Action, Answer, Background, Encoded, IndexAdmin, IndexError, LeafEdit, Owned, RangeIndex,
-    RecordsOf, Reshaped, Scan,
+    Records, RecordsOf, Reshaped, Scan,
 };
-use crate::page::Layout;
-use farleaf_fabric::{Fabric, GlobalAddr};
+use crate::page::{Layout, OwnedKey, OwnedValue};
+use farleaf_fabric::{Fabric, GlobalAddr, Work};
 use std::ops::Bound;
 
 /// A stored byte string as a key or a value.
@@ -20,20 +21,26 @@ fn bound_of<T: Encoded + ?Sized>(bound: &Bound<Owned<T>>) -> Bound<Vec<u8>> {
     bound.as_ref().map(T::of_owned)
 }
 
-impl<F, L> RangeIndex for DlsmIndex<F, L>
-where
-    F: Fabric,
-    L: Layout<Key: Encoded, Value: Encoded>,
-{
-    type Key = L::Key;
-    type Value = L::Value;
+/// The byte strings that bound a scan.
+pub(super) fn encoded_scan<K: Encoded + ?Sized>(scan: &Scan<Owned<K>>) -> Scan<Vec<u8>> {
+    Scan {
+        lower: bound_of::<K>(&scan.lower),
+        upper: bound_of::<K>(&scan.upper),
+        reverse: scan.reverse,
+        limit: scan.limit,
+    }
+}
 
-    async fn get(&self, key: &L::Key) -> Result<Option<Owned<L::Value>>, IndexError> {
+impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
+    pub(super) async fn look_up(
+        &self,
+        key: &L::Key,
+    ) -> Result<Option<Owned<L::Value>>, IndexError> {
         let found = self.value_of(key.encoded().as_ref()).await?;
         found.map(decoded::<L::Value>).transpose()
     }
 
-    async fn execute(
+    pub(super) async fn perform(
         &self,
         edit: LeafEdit<&L::Key, &L::Value>,
     ) -> Result<Answer<Owned<L::Value>>, IndexError> {
@@ -53,17 +60,36 @@ where
         };
         Ok(Answer { applied, found: found.map(decoded::<L::Value>).transpose()? })
     }
+}
+
+/// Stored byte strings as records.
+pub(super) fn decoded_records<L: Layout>(
+    records: Records<Vec<u8>, Vec<u8>>,
+) -> Result<Records<OwnedKey<L>, OwnedValue<L>>, IndexError> {
+    let record = |(key, value)| Ok((decoded::<L::Key>(key)?, decoded::<L::Value>(value)?));
+    records.into_iter().map(record).collect()
+}
+
+impl<F: Fabric, L: Layout> RangeIndex for DlsmIndex<F, L> {
+    type Key = L::Key;
+    type Value = L::Value;
+
+    async fn get(&self, key: &L::Key) -> Result<Option<Owned<L::Value>>, IndexError> {
+        self.fabric().charge(Work::Client).await;
+        self.look_up(key).await
+    }
+
+    async fn execute(
+        &self,
+        edit: LeafEdit<&L::Key, &L::Value>,
+    ) -> Result<Answer<Owned<L::Value>>, IndexError> {
+        self.fabric().charge(Work::Client).await;
+        self.perform(edit).await
+    }
 
     async fn scan(&self, scan: &Scan<Owned<L::Key>>) -> Result<RecordsOf<Self>, IndexError> {
-        let scan = Scan {
-            lower: bound_of::<L::Key>(&scan.lower),
-            upper: bound_of::<L::Key>(&scan.upper),
-            reverse: scan.reverse,
-            limit: scan.limit,
-        };
-        let records = self.records(&scan).await?.into_iter();
-        let record = |(key, value)| Ok((decoded::<L::Key>(key)?, decoded::<L::Value>(value)?));
-        records.map(record).collect()
+        self.fabric().charge(Work::Client).await;
+        decoded_records::<L>(self.records(&encoded_scan::<L::Key>(scan)).await?)
     }
 
     async fn bulk_load(
@@ -85,11 +111,7 @@ where
     }
 }
 
-impl<F, L> IndexAdmin for DlsmIndex<F, L>
-where
-    F: Fabric,
-    L: Layout<Key: Encoded, Value: Encoded>,
-{
+impl<F: Fabric, L: Layout> IndexAdmin for DlsmIndex<F, L> {
     /// Merges everything into the deepest level: no tombstone and no old version stays that no
     /// snapshot needs.
     async fn collect(&self) -> Result<(), IndexError> {
@@ -105,7 +127,7 @@ where
     ) -> Result<(), IndexError> {
         match work {
             Background::WriteBack => {
-                self.work_until(ended, report).await;
+                self.work_until(LOOK_NS, ended, report).await;
                 Ok(())
             }
             Background::Balance => {

@@ -18,7 +18,6 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     /// The value of `key` now.
     pub(super) async fn value_of(&self, key: &[u8]) -> Result<Option<Vec<u8>>, IndexError> {
         self.shard.options.memtable.check(key.len(), 0)?;
-        self.fabric().charge(Work::Client).await;
         let version = self.shard.pin();
         let search = SearchKey::new(key);
         let mut memtables = version.memtables().filter(|table| table.may_hold(&search));

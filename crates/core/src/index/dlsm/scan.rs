@@ -7,7 +7,7 @@
 
 use super::handle::DlsmIndex;
 use super::memtable::Cursor;
-use super::version::Table;
+use super::version::{Table, TreeVersion};
 use super::{SearchKey, Snapshot};
 use crate::index::{IndexError, Records, Scan};
 use crate::page::Layout;
@@ -29,6 +29,14 @@ struct Entry {
     key: Vec<u8>,
     sequence: u64,
     value: Option<Vec<u8>>,
+}
+
+/// What a scan sees. While it exists, flushes and merges keep that in the newest version of each
+/// tree.
+pub(super) struct View {
+    /// The highest number that the scan sees, which is settled.
+    pub(super) bound: u64,
+    _snapshot: Option<Snapshot>,
 }
 
 enum Source<'v> {
@@ -268,21 +276,44 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         &self,
         scan: &Scan<Vec<u8>>,
     ) -> Result<Records<Vec<u8>, Vec<u8>>, IndexError> {
-        for key in [&scan.lower, &scan.upper].into_iter().filter_map(key_of) {
-            self.shard.options.memtable.check(key.len(), 0)?;
-        }
+        self.check_scan(scan)?;
         if scan.limit == 0 {
             return Ok(Vec::new());
         }
-        self.fabric().charge(Work::Client).await;
+        let view = self.view().await?;
+        let version = self.shard.pin();
+        let bound = view.bound;
+        drop(view); // the version has everything
+        self.records_in(&version, bound, scan).await
+    }
+
+    /// Checks the lengths of the keys that bound a scan.
+    pub(super) fn check_scan(&self, scan: &Scan<Vec<u8>>) -> Result<(), IndexError> {
+        for key in [&scan.lower, &scan.upper].into_iter().filter_map(key_of) {
+            self.shard.options.memtable.check(key.len(), 0)?;
+        }
+        Ok(())
+    }
+
+    /// Begins a scan of this tree, and of all that share its numbers.
+    pub(super) async fn view(&self) -> Result<View, IndexError> {
         let snapshot = Snapshot::take(&self.shard.sequences);
         let bound = snapshot.bound();
         let snapshot = (!self.fabric().breaks(SNAPSHOT_HELD)).then_some(snapshot);
         if !self.fabric().breaks(SCANS_SETTLED) {
             self.until_settled(bound).await?;
         }
-        let version = self.shard.pin();
-        drop(snapshot); // the version has everything
+        Ok(View { bound, _snapshot: snapshot })
+    }
+
+    /// The records that `scan` selects as of `bound`, which was settled before `version` was
+    /// pinned, in a view of this tree.
+    pub(super) async fn records_in(
+        &self,
+        version: &TreeVersion,
+        bound: u64,
+        scan: &Scan<Vec<u8>>,
+    ) -> Result<Records<Vec<u8>, Vec<u8>>, IndexError> {
         let memtables = version.memtables().map(|table| {
             let mut cursor = table.cursor(bound);
             seek(&mut cursor, scan);

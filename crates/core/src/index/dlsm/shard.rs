@@ -7,16 +7,18 @@
 //! - memtable.Q6. A new MemTable is in the current version before a write to it returns.
 //!
 //! *Thread safety*: any number of threads. One mutex holds the version and the rights; those for
-//! idle writers, costs of merges and sleepers have no other inside. None is held across a wait.
+//! costs of merges and sleepers have no other inside. None is held across a wait.
 
 use super::place::{MergeCosts, MergePlace};
 use super::signal::Signal;
 use super::version::{Change, Table, TreeVersion};
-use super::{DlsmOptions, MemTable, MemTableError, Sequences, Writer};
+use super::writers::Writers;
+use super::{DlsmOptions, MemTable, MemTableError, Sequences};
 use crate::remote::{ExtentSpace, ExtentUsage, JobId};
 use crate::table::Meta;
 use farleaf_fabric::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
 use farleaf_fabric::{GlobalAddr, Region, ServerId};
+use std::ops::AddAssign;
 
 /// One LSM tree.
 #[derive(Debug)]
@@ -26,8 +28,8 @@ pub struct Shard {
     pub(super) options: DlsmOptions,
     pub(super) sequences: Arc<Sequences>,
     pub(super) space: Arc<ExtentSpace>,
-    /// Writers that no operation has. An idle handle keeps no seat from the others.
-    pub(super) writers: Mutex<Vec<Writer>>,
+    /// Those of its compute server.
+    pub(super) writers: Arc<Writers>,
     /// Raised when the version has changed, and when a right or a worker has gone.
     pub(super) changed: Signal,
     /// Raised by everything that flushes and merges do, so that waiting for them has a bound.
@@ -96,6 +98,27 @@ pub struct TreeCounts {
     pub moved_tables: u64,
 }
 
+impl AddAssign for TreeCounts {
+    fn add_assign(&mut self, other: Self) {
+        let Self {
+            flushes,
+            flushed_bytes,
+            merges,
+            merged_bytes,
+            near_merges,
+            merged_index_bytes,
+            moved_tables,
+        } = other;
+        self.flushes += flushes;
+        self.flushed_bytes += flushed_bytes;
+        self.merges += merges;
+        self.merged_bytes += merged_bytes;
+        self.near_merges += near_merges;
+        self.merged_index_bytes += merged_index_bytes;
+        self.moved_tables += moved_tables;
+    }
+}
+
 /// What became of a MemTable that no longer takes writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Switched {
@@ -135,13 +158,22 @@ pub(super) enum Right {
 }
 
 impl Shard {
-    /// A tree without records.
+    /// A tree without records, the only one of its compute server.
     pub(super) fn new(id: u64, options: &DlsmOptions) -> Result<Self, MemTableError> {
-        let sequences = Arc::new(Sequences::new(options.writers));
+        Self::beside(id, options, &Arc::new(Writers::new(options.writers)))
+    }
+
+    /// A tree without records, one of those that share `writers` and their numbers.
+    pub(super) fn beside(
+        id: u64,
+        options: &DlsmOptions,
+        writers: &Arc<Writers>,
+    ) -> Result<Self, MemTableError> {
+        let sequences = Arc::clone(writers.sequences());
         let space = ExtentSpace::new(options.extent_bytes);
         let space = match options.merges {
             MergePlace::Compute => space,
-            MergePlace::Memory | MergePlace::ByCost => space.together(),
+            MergePlace::Memory | MergePlace::ByCost => space.together(id),
         };
         let active = MemTable::new(&sequences, options.memtable.memory()?, options.memtable);
         let version = TreeVersion::new(Arc::new(active), options.levels);
@@ -167,7 +199,7 @@ impl Shard {
             sequences,
             space: Arc::new(space),
             merge_costs: Mutex::default(),
-            writers: Mutex::default(),
+            writers: Arc::clone(writers),
             changed: Signal::default(),
             steps: AtomicU64::new(0),
             state: Mutex::new(state),

@@ -31,7 +31,6 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
             options.check(key.len(), expected.len())?;
         }
         let mut edit = Edit::new(key, action, options)?;
-        self.fabric().charge(Work::Client).await;
         let mut writer = self.writer().await?;
         loop {
             let version = self.shard.pin();

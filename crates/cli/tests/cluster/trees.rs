@@ -1,0 +1,169 @@
+//! Clusters of processes with dLSM: each compute server has several LSM trees. What clients are
+//! answered, what is lost with a compute server or a memory server, and what is refused.
+
+use crate::crashing::{kill_and_await, read_in_every_way, spread};
+use crate::ending::{metrics, number};
+use crate::launched::{Launched, eventually, farleaf, signal, text};
+use crate::serving::{DEADLINE, compute, connect, connect_to, serving};
+use crate::strings::{Model, assert_same, client, next_life, path, work_with};
+use farleaf_core::index::{IndexError, RangeIndex, Scan};
+use farleaf_core::page::Bytes;
+use rand::RngExt;
+use rustix::process::Signal;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+const TREES: &[&str] = &["--index", "dlsm", "--shards", "3", "--restart", "--cache-bytes", "4Mi"];
+
+/// Sets all keys to the value that `value` has for each.
+fn put_all(cluster: &Launched, keys: &[u64], value: impl Fn(u64) -> u64 + Sync) {
+    let written = connect(cluster, DEADLINE).run(async |client| {
+        for &key in keys {
+            client.upsert(&key, &value(key)).await?;
+        }
+        Ok::<_, IndexError>(())
+    });
+    assert_eq!(written, Ok(()));
+}
+
+/// A killed compute server loses what was in its MemTables, and nothing else: the keys have the
+/// values that they had at the last flush.
+#[test]
+fn a_killed_compute_server_loses_its_memtables_only() {
+    for transport in ["tcp", "shm"] {
+        let mut cluster = serving(transport, TREES);
+        let keys: Vec<u64> = (0..600).map(spread).collect();
+        put_all(&cluster, &keys[..400], |key| key / 2);
+        assert_eq!(farleaf(&["client", "--dir", cluster.dir(), "flush"]).status.code(), Some(0));
+        put_all(&cluster, &keys[200..], |key| key / 3);
+        kill_and_await(&mut cluster, 0);
+        let is_lost = |key: u64| key < u64::MAX / 2;
+        let mut expected: BTreeMap<u64, u64> =
+            keys[..400].iter().map(|key| (*key, key / 2)).collect();
+        let kept = keys[200..].iter().filter(|key| !is_lost(**key));
+        expected.extend(kept.map(|key| (*key, key / 3)));
+        let found = connect(&cluster, DEADLINE)
+            .run(async |client| Ok::<_, IndexError>(read_in_every_way(&client, &keys).await));
+        assert_eq!(found, Ok(expected), "over {transport}");
+        // A clean end writes everything back.
+        put_all(&cluster, &keys, |key| key / 5);
+        for server in [0, 1] {
+            let before = compute(&cluster, server).unwrap();
+            signal(before.pid, Signal::TERM);
+            eventually("its next life", || {
+                let now = compute(&cluster, server).filter(|now| now.pid != before.pid)?;
+                (now.generation > 0).then_some(())
+            });
+        }
+        let expected = keys.iter().map(|key| (*key, key / 5)).collect();
+        let found = connect(&cluster, DEADLINE)
+            .run(async |client| Ok::<_, IndexError>(read_in_every_way(&client, &keys).await));
+        assert_eq!(found, Ok(expected), "over {transport}");
+        cluster.end(Signal::TERM);
+    }
+}
+
+/// The index is lost with a memory server, and every operation ends: the next index is empty.
+#[test]
+fn a_killed_memory_server_ends_the_index_and_no_operation_hangs() {
+    let mut cluster = serving("tcp", TREES);
+    let keys: Vec<u64> = (0..300).map(spread).collect();
+    put_all(&cluster, &keys, |key| key / 2);
+    let before = compute(&cluster, 0).unwrap().generation;
+    signal(cluster.memory(1).unwrap().pid, Signal::KILL);
+    let outcomes = connect(&cluster, Duration::from_millis(500)).run(async |client| {
+        let mut outcomes = Vec::new();
+        for key in &keys {
+            outcomes.push((*key, client.upsert(key, &1).await, client.get(key).await));
+        }
+        Ok::<_, IndexError>(outcomes)
+    });
+    for (key, _, got) in outcomes.unwrap() {
+        // A lookup in the next index finds nothing, or what was just written there.
+        let is_sensible =
+            got.as_ref().is_ok_and(|got| [None, Some(1), Some(key / 2)].contains(got));
+        assert!(is_sensible || got.is_err(), "{got:?}");
+    }
+    cluster.await_line("memory server 1 has been restarted");
+    eventually("the next generation", || {
+        let now = [0, 1].map(|number| compute(&cluster, number).map(|now| now.generation));
+        now.iter().all(|now| now.is_some_and(|now| now > before)).then_some(())
+    });
+    put_all(&cluster, &keys, |key| key / 7);
+    let found = connect(&cluster, DEADLINE).run(async |client| client.scan(&Scan::range(..)).await);
+    let mut expected: Vec<_> = keys.iter().map(|key| (*key, key / 7)).collect();
+    expected.sort_unstable();
+    assert_eq!(found, Ok(expected));
+    cluster.end(Signal::TERM);
+}
+
+/// Byte strings of any length that messages have, through flushes, merges, loads and lives.
+#[test]
+fn long_byte_strings_are_served_from_trees() {
+    let bytes = ["--keys", "bytes", "--boundaries", "m", "--metrics"];
+    let mut cluster = serving("tcp", &[TREES, &bytes, &["--cache-bytes", "24Mi"]].concat());
+    let mut model = Model::new();
+    let work = |cluster: &Launched, model: &mut Model, seed| {
+        work_with(cluster, model, seed, 300, &|rng| {
+            let bytes = [0, 1, 30, 1_000, 20_000, 60_000][rng.random_range(0..6)];
+            vec![rng.random(); bytes]
+        });
+    };
+    work(&cluster, &mut model, 1);
+    assert_same(&cluster, &model);
+    assert_eq!(client(&cluster, &["flush"]).0, Some(0));
+    next_life(&mut cluster, 0, Signal::KILL);
+    assert_same(&cluster, &model);
+    work(&cluster, &mut model, 2);
+    next_life(&mut cluster, 1, Signal::TERM);
+    assert_same(&cluster, &model);
+    let file = path(&cluster, "trees.csv");
+    assert_eq!(client(&cluster, &["export", &file]).0, Some(0));
+    for bulk in [&["--bulk"][..], &[]] {
+        assert_eq!(client(&cluster, &["clear"]).0, Some(0));
+        assert_same(&cluster, &Model::new());
+        let (code, out, said) = client(&cluster, &[&["load", &file][..], bulk].concat());
+        assert_eq!((code, &*out), (Some(0), &*format!("{} records\n", model.len())), "{said}");
+        assert_same(&cluster, &model);
+    }
+    assert_eq!(client(&cluster, &["flush"]).0, Some(0));
+    for server in [0, 1] {
+        let seen = metrics(&compute(&cluster, server).unwrap().metrics.unwrap()).unwrap();
+        assert_eq!(number(&seen, "farleaf_dlsm_shards"), 3, "{seen}");
+        assert!(number(&seen, "farleaf_dlsm_flushes_total") > 0, "{seen}");
+        assert!(number(&seen, "farleaf_dlsm_memtable_bytes") <= 12 << 20, "{seen}");
+    }
+    let key = b"it has too long a value for a quarter of a MemTable".to_vec();
+    let refused = connect_to::<Bytes>(&cluster, DEADLINE)
+        .run(async |client| client.upsert(&key, &vec![1; 61_441]).await);
+    assert!(matches!(refused, Err(IndexError::ValueTooLong { .. })), "{refused:?}");
+    cluster.end(Signal::TERM);
+}
+
+#[test]
+fn what_trees_cannot_do_is_refused_by_one_line() {
+    let mut cluster = serving("tcp", TREES);
+    let dir = cluster.dir().to_owned();
+    for words in [&["move", "--dir", &dir, "0", "1"][..], &["drain", "--dir", &dir, "0"]] {
+        let refused = farleaf(words);
+        let said = text(&refused.stderr);
+        assert_ne!(refused.status.code(), Some(0), "{said}");
+        assert!(said.contains("its keys stay there") && said.lines().count() == 1, "{said}");
+    }
+    // Each compute server loads its own part.
+    let sizes = ["--load", "--keys", "20000", "--operations", "5000", "--workload", "ycsb-a"];
+    let bench = farleaf(&[&["client", "--dir", &dir, "bench"], &sizes[..]].concat());
+    assert_eq!(bench.status.code(), Some(0), "{bench:?}");
+    cluster.end(Signal::TERM);
+    for (words, text_of) in [
+        (["--index", "dex", "--shards", "2"], "--shards is for --index dlsm"),
+        (["--index", "dlsm", "--shards", "65"], "65"),
+        (["--index", "btree", "--shards", "1"], "btree"),
+    ] {
+        let servers = ["--memory-servers", "1", "--compute-servers", "1", "--transport", "tcp"];
+        let refused = farleaf(&[&["cluster", "--dir", "/nowhere"], &servers[..], &words].concat());
+        let said = text(&refused.stderr);
+        assert_eq!(refused.status.code(), Some(2), "{said}");
+        assert!(said.contains(text_of), "{said}");
+    }
+}

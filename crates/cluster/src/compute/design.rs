@@ -1,0 +1,160 @@
+//! What a compute server needs of the index design that its cluster has.
+//!
+//! *Thread safety*: plain functions.
+
+use super::ComputeServerOptions;
+use crate::layouts::ClusterLayout;
+use crate::text::Textual;
+use farleaf_core::cache::{CacheOptions, Dirt};
+use farleaf_core::index::dex::{Dex, DexOptions, DexServer};
+use farleaf_core::index::dlsm::{
+    DlsmOptions, DlsmServer, DlsmServerOptions, Shard, ShardedDlsm, ShardedOptions, TreeCounts,
+};
+use farleaf_core::index::{InTables, IndexError, Partitioned, ValueForm};
+use farleaf_core::page::OwnedKey;
+use farleaf_core::remote::BlockUsage;
+use farleaf_fabric::sync::Arc;
+
+/// What the threads of a compute server share of its values.
+pub(super) type SharedValues<L, D> = <<D as ClusterDesign<L>>::Values as ValueForm<L>>::Shared;
+
+/// A design that a cluster can have.
+pub(super) trait ClusterDesign<L: ClusterLayout>: Partitioned {
+    /// How compute servers keep values.
+    type Values: ValueForm<L>;
+
+    /// Options of a new index with these boundaries between compute servers.
+    ///
+    /// # Errors
+    /// [`IndexError::InvalidArgument`] if the boundaries leave no room for its shards.
+    fn new_index(
+        boundaries: Vec<OwnedKey<L>>,
+        placement_level: u8,
+        options: &ComputeServerOptions,
+    ) -> Result<Self::Options<L>, IndexError>;
+
+    /// Options of the compute server, and what its threads share of values.
+    ///
+    /// # Errors
+    /// [`IndexError::InvalidArgument`] if a setting is out of range.
+    fn server(
+        options: &ComputeServerOptions,
+    ) -> Result<(Self::ServerOptions, SharedValues<L, Self>), IndexError>;
+
+    /// Changes that are not written back to the memory servers.
+    fn dirt(state: &Self::State<L>, now_ns: u64) -> Dirt;
+
+    /// The space of value blocks, and the bytes of cached ones, if there are any.
+    fn blocks_of(shared: &SharedValues<L, Self>) -> Option<(BlockUsage, u64)>;
+
+    /// The LSM trees, if the design has any.
+    fn trees(state: &Self::State<L>) -> Option<Trees>;
+}
+
+/// The LSM trees of a compute server.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Trees {
+    pub(super) shards: u64,
+    pub(super) tables: u64,
+    /// Of these, the ones in level 0.
+    pub(super) level0_tables: u64,
+    /// Bytes of records in all tables.
+    pub(super) table_bytes: u64,
+    /// Bytes of MemTables, and of the indexes of tables.
+    pub(super) memtable_bytes: u64,
+    pub(super) index_bytes: u64,
+    pub(super) counts: TreeCounts,
+}
+
+impl<L: ClusterLayout> ClusterDesign<L> for Dex {
+    type Values = L::Values;
+
+    fn new_index(
+        boundaries: Vec<OwnedKey<L>>,
+        placement_level: u8,
+        _options: &ComputeServerOptions,
+    ) -> Result<DexOptions<OwnedKey<L>>, IndexError> {
+        let with = DexOptions::with_boundaries(boundaries, CacheOptions::default());
+        Ok(DexOptions { placement_level, ..with })
+    }
+
+    fn server(
+        options: &ComputeServerOptions,
+    ) -> Result<(CacheOptions, SharedValues<L, Self>), IndexError> {
+        let ComputeServerOptions { cache, blocks, .. } = options;
+        let of_values = cache.bytes / 100 * u64::from(L::cache_percent(blocks).min(100));
+        let values = L::shared_values(blocks, of_values)?;
+        Ok((CacheOptions { bytes: cache.bytes - of_values, ..*cache }, values))
+    }
+
+    fn dirt(state: &DexServer<L>, now_ns: u64) -> Dirt {
+        state.cache().dirt(now_ns)
+    }
+
+    fn blocks_of(shared: &SharedValues<L, Self>) -> Option<(BlockUsage, u64)> {
+        L::blocks_of(shared)
+    }
+
+    fn trees(_state: &DexServer<L>) -> Option<Trees> {
+        None
+    }
+}
+
+impl<L: ClusterLayout> ClusterDesign<L> for ShardedDlsm {
+    type Values = InTables;
+
+    fn new_index(
+        boundaries: Vec<OwnedKey<L>>,
+        _placement_level: u8,
+        options: &ComputeServerOptions,
+    ) -> Result<ShardedOptions<OwnedKey<L>>, IndexError> {
+        let few = IndexError::InvalidArgument(
+            "a compute server has too few keys for its shards; use fewer of them",
+        );
+        let mut within = Vec::new();
+        let mut low = L::min_key();
+        for high in boundaries.iter().map(Some).chain([None]) {
+            let parts = L::Key::divided(&low, high, options.shards).ok_or(few.clone())?;
+            within.extend(parts);
+            if let Some(high) = high {
+                low.clone_from(high);
+            }
+        }
+        let (server, ()) = <Self as ClusterDesign<L>>::server(options)?;
+        Ok(ShardedOptions { within, ..ShardedOptions::with_boundaries(boundaries, server) })
+    }
+
+    /// Half of the memory is for MemTables. The rest is for the indexes of tables, which are not
+    /// bounded.
+    fn server(options: &ComputeServerOptions) -> Result<(DlsmServerOptions, ()), IndexError> {
+        let tree = DlsmOptions::default();
+        Ok((DlsmServerOptions { tree, memtable_bytes: Some(options.cache.bytes / 2) }, ()))
+    }
+
+    /// Nothing is written back by age.
+    fn dirt(_state: &DlsmServer<L>, _now_ns: u64) -> Dirt {
+        Dirt::default()
+    }
+
+    fn blocks_of((): &()) -> Option<(BlockUsage, u64)> {
+        None
+    }
+
+    fn trees(state: &DlsmServer<L>) -> Option<Trees> {
+        let add = |mut all: Trees, shard: &Arc<Shard>| {
+            let (levels, counts) = (shard.levels(), shard.counts());
+            let (memtables, indexes) = shard.local_bytes();
+            all.shards += 1;
+            all.level0_tables += levels.first().map_or(0, |(tables, _)| *tables as u64);
+            for (tables, bytes) in levels {
+                all.tables += tables as u64;
+                all.table_bytes += bytes;
+            }
+            all.memtable_bytes += memtables;
+            all.index_bytes += indexes;
+            all.counts += counts;
+            all
+        };
+        Some(state.shards().iter().fold(Trees::default(), add))
+    }
+}

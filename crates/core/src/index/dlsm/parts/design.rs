@@ -1,0 +1,70 @@
+//! dLSM with several shards as an index design.
+
+use super::options::{DlsmServerOptions, ShardedOptions};
+use super::part::DlsmPart;
+use super::pool::DlsmPool;
+use super::server::DlsmServer;
+use super::shard_map::ShardMap;
+use crate::cache::OwnedRange;
+use crate::index::{Encoded, IndexError, MemoryUse, Partitioned};
+use crate::page::{DesignId, Layout, OwnedKey};
+use crate::remote::{RemoteError, RpcClient};
+use farleaf_fabric::sync::Arc;
+use farleaf_fabric::{Fabric, ServerId};
+
+/// dLSM whose compute servers own ranges of the keys, each divided into shards.
+/// [`crate::partition`] makes it a [`crate::index::Design`].
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ShardedDlsm;
+
+impl Partitioned for ShardedDlsm {
+    const NAME: &'static str = "dlsm";
+    const KEEPS_KEYS: bool = true;
+    type Options<L: Layout> = ShardedOptions<OwnedKey<L>>;
+    type ServerOptions = DlsmServerOptions;
+    type State<L: Layout> = DlsmServer<L>;
+    type Pool<F: Fabric, L: Layout> = DlsmPool<F, L>;
+    type Index<F: Fabric, L: Layout> = DlsmPart<F, L>;
+
+    async fn create_pool<F: Fabric, L: Layout>(
+        fabric: &F,
+        options: &ShardedOptions<OwnedKey<L>>,
+    ) -> Result<(), IndexError> {
+        options.server.tree.check()?;
+        let mut keys: Vec<_> = options.boundaries.iter().chain(&options.within).collect();
+        keys.sort_unstable();
+        let lowest = L::min_key();
+        if keys.first().is_some_and(|first| **first <= lowest) {
+            return Err(IndexError::InvalidArgument("no shard is below the lowest key"));
+        }
+        let map = ShardMap::new(keys.into_iter().map(L::Key::of_owned).collect())?;
+        let rpc = RpcClient::<F, L>::new(fabric.clone());
+        for number in (0..fabric.memory_servers()).rev() {
+            rpc.check_unclaimed(ServerId::new(number)).await?;
+        }
+        let root = map.write::<F, L>(fabric).await?;
+        Ok(rpc.claim_all(DesignId::Lsm as u64, &[root]).await?)
+    }
+
+    fn open_pool<F: Fabric, L: Layout>(
+        fabric: F,
+    ) -> impl Future<Output = Result<DlsmPool<F, L>, IndexError>> {
+        DlsmPool::open(fabric)
+    }
+
+    /// The trees are made when the first handle is opened. All memory servers are used.
+    fn start<L: Layout>(
+        options: &DlsmServerOptions,
+        range: OwnedRange<OwnedKey<L>>,
+        _memory: Arc<MemoryUse>,
+    ) -> Result<DlsmServer<L>, IndexError> {
+        DlsmServer::new(options, range)
+    }
+
+    async fn open_part<F: Fabric, L: Layout>(
+        state: &Arc<DlsmServer<L>>,
+        pool: &DlsmPool<F, L>,
+    ) -> Result<DlsmPart<F, L>, RemoteError> {
+        Ok(pool.open_part(state).await?)
+    }
+}

@@ -1,0 +1,133 @@
+//! Options of an index with several shards.
+//!
+//! *Thread safety*: plain values.
+
+use crate::index::dlsm::{DlsmOptions, MemTableOptions};
+use crate::index::{BalanceOptions, Boundaries, IndexError, PartitionOptions};
+use std::fmt::Debug;
+
+/// The least size of a MemTable that a budget leads to, in bytes.
+const LEAST_MEMTABLE_BYTES: u64 = 64 << 10;
+/// Bytes of a MemTable for each byte of its filter, as in the paper's sizes.
+const FILTER_PART: u64 = 128;
+/// MemTables have whole pages.
+const PAGE_BYTES: u64 = 4_096;
+
+/// Options of one compute server.
+#[derive(Clone, Debug, Default)]
+pub struct DlsmServerOptions {
+    /// Each of its trees.
+    pub tree: DlsmOptions,
+    /// All of its MemTables together have at most so many bytes with their filters, apart from
+    /// those that scans keep. Tables and levels are as small in proportion. If not set, each tree
+    /// has MemTables of `tree.memtable`.
+    pub memtable_bytes: Option<u64>,
+}
+
+impl DlsmServerOptions {
+    /// The options of each of `shards` trees.
+    pub(super) fn of_each(&self, shards: usize) -> Result<DlsmOptions, IndexError> {
+        let Some(all) = self.memtable_bytes else { return Ok(self.tree.clone()) };
+        let tables = shards.max(1) as u64 * (1 + self.tree.most_immutables as u64);
+        let with_filter = all / tables;
+        let bytes = with_filter - with_filter.div_ceil(FILTER_PART + 1);
+        let bytes = (bytes / PAGE_BYTES * PAGE_BYTES).min(self.tree.memtable.bytes as u64);
+        if bytes < LEAST_MEMTABLE_BYTES {
+            return Err(IndexError::InvalidArgument(
+                "too little memory for MemTables: each shard needs several of 64 KiB; give the \
+                 compute server more, or divide its keys into fewer shards",
+            ));
+        }
+        let filter_bytes = (bytes / FILTER_PART).next_multiple_of(8) as usize;
+        let memtable =
+            MemTableOptions { bytes: bytes as usize, filter_bytes, ..self.tree.memtable };
+        // Tables and levels have the proportions that they have with the usual MemTables. Extents
+        // keep their size, which is the index's.
+        let whole = u128::from(self.tree.memtable.bytes as u64);
+        let scaled = |size: u64| (u128::from(size) * u128::from(bytes) / whole) as u64;
+        Ok(DlsmOptions {
+            memtable,
+            table_bytes: scaled(self.tree.table_bytes).max(self.tree.extent_bytes),
+            level1_bytes: scaled(self.tree.level1_bytes).max(1),
+            ..self.tree.clone()
+        })
+    }
+}
+
+/// Options of a new index.
+#[derive(Clone, Debug)]
+pub struct ShardedOptions<K> {
+    /// The low ends of the compute servers' ranges, without the first one; strictly ascending.
+    pub boundaries: Vec<K>,
+    /// Further keys at which shards begin. Each compute server has one shard more than there are of
+    /// these in its range.
+    pub within: Vec<K>,
+    /// Each compute server.
+    pub server: DlsmServerOptions,
+    /// How a balancer samples load. It moves nothing: keys stay where they are.
+    pub balance: BalanceOptions,
+}
+
+impl<K> ShardedOptions<K> {
+    /// An index with these boundaries between compute servers, each with one shard.
+    pub fn with_boundaries(boundaries: Vec<K>, server: DlsmServerOptions) -> Self {
+        Self { boundaries, within: Vec::new(), server, balance: BalanceOptions::default() }
+    }
+}
+
+impl<K: Clone + Debug + Send + Sync> PartitionOptions<K> for ShardedOptions<K> {
+    type ServerOptions = DlsmServerOptions;
+
+    fn boundaries(&self) -> &[K] {
+        &self.boundaries
+    }
+
+    fn spare_compute_servers(&self) -> u16 {
+        0
+    }
+
+    fn spare_memory_servers(&self) -> u16 {
+        0
+    }
+
+    fn balance(&self) -> &BalanceOptions {
+        &self.balance
+    }
+
+    fn at_load(&self) -> Boundaries {
+        Boundaries::Kept
+    }
+
+    fn server(&self) -> &DlsmServerOptions {
+        &self.server
+    }
+
+    fn check_moves(&self) -> Result<(), IndexError> {
+        Err(IndexError::KeysStay)
+    }
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shards_share_a_budget() {
+        let tree = DlsmOptions::default();
+        let most = 1 + tree.most_immutables as u64;
+        let options = DlsmServerOptions { tree, memtable_bytes: Some(96 << 20) };
+        for shards in [1, 4, 16] {
+            let memtable = options.of_each(shards).unwrap().memtable;
+            let each = (memtable.bytes + memtable.filter_bytes) as u64;
+            let all = shards as u64 * most * each;
+            assert!(all <= 96 << 20, "{shards} shards have {all} bytes");
+            assert!(all > 90 << 20, "{shards} shards have only {all} bytes");
+            let of_each = options.of_each(shards).unwrap();
+            assert_eq!(of_each.level1_bytes / of_each.memtable.bytes as u64, 4);
+            of_each.check().unwrap();
+        }
+        assert!(options.of_each(1_000).is_err());
+        let none = DlsmServerOptions { memtable_bytes: None, ..options };
+        assert_eq!(none.of_each(1_000).unwrap().memtable, MemTableOptions::default());
+    }
+}

@@ -1,0 +1,131 @@
+//! Access to the shards' directories and trees over one endpoint.
+//!
+//! *Thread safety*: belongs to its endpoint's thread.
+
+use super::builder::{LoadBuilder, LoadedTables};
+use super::opened::OpenedParts;
+use super::part::{DlsmPart, PartTrees};
+use super::server::{DlsmServer, shards_of};
+use super::shard_map::ShardMap;
+use crate::cache::OwnedRange;
+use crate::index::dlsm::directory::end_process;
+use crate::index::dlsm::handle::DlsmIndex;
+use crate::index::{IndexError, PartPool, Scan};
+use crate::page::{DesignId, Layout, OwnedKey};
+use crate::remote::{ExtentClient, ExtentSpace, ROOT_SERVER, RemoteError, RpcClient};
+use farleaf_fabric::sync::Arc;
+use farleaf_fabric::{Fabric, ServerId};
+use std::cell::Cell;
+use std::rc::Rc;
+
+/// Access to the index over one endpoint.
+#[derive(Debug)]
+pub struct DlsmPool<F: Fabric, L: Layout> {
+    fabric: F,
+    map: Arc<ShardMap>,
+    /// Never set: no operation waits for one of unknown outcome.
+    doubtful: Cell<bool>,
+    /// The parts that were opened over this endpoint: a load writes into their trees.
+    opened: OpenedParts<F, L>,
+}
+
+impl<F: Fabric, L: Layout> DlsmPool<F, L> {
+    /// Opens the index that the memory servers hold.
+    pub(super) async fn open(fabric: F) -> Result<Self, IndexError> {
+        let rpc = RpcClient::<F, L>::new(fabric.clone());
+        for number in (1..fabric.memory_servers()).rev() {
+            rpc.claimed(ServerId::new(number), DesignId::Lsm).await?;
+        }
+        let (found, _) = rpc.claimed(ROOT_SERVER, DesignId::Lsm).await?;
+        let map = Arc::new(ShardMap::read::<F, L>(&fabric, found.root).await?);
+        Ok(Self { fabric, map, doubtful: Cell::new(false), opened: OpenedParts::new() })
+    }
+
+    /// Opens all trees of a compute server. The first handle opens them from their directories.
+    pub(super) async fn open_part(
+        &self,
+        server: &Arc<DlsmServer<L>>,
+    ) -> Result<DlsmPart<F, L>, IndexError> {
+        let trees = server.trees(&self.map)?;
+        let mut handles = Vec::new();
+        for shard in &trees.shards {
+            let chunk_bytes = shard.options.chunk_bytes;
+            let extents = ExtentClient::new(self.fabric.clone(), &shard.space, chunk_bytes);
+            let handle = DlsmIndex::new(shard, extents);
+            handle.open_shard(false).await?;
+            handles.push(handle);
+        }
+        let part = Rc::new(PartTrees {
+            fabric: self.fabric.clone(),
+            server: Arc::clone(server),
+            trees,
+            handles,
+        });
+        self.opened.add(Rc::clone(&part));
+        Ok(DlsmPart::new(part))
+    }
+}
+
+impl<F: Fabric, L: Layout> PartPool<F, L> for DlsmPool<F, L> {
+    type Builder<'a>
+        = LoadBuilder<'a, F, L>
+    where
+        Self: 'a;
+    type Built = LoadedTables;
+    type Former = ();
+
+    fn fabric(&self) -> &F {
+        &self.fabric
+    }
+
+    fn doubtful(&self) -> &Cell<bool> {
+        &self.doubtful
+    }
+
+    /// A shard's tables go to all of them.
+    fn use_servers(&self, _servers: u16) {}
+
+    /// The records go to the trees of the parts that were opened over this endpoint.
+    fn builder(&self, _fill: f64, _boundaries: Vec<OwnedKey<L>>) -> LoadBuilder<'_, F, L> {
+        LoadBuilder::new(&self.opened)
+    }
+
+    async fn is_empty(&self) -> Result<bool, IndexError> {
+        for tree in self.opened.trees() {
+            if !tree.records(&Scan::range(..).limit(1)).await?.is_empty() {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    async fn occupied(&self) -> Result<(), IndexError> {
+        Ok(())
+    }
+
+    fn replace(&self, built: &LoadedTables) -> impl Future<Output = Result<(), RemoteError>> {
+        built.install(&self.opened)
+    }
+
+    fn give_back(&self, (): ()) {}
+
+    /// Compute servers hold no locks.
+    async fn declare_dead(&self, _compute_server: u16) -> Result<(), RemoteError> {
+        Ok(())
+    }
+
+    /// Takes the shards of the range from the former life, which loses what it had in MemTables
+    /// only.
+    async fn end_former_life(
+        &self,
+        _compute_server: u16,
+        range: &OwnedRange<OwnedKey<L>>,
+    ) -> Result<(), IndexError> {
+        let space = Arc::new(ExtentSpace::new(1));
+        let client = ExtentClient::<F, L>::new(self.fabric.clone(), &space, 1);
+        for shard in shards_of::<L>(&self.map, range)? {
+            end_process(&client.directory(shard as u64)).await?;
+        }
+        Ok(())
+    }
+}

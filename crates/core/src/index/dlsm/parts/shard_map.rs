@@ -1,0 +1,200 @@
+//! Which keys each shard has, as it lies in the pool of the first memory server. It is written when
+//! the index is created, and never changes.
+//!
+//! ```text
+//! word 0  magic      word 1  words in all      word 2  checksum of all words behind it
+//! word 3  boundaries, of which each has a word with its length, and its bytes in whole words
+//! ```
+//!
+//! *Thread safety*: plain values.
+
+use crate::index::IndexError;
+use crate::page::{Layout, sum_of};
+use crate::remote::{ExtentClient, ExtentSpace, ROOT_SERVER, RemoteError};
+use farleaf_fabric::sync::Arc;
+use farleaf_fabric::{Fabric, GlobalAddr};
+use std::ops::Range;
+
+const MAGIC: u64 = u64::from_le_bytes(*b"Shards\0\x01");
+/// Words before the first boundary.
+const HEAD_WORDS: usize = 4;
+/// Shards of an index.
+const MOST_SHARDS: usize = 1_024;
+/// Bytes of a boundary.
+const MOST_KEY_BYTES: usize = 256;
+/// Words of a map.
+const MOST_WORDS: u64 = (HEAD_WORDS + MOST_SHARDS * (1 + MOST_KEY_BYTES / 8)) as u64;
+/// Bytes that are READ first: most maps are not larger.
+const FIRST_BYTES: u64 = 1_024;
+/// The shard that the map's memory belongs to, and its epoch: none.
+const NO_SHARD: (u64, u64) = (u64::MAX, 0);
+
+/// The lowest keys of all shards but the first, ascending.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct ShardMap {
+    lows: Vec<Vec<u8>>,
+}
+
+impl ShardMap {
+    /// A map with these boundaries.
+    pub(super) fn new(lows: Vec<Vec<u8>>) -> Result<Self, IndexError> {
+        let refused = |why| Err(IndexError::InvalidArgument(why));
+        if lows.len() >= MOST_SHARDS {
+            return refused("an index has at most 1,024 shards");
+        }
+        if lows.iter().any(|low| low.len() > MOST_KEY_BYTES) {
+            return refused("a boundary between shards has at most 256 bytes");
+        }
+        match lows.windows(2).all(|pair| pair[0] < pair[1]) {
+            true => Ok(Self { lows }),
+            false => refused("the boundaries between shards must ascend"),
+        }
+    }
+
+    /// The shard that has `key`.
+    #[inline]
+    pub(super) fn shard_of(&self, key: &[u8]) -> usize {
+        self.lows.partition_point(|low| &low[..] <= key)
+    }
+
+    /// The lowest key of `shard`; `None` for the first.
+    pub(super) fn low(&self, shard: usize) -> Option<&[u8]> {
+        Some(&self.lows[shard.checked_sub(1)?])
+    }
+
+    /// The first key above `shard`; `None` for the last.
+    pub(super) fn high(&self, shard: usize) -> Option<&[u8]> {
+        self.lows.get(shard).map(Vec::as_slice)
+    }
+
+    /// The shards from the one that begins at `low` to the one that ends at `high`; `None` in place
+    /// of a key is the end of all keys. `None` if there is no boundary at one of them.
+    pub(super) fn between(&self, low: Option<&[u8]>, high: Option<&[u8]>) -> Option<Range<usize>> {
+        let at = |key: &[u8]| self.lows.binary_search_by(|low| low[..].cmp(key)).ok();
+        let first = low.map_or(Some(0), |low| at(low).map(|place| place + 1))?;
+        let end = high.map_or(Some(self.lows.len() + 1), |high| at(high).map(|place| place + 1))?;
+        Some(first..end)
+    }
+
+    fn encode(&self) -> Vec<u64> {
+        let mut words = vec![MAGIC, 0, 0, self.lows.len() as u64];
+        for low in &self.lows {
+            words.push(low.len() as u64);
+            words.extend(low.chunks(8).map(|part| {
+                let mut bytes = [0; 8];
+                bytes[..part.len()].copy_from_slice(part);
+                u64::from_le_bytes(bytes)
+            }));
+        }
+        words[1] = words.len() as u64;
+        words[2] = sum_of(words[3..].iter().copied());
+        words
+    }
+
+    fn decode(words: &[u64]) -> Option<Self> {
+        let (head, mut rest) = words.split_at_checked(HEAD_WORDS)?;
+        if head[0] != MAGIC || head[2] != sum_of(words[3..].iter().copied()) {
+            return None;
+        }
+        let mut lows = Vec::new();
+        while !rest.is_empty() {
+            let (&bytes, others) = rest.split_first()?;
+            let bytes = usize::try_from(bytes).ok().filter(|bytes| *bytes <= MOST_KEY_BYTES)?;
+            let (words, others) = others.split_at_checked(bytes.div_ceil(8))?;
+            let low = words.iter().flat_map(|word| word.to_le_bytes()).take(bytes);
+            lows.push(low.collect());
+            rest = others;
+        }
+        (lows.len() as u64 == head[3]).then_some(())?;
+        Self::new(lows).ok()
+    }
+
+    /// Writes the map into memory that no index uses yet. Returns where it lies.
+    pub(super) async fn write<F: Fabric, L: Layout>(
+        &self,
+        fabric: &F,
+    ) -> Result<GlobalAddr, RemoteError> {
+        let words = self.encode();
+        let bytes = (words.len() as u64 * 8).next_multiple_of(FIRST_BYTES);
+        let space = Arc::new(ExtentSpace::new(bytes).together(0));
+        let client = ExtentClient::<F, L>::new(fabric.clone(), &space, bytes);
+        let memory = client.allocate_unshared(ROOT_SERVER, bytes).await?;
+        space.begin(NO_SHARD, &[memory]);
+        let mut writer = client.writer();
+        writer.append(&words).await?;
+        Ok(writer.finish().await?.place())
+    }
+
+    /// READs the map of an index with this root. Without one, there is one shard.
+    pub(super) async fn read<F: Fabric, L: Layout>(
+        fabric: &F,
+        root: GlobalAddr,
+    ) -> Result<Self, IndexError> {
+        if root.is_null() {
+            return Ok(Self::default());
+        }
+        let damaged = IndexError::Damaged { at: root };
+        let mut words = read_words::<F, L>(fabric, root, FIRST_BYTES / 8).await?;
+        let count = words[1];
+        if words[0] != MAGIC || !(HEAD_WORDS as u64..=MOST_WORDS).contains(&count) {
+            return Err(damaged);
+        }
+        if count > FIRST_BYTES / 8 {
+            words = read_words::<F, L>(fabric, root, count).await?;
+        }
+        Self::decode(&words[..count as usize]).ok_or(damaged)
+    }
+}
+
+async fn read_words<F: Fabric, L: Layout>(
+    fabric: &F,
+    at: GlobalAddr,
+    words: u64,
+) -> Result<Vec<u64>, RemoteError> {
+    let bytes = (words * 8).next_multiple_of(FIRST_BYTES);
+    let space = Arc::new(ExtentSpace::new(bytes));
+    space.begin(NO_SHARD, &[(at, bytes)]);
+    let damaged = RemoteError::Damaged { at };
+    let lease = ExtentSpace::lease_at(&space, &[(at, bytes)]).ok_or(damaged)?;
+    ExtentClient::<F, L>::new(fabric.clone(), &space, bytes).read(&lease, 0, words as u32).await
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+
+    fn map() -> ShardMap {
+        ShardMap::new(vec![b"d".to_vec(), b"exactly8".to_vec(), b"more than eight".to_vec()])
+            .unwrap()
+    }
+
+    #[test]
+    fn a_map_is_read_as_it_was_written() {
+        for map in [ShardMap::default(), map()] {
+            let words = map.encode();
+            assert_eq!(ShardMap::decode(&words).as_ref(), Some(&map));
+            for place in 0..words.len() {
+                let mut other = words.clone();
+                other[place] ^= 1;
+                // The number of all words has led here.
+                assert!(place == 1 || ShardMap::decode(&other).is_none(), "word {place}");
+                assert!(ShardMap::decode(&words[..place]).is_none(), "{place} words");
+            }
+        }
+        assert!(ShardMap::new(vec![vec![1], vec![1]]).is_err());
+        assert!(ShardMap::new(vec![vec![1; MOST_KEY_BYTES + 1]]).is_err());
+    }
+
+    #[test]
+    fn shards_lie_between_boundaries() {
+        let map = map();
+        let shards = ["", "c", "d", "exactly8", "more", "more than eight", "z"];
+        let found = shards.map(|key| map.shard_of(key.as_bytes()));
+        assert_eq!(found, [0, 0, 1, 2, 2, 3, 3]);
+        assert_eq!((map.low(0), map.high(0)), (None, Some(&b"d"[..])));
+        assert_eq!((map.low(3), map.high(3)), (Some(&b"more than eight"[..]), None));
+        assert_eq!(map.between(None, None), Some(0..4));
+        assert_eq!(map.between(Some(b"d"), Some(b"more than eight")), Some(1..3));
+        assert_eq!((map.between(Some(b"e"), None), map.between(None, Some(b"e"))), (None, None));
+    }
+}
