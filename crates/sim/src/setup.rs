@@ -168,6 +168,7 @@ pub(crate) fn dlsm_options(scenario: &Scenario) -> Result<DlsmOptions, String> {
             MergesSpec::Memory => MergePlace::Memory,
             MergesSpec::ByCost => MergePlace::ByCost,
         },
+        write_queue: false,
     })
 }
 
