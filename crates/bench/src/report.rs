@@ -274,6 +274,9 @@ pub struct Memory {
     pub pool_bytes_allocated: u64,
     /// `pool_bytes_allocated` divided by the keys in the index.
     pub pool_bytes_per_key: f64,
+    /// The part of `pool_bytes_allocated` that is the index's own memory on compute servers.
+    #[serde(default)]
+    pub local_bytes: u64,
     /// Peak memory of this process, if the system reports it. If everything runs in one process,
     /// nearly all of it is the pool.
     pub process_peak_bytes: Option<u64>,
@@ -382,6 +385,7 @@ impl Report {
         self.memory = Memory {
             pool_bytes_allocated: allocated,
             pool_bytes_per_key: allocated as f64 / records.max(1) as f64,
+            local_bytes,
             // A simulated run must always give the same report, so omit this.
             process_peak_bytes: (self.fabric != "sim").then(process_peak_bytes).flatten(),
         };

@@ -47,8 +47,9 @@ enum Command {
     Reproduce(reproduce::Arguments),
     /// The same as `reproduce trees`
     Figures(reproduce::Options),
-    /// The same as `reproduce dex --figure 8,9,12,trace`: what each part of DEX contributes
-    Ablation(reproduce::Options),
+    /// The same as `reproduce dex --figure 8,9,12,trace`, or with `--part lsm` as `reproduce dlsm
+    /// --figure 11,12,13`: what each part of a design contributes
+    Ablation(reproduce::Ablation),
     /// Check scenarios of workloads and faults on a simulated cluster
     Sim(sim::Arguments),
     /// Run one memory server
@@ -116,7 +117,7 @@ fn main() -> ExitCode {
         Command::Bench(arguments) => bench::run(&arguments).map(|()| true),
         Command::Reproduce(arguments) => reproduce::run(&arguments),
         Command::Figures(options) => reproduce::run(&options.figures()),
-        Command::Ablation(options) => reproduce::run(&options.ablation()),
+        Command::Ablation(options) => reproduce::run(&options.figures()),
         Command::Sim(arguments) => sim::run(&arguments),
         Command::MemoryServer(arguments) => programs::memory_server::run(*arguments).map(|()| true),
         Command::ComputeServer(arguments) => {

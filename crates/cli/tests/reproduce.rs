@@ -85,6 +85,28 @@ fn a_tiny_reproduction_has_a_report_data_and_commands() {
     assert!(text("environment.json").contains("\"scale\": \"small\""));
 }
 
+/// Tables of blocks READ a block for each lookup, and tables of records a record.
+#[test]
+fn the_ablation_shows_what_tables_of_records_save() {
+    let folder = Folder::new("lsm");
+    let output = Command::new(env!("CARGO_BIN_EXE_farleaf"))
+        .args(["ablation", "--part", "lsm", "--figure", "13", "--keys", "5k"])
+        .args(["--operations", "2k", "--jobs", "2", "--out", folder.path()])
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let data = String::from_utf8(folder.files()[Path::new("data/dlsm-13.csv")].clone()).unwrap();
+    assert_eq!(data.lines().count(), 1 + 2 * 3, "two panels of three rows: {data}");
+    let bytes = |row: &str| {
+        let line = data.lines().find(|line| line.contains(&format!("\"reads\",\"{row}\"")));
+        // The columns between the row's name and the command: x, seed, …, bytes.
+        let columns = line.unwrap().split_once(row).unwrap().1;
+        columns.split(',').nth(10).unwrap().parse::<f64>().unwrap()
+    };
+    let (records, blocks) = (bytes("dLSM"), bytes("dLSM, blocks of 8 KB"));
+    assert!((440.0..500.0).contains(&records) && (4_000.0..9_000.0).contains(&blocks), "{data}");
+}
+
 /// Each part of DEX is a row of Figures 8, 9, 12 and of the figure of a trace.
 #[test]
 fn the_ablation_shows_what_each_part_of_dex_costs() {

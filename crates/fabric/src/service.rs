@@ -24,6 +24,14 @@ pub enum Work {
     RestructureNode,
     /// Copying this many records out of or into leaves.
     CopyRecords(u32),
+    /// A search in a MemTable of an LSM tree.
+    SearchMemTable,
+    /// Copying or checking this many bytes of records of any length.
+    CopyBytes(u64),
+    /// Merging this many records of sorted tables, apart from copying their bytes.
+    MergeRecords(u32),
+    /// Adding this many keys to the static function of a table's index.
+    IndexKeys(u32),
     /// A wait for another thread's latch.
     Spin,
     /// A critical section, including the wait for other threads of the same server inside it.
@@ -38,16 +46,19 @@ pub enum Work {
 pub enum Section {
     /// A queue of cooling frames behind one lock.
     CoolingQueue,
+    /// The queue in which the writers of an LSM tree take turns.
+    WriteQueue,
 }
 
 impl Section {
     /// Number of sections.
-    pub(crate) const COUNT: usize = 1;
+    pub(crate) const COUNT: usize = 2;
 
     /// The section's index, below [`Self::COUNT`].
     pub(crate) fn index(self) -> usize {
         match self {
             Self::CoolingQueue => 0,
+            Self::WriteQueue => 1,
         }
     }
 }
@@ -68,10 +79,18 @@ pub struct CostModel {
     pub restructure_node_ns: u64,
     /// [`Work::CopyRecords`], per record, in picoseconds.
     pub copy_record_ps: u64,
+    /// [`Work::SearchMemTable`].
+    pub search_memtable_ns: u64,
+    /// [`Work::MergeRecords`], per record.
+    pub merge_record_ns: u64,
+    /// [`Work::IndexKeys`], per key.
+    pub index_key_ns: u64,
     /// [`Work::Spin`].
     pub spin_ns: u64,
     /// [`Section::CoolingQueue`], if the previous thread inside was on the same socket.
     pub cooling_queue_ns: u64,
+    /// [`Section::WriteQueue`], likewise.
+    pub write_queue_ns: u64,
     /// The factor by which a thread stays longer in a section if the previous one was on another
     /// socket; 1 for a server with one socket. With a larger factor, a server has two sockets, and
     /// every other endpoint is on the second one.
@@ -87,8 +106,12 @@ impl Default for CostModel {
             change_node_ns: 60,
             restructure_node_ns: 500,
             copy_record_ps: 1_500,
+            search_memtable_ns: 600,
+            merge_record_ns: 130,
+            index_key_ns: 110,
             spin_ns: 60,
             cooling_queue_ns: 0,
+            write_queue_ns: 180,
             numa_factor: 1,
         }
     }
@@ -104,8 +127,14 @@ impl CostModel {
             Work::ChangeNode => self.change_node_ns,
             Work::RestructureNode => self.restructure_node_ns,
             Work::CopyRecords(records) => (u64::from(records) * self.copy_record_ps).div_ceil(1000),
+            Work::SearchMemTable => self.search_memtable_ns,
+            // At the rate of `CopyRecords`, whose records have 16 bytes.
+            Work::CopyBytes(bytes) => (bytes * self.copy_record_ps).div_ceil(16_000),
+            Work::MergeRecords(records) => u64::from(records) * self.merge_record_ns,
+            Work::IndexKeys(keys) => u64::from(keys) * self.index_key_ns,
             Work::Spin => self.spin_ns,
             Work::Enter(Section::CoolingQueue) => self.cooling_queue_ns,
+            Work::Enter(Section::WriteQueue) => self.write_queue_ns,
         }
     }
 }

@@ -429,8 +429,9 @@ fn the_threads_of_a_server_take_turns_in_a_section() {
     assert_eq!(time_in_section(3, 0, 2, 0), 100 + 19 * 300);
     assert_eq!(time_in_section(3, 0, 1, 0), 10 * 100);
     assert_eq!(time_in_section(3, 1_000, 2, 0), 100 + 19 * 300);
-    // By default a section takes no time.
+    // By default a section of frames takes no time.
     let cost = CostModel::default();
+    assert_eq!(cost.ns(Work::CopyBytes(16_000)), cost.ns(Work::CopyRecords(1_000)));
     assert_eq!(cost.ns(Work::Enter(Section::CoolingQueue)), 0);
 }
 

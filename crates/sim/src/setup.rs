@@ -175,6 +175,7 @@ pub(crate) fn dlsm_options(scenario: &Scenario) -> Result<DlsmOptions, String> {
             MergesSpec::Memory => MergePlace::Memory,
             MergesSpec::ByCost => MergePlace::ByCost,
         },
+        write_queue: false,
     })
 }
 

@@ -55,11 +55,11 @@ impl<'a> BackgroundTasks<'a> {
     }
 
     /// The compute server of each task's endpoint: one task per change, one for the balancer, and
-    /// one per compute server that writes back.
+    /// those that write back.
     pub(super) fn endpoints(&self) -> impl Iterator<Item = u16> {
         let Reshaping { spare_compute_servers, balance, write_back, changes } = &self.run.reshaping;
         let balancer = self.run.compute_servers + spare_compute_servers;
-        let writers = if *write_back { 0..balancer } else { 0..0 };
+        let writers = (0..balancer).flat_map(|server| (0..*write_back).map(move |_| server));
         let server_of = |planned: &PlannedChange| match planned.change {
             Change::Move { from, .. } => from,
             Change::AddMemoryServer => 0,
@@ -97,7 +97,7 @@ impl<'a> BackgroundTasks<'a> {
         }
     }
 
-    /// Writes back by age, starting with the warm-up. Its cost counts from the opening of the gate
+    /// Writes back, starting with the warm-up. Its cost counts from the opening of the gate
     /// (driver.B1).
     async fn write_back<F, I>(
         &self,

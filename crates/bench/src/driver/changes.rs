@@ -14,9 +14,9 @@ pub struct Reshaping {
     pub spare_compute_servers: u16,
     /// Runs a balancer during the measurement.
     pub balance: bool,
-    /// Makes each compute server with a limited cache write back by age. This counts towards the
-    /// cost of the operations.
-    pub write_back: bool,
+    /// Tasks of each compute server that write back: by age in designs with a limited cache, and
+    /// by flushes and merges in dLSM. What they do counts towards the cost of the operations.
+    pub write_back: u16,
     /// Planned changes, each with its moment.
     pub changes: Vec<PlannedChange>,
 }

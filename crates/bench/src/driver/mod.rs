@@ -32,16 +32,19 @@ pub use moment::{Due, Moment};
 
 use crate::keys::KeySpace;
 use crate::timeline::{Interval, Recorder, Timeline};
-use crate::workload::{Inserted, Operation, OperationStream, StreamConfig};
+use crate::workload::{
+    Distribution, Harness, Inserted, Mix, Operation, OperationStream, StreamConfig,
+};
 use background::{AtWork, BackgroundTasks};
 use client::{Client, thread_cpu_ns};
-use farleaf_core::index::{Design, IndexAdmin, IndexError, RangeIndex, Scan};
+use farleaf_core::index::{Background, Design, IndexAdmin, IndexError, RangeIndex, Reshaped, Scan};
 use farleaf_core::server::MemoryServer;
 use farleaf_core::wire::Usage;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Cluster, Fabric, Provider};
 use idle::Idle;
 use moment::Gate;
+use std::cell::{Cell, RefCell};
 use thiserror::Error;
 
 /// Why a run produced no measurement.
@@ -60,8 +63,8 @@ pub enum BenchError {
     /// A single read outside a measurement failed.
     #[error("cannot read the index: {0}")]
     Read(IndexError),
-    /// Writing back by age failed.
-    #[error("cannot write back by age: {0}")]
+    /// Writing back failed.
+    #[error("cannot write back: {0}")]
     WriteBack(IndexError),
     /// A client died with its compute server before it had finished.
     #[error("client {client} died with its compute server")]
@@ -235,6 +238,62 @@ impl<D: Design<O::Layout>, P: Provider, O: Form> Testbed<D, P, O> {
         let (loaded, elapsed_ns) = self.cluster.run_one(load)?;
         self.records = loaded;
         Ok(elapsed_ns)
+    }
+
+    /// Fills the empty index by the clients of `run`: they take each of its keys once, in a scattered
+    /// order, and some of them again. Then lets the work that this leaves behind come to an end.
+    ///
+    /// # Errors
+    /// Those of [`Self::measure`] and [`Self::settle`], and [`BenchError::Load`].
+    pub fn fill(&mut self, run: &Run, progress: Progress<'_>) -> Result<(), BenchError> {
+        let clients = u64::from(run.compute_servers) * u64::from(run.threads);
+        let keys = run.stream.keys.len();
+        // With the warm-up, each client has its share of all keys, also if shares are rounded down.
+        let amount = Amount::Operations(keys / 21 * 20 + 21 * (clients + 1));
+        let stream = StreamConfig {
+            mix: Mix::fill(),
+            distribution: Distribution::Uniform,
+            harness: Harness::default(),
+            ..run.stream.clone()
+        };
+        let filler = Run { stream, batch: 1, own_keys: false, ..run.only(amount) };
+        if let Some(error) = self.measure(&filler, progress)?.first_error {
+            return Err(BenchError::Load(error));
+        }
+        self.records = keys;
+        self.settle()
+    }
+
+    /// Writes everything back, and lets flushes and merges come to an end.
+    ///
+    /// # Errors
+    /// [`BenchError::Open`] or [`BenchError::WriteBack`].
+    pub fn settle(&self) -> Result<(), BenchError> {
+        /// The index has settled once its work has not used the network for so long.
+        const QUIET_NS: u64 = 50_000_000;
+        let (compute, form) = (&self.compute, &self.form);
+        self.cluster.run_one(async |fabric| {
+            let index = open::<D, _, O>(fabric.clone(), compute, form).await?;
+            index.flush().await.map_err(BenchError::WriteBack)?;
+            let last = Cell::new((fabric.counters().snapshot(), fabric.now_ns()));
+            let failed = RefCell::new(None);
+            let ended = || {
+                let (counters, now_ns) = (fabric.counters().snapshot(), fabric.now_ns());
+                if counters != last.get().0 {
+                    last.set((counters, now_ns));
+                }
+                now_ns - last.get().1 > QUIET_NS || failed.borrow().is_some()
+            };
+            let report = |outcome: Result<Reshaped, IndexError>| {
+                if let Err(error) = outcome {
+                    failed.borrow_mut().get_or_insert(error);
+                }
+            };
+            let worked = index.background(Background::WriteBack, &ended, &report).await;
+            worked.map_err(BenchError::WriteBack)?;
+            let failed = failed.borrow_mut().take();
+            failed.map_or(Ok(()), |error| Err(BenchError::WriteBack(error)))
+        })
     }
 
     /// Warms up, then measures. Each call draws different operations (stream.W3 of

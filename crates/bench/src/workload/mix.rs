@@ -45,6 +45,11 @@ pub enum OperationKind {
         #[serde(default)]
         reverse: bool,
     },
+    /// Sets a loaded key's value to the loaded one, whether or not the key exists. The clients of a
+    /// run together take each key once, in a scattered order, and then begin again.
+    Fill,
+    /// Reads all records in ascending order.
+    ScanAll,
     /// Looks up several keys in one call.
     MultiGet {
         /// Number of keys.
@@ -74,7 +79,10 @@ pub struct Mix {
 
 /// The error for an unknown workload name.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("unknown workload `{name}`: expected one of {expected}, scan:RECORDS or insert:PERCENT")]
+#[error(
+    "unknown workload `{name}`: expected one of {expected}, scan:RECORDS, full-scan, insert:PERCENT \
+     or random-read-random-write:PERCENT"
+)]
 pub struct UnknownMix {
     name: String,
     expected: String,
@@ -90,13 +98,18 @@ const fn named(name: &'static str, operations: &'static [(OperationKind, u32)]) 
     Mix { name: Cow::Borrowed(name), operations: Cow::Borrowed(operations), distribution: ZIPFIAN }
 }
 
-use OperationKind::{Get, Insert, ReadModifyWrite, Update};
+const fn uniform(name: &'static str, operations: &'static [(OperationKind, u32)]) -> Mix {
+    let (name, operations) = (Cow::Borrowed(name), Cow::Borrowed(operations));
+    Mix { name, operations, distribution: Distribution::Uniform }
+}
+
+use OperationKind::{Fill, Get, Insert, ReadModifyWrite, ScanAll, Update, Upsert};
 
 const SCAN_100: OperationKind = OperationKind::scan(100);
 const SCAN_UP_TO_100: OperationKind =
     OperationKind::Scan { length: ScanLength::UpTo(100), reverse: false };
 
-/// The named mixes: those of DEX (§8.1) and of YCSB.
+/// The named mixes: those of DEX (§8.1), of YCSB, and of dLSM (§XI).
 pub const NAMED_MIXES: &[Mix] = &[
     named("read-only", &[(Get, 100)]),
     named("read-intensive", &[(Get, 95), (Update, 5)]),
@@ -115,13 +128,25 @@ pub const NAMED_MIXES: &[Mix] = &[
     },
     named("ycsb-e", &[(SCAN_UP_TO_100, 95), (Insert, 5)]),
     named("ycsb-f", &[(Get, 50), (ReadModifyWrite, 50)]),
+    uniform("fill-random", &[(Fill, 100)]),
 ];
 
 impl Mix {
     /// Whether no operation can change anything.
     pub fn only_reads(&self) -> bool {
-        use OperationKind::{Get, MultiGet, Scan};
-        self.operations.iter().all(|(kind, _)| matches!(kind, Get | Scan { .. } | MultiGet { .. }))
+        use OperationKind::{Get, MultiGet, Scan, ScanAll};
+        let reads = |kind| matches!(kind, Get | Scan { .. } | ScanAll | MultiGet { .. });
+        self.operations.iter().all(|(kind, _)| reads(*kind))
+    }
+
+    /// Whether the mix begins with an empty index, and fills it.
+    pub fn starts_empty(&self) -> bool {
+        self.operations.iter().all(|(kind, _)| *kind == Fill)
+    }
+
+    /// The mix that fills an empty index.
+    pub fn fill() -> Self {
+        uniform("fill-random", &[(Fill, 100)])
     }
 
     /// An empty mix. Add operations with [`Mix::with`].
@@ -137,7 +162,8 @@ impl Mix {
     }
 
     /// Returns the mix with this name. In addition to [`NAMED_MIXES`], there are `scan:N`, scans of
-    /// N records, and `insert:P`, P percent insertions with lookups otherwise.
+    /// N records, `full-scan`, scans of all, `insert:P`, P percent insertions with lookups otherwise, and
+    /// `random-read-random-write:P`, P percent lookups with upserts otherwise.
     ///
     /// # Errors
     /// [`UnknownMix`] if there is no such mix.
@@ -152,6 +178,15 @@ impl Mix {
         if let Some(percent) = number("insert:", 100) {
             let lookups = Self::new(name.to_owned()).with(Get, 100 - percent);
             return Ok(lookups.with(Insert, percent));
+        }
+        if name == "full-scan" {
+            return Ok(uniform("full-scan", &[(ScanAll, 100)]));
+        }
+        if let Some(percent) = name.strip_prefix("random-read-random-write:")
+            && let Some(percent) = percent.parse::<u32>().ok().filter(|percent| *percent <= 100)
+        {
+            let mix = Self::new(name.to_owned()).with(Get, percent).with(Upsert, 100 - percent);
+            return Ok(Self { distribution: Distribution::Uniform, ..mix });
         }
         NAMED_MIXES.iter().find(|mix| mix.name == name).cloned().ok_or_else(|| {
             let names: Vec<&str> = NAMED_MIXES.iter().map(|mix| &*mix.name).collect();
@@ -178,7 +213,7 @@ mod tests {
 
     #[test]
     fn the_named_mixes_are_those_of_the_papers() {
-        assert_eq!(NAMED_MIXES.len(), 13, "theirs, and scans and updates alone");
+        assert_eq!(NAMED_MIXES.len(), 14, "theirs, and scans and updates alone");
         assert!(NAMED_MIXES.iter().all(|mix| mix.total_weight() == 100));
         let mix = Mix::named("insert-intensive").unwrap();
         assert!((mix.insert_share() - 0.5).abs() < 1e-12);
@@ -190,7 +225,14 @@ mod tests {
         assert_eq!(&*scans.operations, &[(OperationKind::scan(2000), 100)]);
         let inserts = Mix::named("insert:5").unwrap();
         assert_eq!((inserts.insert_share(), inserts.total_weight()), (0.05, 100));
-        for wrong in ["scan:0", "scan:", "scan:-1", "insert:101", "insert:x"] {
+        let mixed = Mix::named("random-read-random-write:95").unwrap();
+        assert_eq!(&*mixed.operations, &[(Get, 95), (Upsert, 5)]);
+        assert_eq!(mixed.distribution, Distribution::Uniform);
+        assert!(Mix::named("random-read-random-write:0").is_ok() && !mixed.starts_empty());
+        assert!(Mix::named("fill-random").unwrap() == Mix::fill() && Mix::fill().starts_empty());
+        assert!(Mix::named("full-scan").unwrap().only_reads() && !Mix::fill().only_reads());
+        let wrong = "random-read-random-write:101";
+        for wrong in [wrong, "scan:0", "scan:", "scan:-1", "insert:101", "insert:x"] {
             assert!(Mix::named(wrong).is_err(), "{wrong}");
         }
     }

@@ -140,7 +140,7 @@ pub struct OperationStream {
     places: Places,
     latest: bool,
     /// Positions of new keys under `latest`: by a hash of their number, as in YCSB. This finds the
-    /// newest records again without a list of them.
+    /// newest records again without a list of them. Fills take the keys in this order, too.
     places_of_new: Permutation,
     keys: KeySpace,
     harness: Harness,
@@ -150,6 +150,8 @@ pub struct OperationStream {
     inserted: Arc<Inserted>,
     /// Number of new keys that this client has drawn.
     new_keys: u64,
+    /// Number of keys that this client has filled.
+    filled: u64,
     values: u64,
     batch: Vec<u64>,
     /// Number of positions by which popular keys have moved up.
@@ -218,6 +220,7 @@ impl OperationStream {
             client,
             inserted: Arc::clone(inserted),
             new_keys: 0,
+            filled: 0,
             values: 0,
             shifted: 0,
         }
@@ -281,6 +284,15 @@ impl OperationStream {
                 } else {
                     Operation::Scan { from, limit, reverse }
                 }
+            }
+            OperationKind::Fill => {
+                let turn = self.filled * self.inserted.clients.len() as u64 + self.client as u64;
+                self.filled += 1;
+                let place = self.places_of_new.apply(turn % self.keys.len());
+                Operation::Upsert { key: self.keys.key(place), value: self.keys.value(place) }
+            }
+            OperationKind::ScanAll => {
+                Operation::Scan { from: self.keys.key(0), limit: u32::MAX, reverse: false }
             }
             OperationKind::MultiGet { keys } => {
                 self.batch.clear();
@@ -404,6 +416,19 @@ mod tests {
     fn operations(config: &StreamConfig, client: usize, count: usize) -> Vec<Operation> {
         let mut stream = OperationStream::new(config, client, &Arc::new(Inserted::new(4, 0)));
         (0..count).filter_map(|_| stream.next()).collect()
+    }
+
+    #[test]
+    fn the_clients_of_a_fill_take_each_key_once() {
+        let config = config(Mix::fill(), Distribution::Uniform, 1000);
+        let all: Vec<_> = (0..4).flat_map(|client| operations(&config, client, 250)).collect();
+        let expected = |place| Operation::Upsert {
+            key: config.keys.key(place),
+            value: config.keys.value(place),
+        };
+        assert_ne!(all, (0..1000).map(expected).collect::<Vec<_>>(), "the order is scattered");
+        assert!((0..1000).all(|place| all.contains(&expected(place))));
+        assert_eq!(operations(&config, 1, 251)[250], all[250], "then it begins again");
     }
 
     #[test]

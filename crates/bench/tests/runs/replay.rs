@@ -4,14 +4,17 @@ use farleaf_bench::trace::{TraceFormat, read_trace, replay, touched_keys};
 use farleaf_bench::workload::Operation;
 use farleaf_core::index::Design;
 use farleaf_core::index::coarse::{Coarse, CoarseOptions, Partitioning};
+use farleaf_core::index::dlsm::{Dlsm, DlsmOptions, MergePlace};
 use farleaf_core::index::fine::{Fine, FineOptions};
 use farleaf_core::index::hybrid::{Hybrid, HybridOptions};
 use farleaf_core::page::Fixed8;
 use farleaf_core::server::{MemoryServer, MemoryServerConfig};
 use farleaf_fabric::local::LocalConfig;
+use farleaf_fabric::shm::ShmConfig;
 use farleaf_fabric::sim::SimConfig;
 use farleaf_fabric::sync::Arc;
-use farleaf_fabric::{CounterSnapshot, Provider, ServerId};
+use farleaf_fabric::tcp::TcpConfig;
+use farleaf_fabric::{Backing, CounterSnapshot, Either, Provider, ServerId};
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -31,7 +34,9 @@ fn check<D: Design<Fixed8>>(
     options: &D::Options,
     operations: &[Operation],
 ) -> CounterSnapshot {
-    let config = MemoryServerConfig { pool_bytes: 64 << 20, ..MemoryServerConfig::default() };
+    // Every provider takes memory that processes can share.
+    let backing = Backing::Shared { huge_pages: false };
+    let config = MemoryServerConfig { pool_bytes: 64 << 20, backing, ..Default::default() };
     let server =
         |number| Arc::new(MemoryServer::<Fixed8>::new(ServerId::new(number), &config).unwrap());
     let services = (0..SERVERS).map(server).collect();
@@ -92,4 +97,26 @@ fn one_sided_designs_leave_the_same() {
     check::<Fine>(&SimConfig::default(), &fine, &operations);
     check::<Hybrid>(&LocalConfig::default(), &hybrid, &operations);
     check::<Hybrid>(&SimConfig::default(), &hybrid, &operations);
+}
+
+/// All providers of dLSM as one type, so that it is compiled once.
+type AnyProvider = Either<Either<LocalConfig, SimConfig>, Either<TcpConfig, ShmConfig>>;
+
+/// Tables so small that the trace fills and merges many of them, on both sides.
+#[test]
+fn an_lsm_tree_leaves_the_same() {
+    let Some(operations) = trace() else { return };
+    let providers: [AnyProvider; 4] = [
+        Either::Left(Either::Left(LocalConfig::default())),
+        Either::Left(Either::Right(SimConfig::default())),
+        Either::Right(Either::Left(TcpConfig::default())),
+        Either::Right(Either::Right(ShmConfig::default())),
+    ];
+    for provider in &providers {
+        let options =
+            DlsmOptions { merges: MergePlace::Memory, ..DlsmOptions::with_table_bytes(64 << 10) };
+        let cost = check::<Dlsm>(provider, &options, &operations);
+        // It was flushed, merged and read from tables.
+        assert!(cost.reads > 10_000 && cost.bytes_written > 1_000_000, "{cost:?}");
+    }
 }

@@ -187,7 +187,8 @@ fn what_is_written_back_by_age_counts() {
     let writes = |write_back_ns: u64| {
         let cache = CacheOptions { write_back_ns, ..CacheOptions::default() };
         let options = DexOptions::with_boundaries(keys.boundaries(&[1; 2]), cache);
-        let reshaping = Reshaping { write_back: write_back_ns > 0, ..Reshaping::default() };
+        let reshaping =
+            Reshaping { write_back: (write_back_ns > 0).into(), ..Reshaping::default() };
         let run = run_of(&keys, 2, Amount::Nanoseconds(20_000_000), reshaping);
         let measured = dex(&SimConfig::default(), &keys, &options).measure(&run, &|_| ()).unwrap();
         assert_eq!((measured.errors, measured.misses), (0, 0));

@@ -1,5 +1,6 @@
 //! Options of `farleaf bench`.
 
+use super::lsm::{self, LsmChange};
 use super::model::{self, ModelChange};
 use super::moments;
 use crate::designs::{DesignName, PartitioningName};
@@ -33,7 +34,9 @@ Workloads (in percent; updates, lookups and scans take loaded keys, insertions a
   scan-intensive    95 scans of 100, 5 insertions     ycsb-e  95 scans of 1 to 100, 5 insertions
   scan-only         100 scans of 100                  ycsb-f  50 lookups, 50 read-modify-writes
   update-only       100 updates                       scan:N  100 scans of N
-                                                    insert:P  P insertions, otherwise lookups
+  fill-random       each key once, from empty         insert:P  P insertions, otherwise lookups
+  full-scan         100 scans of all records
+  random-read-random-write:P                          P lookups, otherwise upserts
 
 DEX as in its paper, with its harness:
   farleaf bench --index dex --compute-servers 4 --threads 1 --cache-percent 32 --admission coin:0.1 \
@@ -136,6 +139,20 @@ pub(crate) struct Arguments {
         value_parser = units::limited::<u16>(1, 1024)
     )]
     pub(super) compute_servers: u16,
+    /// Load the keys sorted, in `bulk`, by single writes in `random` order, after which flushes and
+    /// merges end, or `none` of them [default: bulk, for fill-random none]
+    #[arg(long, value_enum, value_name = "HOW")]
+    pub(super) load: Option<LoadName>,
+    /// Flush and merge by this many threads of each compute server of the design `dlsm`, instead
+    /// of by its clients
+    #[arg(long, value_name = "N", default_value = "0", value_parser = units::limited::<u16>(0, 64))]
+    pub(super) background: u16,
+    /// Change the tree of the design `dlsm`: table=BYTES or tables=N, with all sizes in proportion,
+    /// index=compact, full or blocks:BYTES, merges=compute, memory or cost, level0-stop=N tables
+    /// and immutables=N MemTables at which writers wait, write-queue in which they take turns on
+    /// `sim` [default: tables of a 160th of the records]
+    #[arg(long, value_name = "KEY[=VALUE],…", value_delimiter = ',', value_parser = lsm::change)]
+    pub(super) lsm: Vec<LsmChange>,
     /// Fill pages to this share when loading, from 0.1 to 1.0
     #[arg(long, value_name = "SHARE", default_value = "0.7", value_parser = units::fill)]
     pub(super) fill: f64,
@@ -246,7 +263,7 @@ pub(crate) struct Arguments {
         conflicts_with_all = [
             "workload", "distribution", "clustered", "keys", "operations", "seconds", "fill", "warm_up",
             "shift_hotspot_at", "timeline", "balance", "moves", "add_memory_server_at",
-            "own_keys", "batch", "dense", "key_form", "upserts_among_more", "keep_values", "scan_intervals",
+            "load", "background", "own_keys", "batch", "dense", "key_form", "upserts_among_more", "keep_values", "scan_intervals",
         ]
     )]
     pub(super) trace: Option<PathBuf>,
@@ -321,6 +338,17 @@ pub(crate) struct Arguments {
     /// Write the report as JSON to this file, or with `-` to stdout (the table then goes to stderr)
     #[arg(long, value_name = "FILE")]
     pub(super) json: Option<PathBuf>,
+}
+
+/// How an index gets its records before the run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum LoadName {
+    /// Sorted, at once
+    Bulk,
+    /// One by one, in random order
+    Random,
+    /// Not at all
+    None,
 }
 
 /// How a trace is written.

@@ -2,6 +2,7 @@
 
 mod arguments;
 mod form;
+mod lsm;
 mod model;
 mod moments;
 mod over_time;
@@ -15,6 +16,7 @@ pub(crate) use plan::{memory_servers, pool_bytes};
 
 use crate::designs::{self, Task};
 use crate::output::{self, JsonTarget, bar, grouped};
+use arguments::LoadName;
 use farleaf_bench::driver::{Amount, Form, Numbers, Testbed};
 use farleaf_bench::report::Report;
 use farleaf_bench::strings::Strings;
@@ -210,10 +212,16 @@ impl<O: Form> Task<O::Layout> for Bench<'_, O> {
             }
             Work::Workload(run) => {
                 let loading = bar("load", Some(run.stream.keys.len()));
-                let load_ns =
-                    testbed.load(&run.stream.keys, report.fill, &|done| loading.inc(done))?;
+                match plan.load {
+                    LoadName::Bulk => {
+                        let loaded = &|done| loading.inc(done);
+                        let load_ns = testbed.load(&run.stream.keys, report.fill, loaded)?;
+                        report.load_seconds = load_ns as f64 / 1e9;
+                    }
+                    LoadName::Random => testbed.fill(run, &|done| loading.inc(done))?,
+                    LoadName::None => {}
+                }
                 loading.finish_and_clear();
-                report.load_seconds = load_ns as f64 / 1e9;
                 if let Some(warm_up) = plan.warm_up {
                     let filling = bar("first warm-up", Some(warm_up));
                     let amount = Amount::Operations(warm_up);

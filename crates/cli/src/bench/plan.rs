@@ -1,8 +1,8 @@
 //! Turns options into a plan. All errors of a command line are found here, before the run starts.
 
-use super::arguments::{Arguments, FabricName, TraceKind, Validation};
+use super::arguments::{Arguments, FabricName, LoadName, TraceKind, Validation};
 use super::form::KeysAndValues;
-use super::{over_time, reshaping};
+use super::{lsm, over_time, reshaping};
 use crate::designs::{
     self, DesignName, FabricConfig, IndexOptions, PartitioningName, RecordBytes, ValueBlocks,
 };
@@ -56,6 +56,7 @@ pub(super) struct Plan {
     pub(super) index: IndexOptions,
     pub(super) fabric: FabricConfig,
     pub(super) work: Work,
+    pub(super) load: LoadName,
     /// Operations before the usual warm-up.
     pub(super) warm_up: Option<u64>,
     pub(super) pool_bytes: usize,
@@ -156,7 +157,8 @@ impl Plan {
         };
         let by_trace = |text: String| if arguments.trace.is_some() { "trace".into() } else { text };
         let is_range = arguments.partitioning == PartitioningName::Range;
-        let cache_bytes = cache_bytes(arguments, keys.len() as f64 * form.record_bytes());
+        let raw_bytes = keys.len() as f64 * form.record_bytes();
+        let cache_bytes = cache_bytes(arguments, raw_bytes);
         let in_cache = cache_bytes.unwrap_or(DEFAULT_CACHE_BYTES);
         let part = u64::from(arguments.block_cache_percent);
         let has_cache = arguments.inline_bytes.is_some() && arguments.index.has_cache();
@@ -262,7 +264,7 @@ impl Plan {
                         },
                     )
                 },
-                dlsm: designs::lsm_options(keys.len() as f64 * form.record_bytes()),
+                dlsm: lsm::changed(designs::lsm_options(raw_bytes), &arguments.lsm, raw_bytes),
                 shards: match usize::from(arguments.shards) {
                     1 => Vec::new(),
                     each => {
@@ -274,6 +276,10 @@ impl Plan {
             },
             fabric,
             work,
+            load: arguments.load.unwrap_or(match arguments.workload.starts_empty() {
+                true => LoadName::None,
+                false => LoadName::Bulk,
+            }),
             warm_up: arguments.warm_up,
             pool_bytes,
             interval,
@@ -315,6 +321,11 @@ fn check(arguments: &Arguments, threads: u16) -> anyhow::Result<()> {
     }
     if arguments.write_back_ms > 0 && arguments.trace.is_some() {
         return usage("--write-back-ms cannot be combined with --trace");
+    }
+    if arguments.index != DesignName::Dlsm
+        && (arguments.background > 0 || !arguments.lsm.is_empty())
+    {
+        return usage("--background and --lsm need --index dlsm");
     }
     if arguments.own_keys && arguments.seconds.is_none() && arguments.spare_compute_servers > 0 {
         return usage("--own-keys with --spare-compute-servers needs --seconds");

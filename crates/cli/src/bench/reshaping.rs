@@ -45,7 +45,8 @@ pub(super) fn of(arguments: &Arguments) -> anyhow::Result<Reshaping> {
         }
     }
     let spare_compute_servers = *spare_compute_servers;
-    let write_back = arguments.write_back_ms > 0;
+    let by_age = u16::from(arguments.write_back_ms > 0);
+    let write_back = arguments.background.max(by_age);
     Ok(Reshaping { spare_compute_servers, balance: arguments.balance, write_back, changes })
 }
 

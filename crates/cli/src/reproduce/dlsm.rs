@@ -1,48 +1,453 @@
 //! The experiments of Wang et al., *dLSM: An LSM-Based Index for Memory Disaggregation* (ICDE
-//! 2023). They need the design, so each statement is listed and none is run.
+//! 2023).
+//!
+//! §XI-B: 100 M records of 20 + 400 bytes, one compute server of 16 clients, one memory server with
+//! 12 cores for merges, tables and MemTables of 64 MB, 16 closed MemTables. Smaller scales have as
+//! many tables, each smaller.
+//!
+//! RocksDB-RDMA and Memory-RocksDB-RDMA are *stand-ins*: the same tree with blocks of 8 KB, 2 KB or
+//! one record, merges on the compute server, and writers that take turns. They flush as dLSM does,
+//! without waiting, and their merges take as long for each record as its own, so they are faster
+//! than what they stand for. There is no stand-in for Nova-LSM. Sherman and DEX are this project's.
 
-use super::experiment::{Claim, Figure, Paper, Scale, Size};
+use super::experiment::Metric::{PoolOverRaw, Throughput};
+use super::experiment::{
+    At, Claim, DOUBLING, Figure, LINEAR, Panel, Paper, RATIO, Row, Rule, Scale, Shape, Size, Spot,
+    Value,
+};
 
 /// The rows to reproduce from the dLSM paper.
 pub(super) const DLSM: Paper = Paper {
     name: "dlsm",
     citation: "Wang et al., dLSM: An LSM-Based Index for Memory Disaggregation (ICDE 2023)",
     sizes: &[
-        Size { scale: Scale::Small, keys: 1_000_000, operations: 300_000, warm_up: 0 },
-        Size { scale: Scale::Medium, keys: 10_000_000, operations: 2_000_000, warm_up: 0 },
+        Size { scale: Scale::Small, keys: 200_000, operations: 100_000, warm_up: 0 },
+        Size { scale: Scale::Medium, keys: 1_000_000, operations: 500_000, warm_up: 0 },
         Size { scale: Scale::Paper, keys: 100_000_000, operations: 2_000_000, warm_up: 0 },
     ],
-    figures: &[
-        Figure::statements(
-            "7",
-            "Figure 7: random writes",
-            &[needs("1.8 to 11.7 × Sherman, bulk load and normal mode")],
+    figures: &[F7A, F7B, F8, F9, F10, F11, F12, F13, F14, F15],
+};
+
+macro_rules! words {
+    ($($more:literal)*) => {
+        concat!(
+            "--key-form dlsm --value-bytes 400 --page-bytes 2k --distribution uniform",
+            $(" ", $more,)*
+        )
+    };
+}
+/// Arguments of trees. The number of tables is the paper's.
+macro_rules! tree {
+    ($more:literal) => {
+        concat!("--background 2 --lsm tables=656,immutables=16,", $more)
+    };
+}
+
+/// A tree of `shards` shards. Several become rows that run once the design has them.
+const fn dlsm(name: &'static str, shards: u16, words: &'static str) -> Row {
+    let design = if shards == 1 { "dlsm" } else { "dlsm of several shards" };
+    Row { name, design, words, caches: false }
+}
+
+const OURS: Row = dlsm("dLSM", 1, tree!("merges=memory"));
+const PUBLISHED: Row = dlsm("dLSM, the paper's index", 1, tree!("merges=memory,index=full"));
+const ROCKS_8K: Row =
+    dlsm("RocksDB-RDMA 8 KB (stand-in)", 1, tree!("merges=compute,index=blocks:8Ki,write-queue"));
+const ROCKS_2K: Row =
+    dlsm("RocksDB-RDMA 2 KB (stand-in)", 1, tree!("merges=compute,index=blocks:2Ki,write-queue"));
+const MEMORY_ROCKS: Row =
+    dlsm("Memory-RocksDB-RDMA (stand-in)", 1, tree!("merges=compute,index=blocks:1,write-queue"));
+/// Its cache holds all inner nodes, as in the paper.
+const SHERMAN: Row =
+    Row { name: "Sherman", design: "sherman", words: "--cache-percent 10", caches: true };
+/// What dLSM has on its compute server: 17 MemTables of a 656th of the data each, and indexes of
+/// 2.8 bytes a record.
+const DEX: Row = Row {
+    name: "DEX, compute memory of dLSM",
+    design: "dex",
+    words: "--cache-percent 3.3",
+    caches: true,
+};
+
+const TREES: &[Row] = &[OURS, PUBLISHED, ROCKS_8K, ROCKS_2K, MEMORY_ROCKS];
+const ALL: &[Row] = &[OURS, PUBLISHED, ROCKS_8K, ROCKS_2K, MEMORY_ROCKS, SHERMAN, DEX];
+
+const fn panel(name: &'static str, words: &'static str) -> Panel {
+    Panel { name, words, skewed: false, each: None }
+}
+
+const WRITES: &str = "writes";
+const READS: &str = "reads";
+const FILL: &[Panel] = &[panel(WRITES, "--workload fill-random")];
+const READ: &[Panel] = &[panel(READS, "--workload read-only --load random")];
+const BOTH: &[Panel] = &[FILL[0], READ[0]];
+
+const THREADS: &[At] = &[
+    At::new(1.0, 1, 1, ""),
+    At::new(2.0, 1, 2, ""),
+    At::new(4.0, 1, 4, ""),
+    At::new(8.0, 1, 8, ""),
+    SIXTEEN,
+];
+const SIXTEEN: At = At::new(16.0, 1, 16, "");
+
+const fn ratio(over: Spot, under: Spot) -> Value {
+    Value::Ratio(Throughput, over, under)
+}
+
+/// Over all numbers of threads.
+const fn least(panel: &'static str, rows: [&'static str; 2]) -> Value {
+    Value::Least { metric: Throughput, panel, rows, from: 1.0, to: 16.0 }
+}
+
+/// dLSM is above another row with each number of threads.
+const fn above(statement: &'static str, panel: &'static str, row: &'static str) -> Claim {
+    Claim::new(statement, least(panel, [OURS.name, row]), Rule::AtLeast(1.0))
+}
+
+const ONE_MERGE: &str =
+    "one merge of a tree runs at a time, on one core; the paper merges sub-ranges by 12 workers";
+const NOVA: Claim = Claim::unsaid(
+    "dLSM is above Nova-LSM",
+    "no stand-in: it would need 64 shards and reads by RPC",
+);
+
+const F7A: Figure = Figure {
+    id: "7a",
+    title: "Figure 7a: random writes into an empty index; writers wait at 36 tables in level 0",
+    words: words!("--memory-servers 1 --server-cores 12"),
+    panels: FILL,
+    rows: ALL,
+    x: "threads",
+    xs: THREADS,
+    axes: DOUBLING,
+    shape: Shape::Lines(Throughput),
+    claims: &[
+        above("above RocksDB-RDMA 8 KB with each number of threads", WRITES, ROCKS_8K.name),
+        above("above RocksDB-RDMA 2 KB with each number of threads", WRITES, ROCKS_2K.name),
+        above("above Memory-RocksDB-RDMA with each number of threads", WRITES, MEMORY_ROCKS.name),
+        Claim::new(
+            "at least 1.8 × Sherman",
+            least(WRITES, [OURS.name, SHERMAN.name]),
+            Rule::AtLeast(1.8),
+        )
+        .because(ONE_MERGE),
+        Claim::new(
+            "16 threads over one: 2.64 M/s over 1.01 M/s",
+            ratio((WRITES, OURS.name, 16.0), (WRITES, OURS.name, 1.0)),
+            Rule::Factor(2.6, RATIO),
+        )
+        .because(ONE_MERGE),
+        NOVA,
+    ],
+};
+
+const F7B: Figure = Figure {
+    id: "7b",
+    title: "Figure 7b: random writes into an empty index; level 0 does not make writers wait",
+    words: words!("--memory-servers 1 --server-cores 12 --lsm level0-stop=1000"),
+    panels: FILL,
+    rows: TREES,
+    x: "threads",
+    xs: THREADS,
+    axes: DOUBLING,
+    shape: Shape::Lines(Throughput),
+    claims: &[
+        above("above RocksDB-RDMA 8 KB with each number of threads", WRITES, ROCKS_8K.name),
+        above("above RocksDB-RDMA 2 KB with each number of threads", WRITES, ROCKS_2K.name),
+        above("above Memory-RocksDB-RDMA with each number of threads", WRITES, MEMORY_ROCKS.name),
+        Claim::new(
+            "16 threads over one: 5.59 M/s over 1.01 M/s",
+            ratio((WRITES, OURS.name, 16.0), (WRITES, OURS.name, 1.0)),
+            Rule::Factor(5.5, RATIO),
+        )
+        .because("one flush runs at a time, where the paper has four threads"),
+        NOVA,
+    ],
+};
+
+const CHUNKS: &str = "memory servers count chunks, also those that merges have emptied and that later tables use again";
+
+const F8: Figure = Figure {
+    id: "8",
+    title: "Figure 8: random reads after a random fill, settled",
+    words: words!("--memory-servers 1 --server-cores 12"),
+    panels: READ,
+    rows: ALL,
+    x: "threads",
+    xs: THREADS,
+    axes: DOUBLING,
+    shape: Shape::Lines(Throughput),
+    claims: &[
+        above("above RocksDB-RDMA 8 KB with each number of threads", READS, ROCKS_8K.name),
+        above("above RocksDB-RDMA 2 KB with each number of threads", READS, ROCKS_2K.name),
+        above("above Memory-RocksDB-RDMA with each number of threads", READS, MEMORY_ROCKS.name),
+        Claim::new(
+            "16 threads: up to 12.5% below Sherman",
+            ratio((READS, OURS.name, 16.0), (READS, SHERMAN.name, 16.0)),
+            Rule::Factor(0.875, RATIO),
+        )
+        .because("Sherman READs a whole leaf of 2 KB for each lookup, dLSM exactly a record"),
+        Claim::new(
+            "dLSM takes less of the pool than Sherman: 59 GB against 68",
+            Value::Ratio(PoolOverRaw, (READS, OURS.name, 16.0), (READS, SHERMAN.name, 16.0)),
+            Rule::Factor(0.868, RATIO),
+        )
+        .because(CHUNKS),
+        NOVA,
+    ],
+};
+
+/// So many records, in tables of the same size.
+const fn records(times: f64, words: &'static str) -> At {
+    At { x: times, keys: times, ..At::new(times, 1, 16, words) }
+}
+
+macro_rules! sized {
+    ($more:literal) => {
+        concat!("--background 2 --lsm immutables=16,", $more)
+    };
+}
+
+const F9: Figure = Figure {
+    id: "9",
+    title: "Figure 9: more data, 16 threads",
+    words: words!("--memory-servers 1 --server-cores 12"),
+    panels: BOTH,
+    rows: &[
+        dlsm("dLSM", 1, sized!("merges=memory")),
+        dlsm("dLSM, the paper's index", 1, sized!("merges=memory,index=full")),
+        dlsm(ROCKS_8K.name, 1, sized!("merges=compute,index=blocks:8Ki,write-queue")),
+        dlsm(ROCKS_2K.name, 1, sized!("merges=compute,index=blocks:2Ki,write-queue")),
+        dlsm(MEMORY_ROCKS.name, 1, sized!("merges=compute,index=blocks:1,write-queue")),
+    ],
+    x: "records, × the scale's",
+    xs: &[
+        records(0.25, "--lsm tables=164"),
+        records(0.5, "--lsm tables=328"),
+        records(1.0, "--lsm tables=656"),
+    ],
+    axes: DOUBLING,
+    shape: Shape::Lines(Throughput),
+    claims: &[
+        Claim::new(
+            "writes fall with the data: all of it over a quarter",
+            ratio((WRITES, OURS.name, 1.0), (WRITES, OURS.name, 0.25)),
+            Rule::AtMost(1.0),
         ),
-        Figure::statements("8", "Figure 8: random reads", &[needs("up to 12.5% below Sherman")]),
-        Figure::statements(
-            "10",
-            "Figure 10: mixes of reads and writes",
-            &[needs("8 shards bring 1.7 ×")],
+        Claim::new(
+            "reads fall with the data: all of it over a quarter",
+            ratio((READS, OURS.name, 1.0), (READS, OURS.name, 0.25)),
+            Rule::AtMost(1.0),
+        )
+        .because(
+            "a lookup READs one record, however many levels there are: filters are in local memory",
         ),
-        Figure::statements("11", "Figure 11: full scans", &[needs("1.8 × Sherman")]),
-        Figure::statements(
-            "12",
-            "Figure 12: compaction near the data",
-            &[needs("throughput rises with the memory server's cores")],
+        Claim::new(
+            "the paper's index: 59 GB of 42 GB of records",
+            Value::Of(PoolOverRaw, (READS, PUBLISHED.name, 1.0)),
+            Rule::Factor(1.4, RATIO),
         ),
-        Figure::statements(
-            "13",
-            "Figure 13: byte-addressable tables",
-            &[needs("60% more reads than with blocks")],
-        ),
-        Figure::statements(
-            "14",
-            "Figure 14: 16 compute and 16 memory servers",
-            &[needs("throughput scales with the servers")],
+        Claim::new(
+            "the compact index (ours): at most 1.17 × the records",
+            Value::Of(PoolOverRaw, (READS, OURS.name, 1.0)),
+            Rule::AtMost(1.17),
+        )
+        .because(CHUNKS),
+        Claim::new(
+            "the paper's index takes more than blocks of 8 KB: 59 GB over 39",
+            Value::Ratio(PoolOverRaw, (READS, PUBLISHED.name, 1.0), (READS, ROCKS_8K.name, 1.0)),
+            Rule::Factor(1.51, RATIO),
         ),
     ],
 };
 
-const fn needs(statement: &'static str) -> Claim {
-    Claim::unsaid(statement, "no experiment runs `dlsm` with the settings of this figure yet")
+const fn mix(percent: f64, words: &'static str) -> At {
+    At::new(percent, 1, 16, words)
+}
+
+const SHARDS_8: Row = dlsm("dLSM, 8 shards", 8, tree!("merges=memory"));
+const MIXED: &str = "mixed";
+
+const F10: Figure = Figure {
+    id: "10",
+    title: "Figure 10: reads among writes, 16 threads",
+    words: words!("--memory-servers 1 --server-cores 12 --load random"),
+    panels: &[panel(MIXED, "")],
+    rows: &[OURS, SHARDS_8, PUBLISHED, ROCKS_8K, ROCKS_2K, MEMORY_ROCKS, SHERMAN, DEX],
+    x: "reads, %",
+    xs: &[
+        mix(0.0, "--workload random-read-random-write:0"),
+        mix(25.0, "--workload random-read-random-write:25"),
+        mix(50.0, "--workload random-read-random-write:50"),
+        mix(95.0, "--workload random-read-random-write:95"),
+        mix(100.0, "--workload random-read-random-write:100"),
+    ],
+    axes: LINEAR,
+    shape: Shape::Lines(Throughput),
+    claims: &[
+        mixed("above RocksDB-RDMA 8 KB with each mix", ROCKS_8K.name),
+        mixed("above RocksDB-RDMA 2 KB with each mix", ROCKS_2K.name),
+        mixed("above Memory-RocksDB-RDMA with each mix", MEMORY_ROCKS.name),
+        Claim::new(
+            "95% reads: slightly below Sherman",
+            ratio((MIXED, OURS.name, 95.0), (MIXED, SHERMAN.name, 95.0)),
+            Rule::Factor(0.9, RATIO),
+        ),
+        Claim::new(
+            "50% reads: 8 shards over one",
+            ratio((MIXED, SHARDS_8.name, 50.0), (MIXED, OURS.name, 50.0)),
+            Rule::AtLeast(1.4),
+        ),
+        NOVA,
+    ],
+};
+
+const fn mixed(statement: &'static str, row: &'static str) -> Claim {
+    let rows = [OURS.name, row];
+    let value = Value::Least { metric: Throughput, panel: MIXED, rows, from: 0.0, to: 100.0 };
+    Claim::new(statement, value, Rule::AtLeast(1.0))
+}
+
+const SCAN: &str = "full scan";
+const SCANS: &str = "the stand-ins READ runs of blocks as long as dLSM's runs of records, and pay one visit of a node for each block";
+
+const fn scan(statement: &'static str, row: &'static str, by: f64) -> Claim {
+    let value = ratio((SCAN, OURS.name, 1.0), (SCAN, row, 1.0));
+    Claim::new(statement, value, Rule::AtLeast(by)).because(SCANS)
+}
+
+const F11: Figure = Figure {
+    id: "11",
+    title: "Figure 11: scans of all records after a random fill, one thread",
+    words: words!("--memory-servers 1 --server-cores 12 --load random"),
+    panels: &[Panel { each: Some(1), ..panel(SCAN, "--workload full-scan") }],
+    rows: ALL,
+    x: "threads",
+    xs: &[At::new(1.0, 1, 1, "")],
+    axes: LINEAR,
+    shape: Shape::Lines(Throughput),
+    claims: &[
+        scan("at least 1.3 × blocks of 8 KB", ROCKS_8K.name, 1.3),
+        scan("at least 1.5 × blocks of 2 KB", ROCKS_2K.name, 1.5),
+        scan("at least 2.5 × blocks of one record", MEMORY_ROCKS.name, 2.5),
+        Claim::new(
+            "1.8 × Sherman",
+            ratio((SCAN, OURS.name, 1.0), (SCAN, SHERMAN.name, 1.0)),
+            Rule::Factor(1.8, RATIO),
+        ),
+    ],
+};
+
+const NEAR: &str = "near the data, 12 cores";
+const FAR: &str = "on the compute server";
+
+const F12: Figure = Figure {
+    id: "12",
+    title: "Figure 12: merges near the data, random writes into an empty index",
+    words: words!("--memory-servers 1"),
+    panels: FILL,
+    rows: &[
+        dlsm(NEAR, 1, tree!("merges=memory --server-cores 12")),
+        dlsm("near the data, 4 cores", 1, tree!("merges=memory --server-cores 4")),
+        dlsm("near the data, 1 core", 1, tree!("merges=memory --server-cores 1")),
+        dlsm("where it costs less, 12 cores (ours)", 1, tree!("merges=cost --server-cores 12")),
+        dlsm(FAR, 1, tree!("merges=compute --server-cores 12")),
+    ],
+    x: "writers",
+    xs: &[At::new(1.0, 1, 1, ""), At::new(4.0, 1, 4, ""), SIXTEEN],
+    axes: DOUBLING,
+    shape: Shape::Lines(Throughput),
+    claims: &[
+        Claim::new(
+            "16 writers: near the data over the compute server",
+            ratio((WRITES, NEAR, 16.0), (WRITES, FAR, 16.0)),
+            Rule::AtLeast(1.4),
+        )
+        .because(ONE_MERGE),
+        Claim::new(
+            "one writer: no gain",
+            ratio((WRITES, NEAR, 1.0), (WRITES, FAR, 1.0)),
+            Rule::Factor(1.0, RATIO),
+        ),
+        Claim::new(
+            "throughput rises with the memory server's cores: 12 over one, 16 writers",
+            ratio((WRITES, NEAR, 16.0), (WRITES, "near the data, 1 core", 16.0)),
+            Rule::AtLeast(1.1),
+        )
+        .because(ONE_MERGE),
+    ],
+};
+
+const BLOCKS: &str = "dLSM, blocks of 8 KB";
+
+const F13: Figure = Figure {
+    id: "13",
+    title: "Figure 13: tables of records and tables of blocks, 16 threads",
+    words: words!("--memory-servers 1 --server-cores 12"),
+    panels: BOTH,
+    rows: &[OURS, PUBLISHED, dlsm(BLOCKS, 1, tree!("merges=memory,index=blocks:8Ki"))],
+    x: "threads",
+    xs: &[SIXTEEN],
+    axes: LINEAR,
+    shape: Shape::Lines(Throughput),
+    claims: &[
+        Claim::new(
+            "reads: records over blocks",
+            ratio((READS, PUBLISHED.name, 16.0), (READS, BLOCKS, 16.0)),
+            Rule::AtLeast(1.3),
+        ),
+        Claim::new(
+            "writes are somewhat better",
+            ratio((WRITES, PUBLISHED.name, 16.0), (WRITES, BLOCKS, 16.0)),
+            Rule::AtLeast(1.0),
+        )
+        .because("blocks are not copied once more here, and their indexes are smaller"),
+    ],
+};
+
+const SHARDS: &str = "a tree is one shard so far, on one memory server and of one process";
+
+const F14: Figure = Figure::statements(
+    "14",
+    "Figure 14: more memory servers, or more compute servers",
+    &[
+        Claim::unsaid(
+            "the data of 16 memory servers is read and written faster than on one",
+            SHARDS,
+        ),
+        Claim::unsaid("writes scale better with compute servers than reads", SHARDS),
+    ],
+);
+
+const fn nodes(servers: u16, words: &'static str) -> At {
+    At { keys: servers as f64, ..At::new(servers as f64, servers, 16, words) }
+}
+
+const ON_ALL: Row = dlsm("dLSM, 8 shards a compute server", 8, tree!("merges=memory"));
+
+const F15: Figure = Figure {
+    id: "15",
+    title: "Figure 15: as many compute servers as memory servers, and data for all",
+    words: words!("--server-cores 12"),
+    panels: BOTH,
+    rows: &[ON_ALL],
+    x: "servers of each kind",
+    xs: &[
+        nodes(1, "--memory-servers 1"),
+        nodes(2, "--memory-servers 2"),
+        nodes(4, "--memory-servers 4"),
+        nodes(8, "--memory-servers 8"),
+    ],
+    axes: DOUBLING,
+    shape: Shape::Lines(Throughput),
+    claims: &[
+        scales("writes: 8 servers of each kind over one", WRITES),
+        scales("reads: 8 servers of each kind over one", READS),
+    ],
+};
+
+const fn scales(statement: &'static str, panel: &'static str) -> Claim {
+    let value = ratio((panel, ON_ALL.name, 8.0), (panel, ON_ALL.name, 1.0));
+    Claim::new(statement, value, Rule::AtLeast(6.0))
 }

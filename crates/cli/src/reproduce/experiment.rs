@@ -201,6 +201,8 @@ pub(super) enum Metric {
     NetworkRate,
     /// Duration of the longest move of keys.
     MoveSeconds,
+    /// Memory of the pool for each byte of the loaded records.
+    PoolOverRaw,
 }
 
 impl Metric {
@@ -222,6 +224,11 @@ impl Metric {
                 let moves = report.changes.iter().filter(|change| change.done);
                 moves.map(|change| change.took_ns).max().map_or(f64::NAN, |ns| ns as f64 / 1e9)
             }
+            Self::PoolOverRaw => {
+                let each = report.key_bytes.unwrap_or(8.0) + report.value_bytes.unwrap_or(8.0);
+                let pool = report.memory.pool_bytes_allocated - report.memory.local_bytes;
+                pool as f64 / (each * report.keys as f64)
+            }
         }
     }
 
@@ -240,6 +247,7 @@ impl Metric {
             Self::P99 => "99th percentile of latency, ns",
             Self::NetworkRate => "bytes/s",
             Self::MoveSeconds => "seconds",
+            Self::PoolOverRaw => "bytes of the pool for each byte of records",
         }
     }
 }

@@ -40,7 +40,7 @@ enum PaperName {
     Dex,
     /// Coarse, fine and hybrid (Ziegler et al., SIGMOD 2019)
     Trees,
-    /// dLSM (Wang et al., ICDE 2023); lists what needs the design
+    /// dLSM (Wang et al., ICDE 2023)
     Dlsm,
     /// Allocator metadata (Weisgut et al.); lists what cannot be run
     Allocator,
@@ -72,7 +72,8 @@ pub(crate) struct Options {
     /// Run only these designs
     #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
     design: Vec<String>,
-    /// Load as many records as this: dex 2M, 20M or 200M, trees 200k, 2M or 100M
+    /// Load as many records as this: dex 2M, 20M or 200M, trees 200k, 2M or 100M, dlsm 200k, 1M or
+    /// 100M
     #[arg(long, value_enum, default_value = "small")]
     scale: Scale,
     /// Run this many points side by side
@@ -112,13 +113,39 @@ impl Options {
     pub(crate) fn figures(self) -> Arguments {
         Arguments { paper: Some(PaperName::Trees), options: self }
     }
+}
 
-    /// `reproduce dex` with these options, limited to the parts of DEX if they name no figure.
-    pub(crate) fn ablation(mut self) -> Arguments {
-        if self.figure.is_empty() {
-            self.figure = ["8", "9", "12", "trace"].map(str::to_owned).to_vec();
+/// The design that an ablation takes apart.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Part {
+    /// Partitions, caches and offloading of DEX
+    Dex,
+    /// Tables, indexes and the place of merges of dLSM
+    Lsm,
+}
+
+/// Options of `farleaf ablation`.
+#[derive(Debug, Args)]
+pub(crate) struct Ablation {
+    /// Take this design apart
+    #[arg(long, value_enum, default_value = "dex")]
+    part: Part,
+    #[command(flatten)]
+    options: Options,
+}
+
+impl Ablation {
+    /// `reproduce` of the part's paper, limited to these figures if the options name none.
+    pub(crate) fn figures(self) -> Arguments {
+        let Self { part, mut options } = self;
+        let (paper, figures): (_, &[&str]) = match part {
+            Part::Dex => (PaperName::Dex, &["8", "9", "12", "trace"]),
+            Part::Lsm => (PaperName::Dlsm, &["11", "12", "13"]),
+        };
+        if options.figure.is_empty() {
+            options.figure = figures.iter().map(|id| (*id).to_owned()).collect();
         }
-        Arguments { paper: Some(PaperName::Dex), options: self }
+        Arguments { paper: Some(paper), options }
     }
 }
 

@@ -145,7 +145,10 @@ fn line(
         add(&["--threads", &at.threads.to_string(), "--keys", &keys.to_string()]);
         if !figure.words.contains("--seconds") {
             let clients = u64::from(at.compute_servers) * u64::from(at.threads);
-            let operations = panel.each.map_or(size.operations, |each| clients * each);
+            // A fill takes each key once.
+            let fills = [figure.words, panel.words].iter().any(|all| all.contains("fill-random"));
+            let of_scale = if fills { keys } else { size.operations };
+            let operations = panel.each.map_or(of_scale, |each| clients * each);
             add(&["--operations", &operations.to_string()]);
         }
         if panel.each.is_none() && row.caches && size.warm_up > 0 {

@@ -18,8 +18,8 @@ use super::chunks::ChunkAllocator;
 use crate::page::NodeCarver;
 use crate::rules;
 use crate::table::{
-    Below, Builder, Clip, ExtentRun, FOOTER_WORDS, Finishing, Footer, JobTable, Merge, MergeError,
-    MergeJob, MergeOptions, Meta, Progress,
+    Below, Builder, Clip, ExtentRun, FOOTER_WORDS, Finishing, Footer, IndexKind, JobTable, Merge,
+    MergeError, MergeJob, MergeOptions, Meta, Progress,
 };
 use crate::wire::Refusal;
 use farleaf_fabric::sync::{Mutex, Ordering, lock};
@@ -203,7 +203,7 @@ impl Merges {
     ) -> Result<Stepped, Refusal> {
         let mut taken = self.take(id)?;
         let Some(job) = &mut taken.job else { return Err(Refusal::NoSuchJob) };
-        let before = job.merge.counts().records_in;
+        let before = job.merge.counts();
         let is_repeated = step == job.step && !cpu.breaks(rules::STEPS_ONCE);
         let outcome = match is_repeated {
             true if step > 0 => job.reply.clone(),
@@ -218,9 +218,15 @@ impl Merges {
                 job.reply.clone()
             }
         };
-        let records = job.merge.counts().records_in - before;
+        let after = job.merge.counts();
+        let is_compact = job.description.index == IndexKind::Compact;
         drop(taken);
-        cpu.charge(Work::CopyRecords(records as u32)).await;
+        let words = after.words_in - before.words_in + after.words_out - before.words_out;
+        cpu.charge(Work::CopyBytes(words * 8)).await;
+        cpu.charge(Work::MergeRecords((after.records_in - before.records_in) as u32)).await;
+        if is_compact {
+            cpu.charge(Work::IndexKeys((after.records_out - before.records_out) as u32)).await;
+        }
         outcome
     }
 

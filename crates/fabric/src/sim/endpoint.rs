@@ -347,8 +347,10 @@ impl Fabric for SimFabric {
             let until_ns = self.endpoint.occupy(now_ns, ns);
             // A thread that holds or waits for a latch meanwhile must take turns with other
             // threads.
-            let may_run_ahead =
-                matches!(work, Work::Client | Work::VisitNode | Work::CopyRecords(_));
+            let may_run_ahead = matches!(
+                work,
+                Work::Client | Work::VisitNode | Work::CopyRecords(_) | Work::CopyBytes(_)
+            );
             if may_run_ahead && until_ns - now_ns <= world.config.quantum_ns {
                 return;
             }

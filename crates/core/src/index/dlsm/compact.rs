@@ -12,8 +12,8 @@ use crate::page::Layout;
 use crate::remote::TRANSFER_WORDS;
 use crate::rules::{EXTENTS_PINNED, OLDEST_MERGED_FIRST};
 use crate::table::{Clip, KeyBuf, Merge, MergeOptions, Progress};
-use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::Arc;
+use farleaf_fabric::{Fabric, Work};
 
 /// Words of input that are merged before the output is sent on.
 const STEP_WORDS: u64 = TRANSFER_WORDS as u64;
@@ -149,10 +149,15 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         };
         let mut outputs = Vec::new();
         let mut writer = TableWriter::new(self);
+        let mut charged = 0;
         let written = async {
             loop {
                 let TableWriter { builder, out, .. } = &mut writer;
-                match merge.step(STEP_WORDS, builder, out).map_err(failed)? {
+                let progress = merge.step(STEP_WORDS, builder, out).map_err(failed)?;
+                let records = merge.counts().records_in;
+                self.fabric().charge(Work::MergeRecords((records - charged) as u32)).await;
+                charged = records;
+                match progress {
                     Progress::Spent => writer.send().await?,
                     Progress::NeedsInput(source) => {
                         self.feed(&mut merge, source, &mut sources[source], &failed).await?;
@@ -196,6 +201,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         let data_words = table.meta.footer.data_words;
         let end = word.saturating_add(READ_WORDS).min(data_words);
         let words = self.read(table, *word..end).await?;
+        self.fabric().charge(Work::CopyBytes(words.len() as u64 * 8)).await;
         self.shard.step();
         *word = end;
         if end == data_words {

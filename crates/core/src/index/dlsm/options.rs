@@ -41,6 +41,9 @@ pub struct DlsmOptions {
     pub writers: usize,
     /// Where merges run.
     pub merges: MergePlace,
+    /// Whether writers take turns in a queue, as those of RocksDB. For comparisons: only the
+    /// simulator makes them wait.
+    pub write_queue: bool,
 }
 
 impl Default for DlsmOptions {
@@ -60,6 +63,7 @@ impl Default for DlsmOptions {
             levels: 6,
             writers: 1024,
             merges: MergePlace::Compute,
+            write_queue: false,
         }
     }
 }

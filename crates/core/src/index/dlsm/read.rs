@@ -23,7 +23,9 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         let mut memtables = version.memtables().filter(|table| table.may_hold(&search));
         let newest = memtables.find_map(|table| table.newest(&search));
         if let Some(newest) = newest {
-            return Ok(newest.value());
+            let value = newest.value();
+            self.fabric().charge(Work::SearchMemTable).await;
+            return Ok(value);
         }
         self.value_in_tables(&version, key).await
     }
@@ -74,6 +76,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         };
         for _ in 0..READS {
             let read = self.read(table, words.clone()).await?;
+            self.fabric().charge(Work::CopyBytes(read.len() as u64 * 8)).await;
             match pick(&read, table.id(), key, MAX_SEQUENCE) {
                 Ok(Picked::Record(record)) => {
                     let mut value = Vec::new();

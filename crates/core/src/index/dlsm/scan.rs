@@ -12,7 +12,7 @@ use super::{SearchKey, Snapshot};
 use crate::index::{IndexError, Records, Scan};
 use crate::page::Layout;
 use crate::rules::{SCANS_SETTLED, SNAPSHOT_HELD};
-use crate::table::{Damaged, KeyBuf, Kind, Run};
+use crate::table::{Damaged, IndexKind, KeyBuf, Kind, Run};
 use crate::together::all;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, Work};
@@ -198,8 +198,17 @@ impl<'v> TableSource<'v> {
             self.words = self.words.saturating_mul(2).clamp(1, MOST_WORDS);
             self.now = Some((table, if scan.reverse { range.start } else { range.end }));
             let words = index.read(table, range).await?;
+            let bytes = words.len() as u64 * 8;
             let run = Run::new(words, table.id()).map_err(damaged)?;
-            index.fabric().charge(Work::CopyRecords(run.len() as u32)).await;
+            let fabric = index.fabric();
+            fabric.charge(Work::CopyBytes(bytes)).await;
+            fabric.charge(Work::MergeRecords(run.len() as u32)).await;
+            if let IndexKind::Blocks { block_bytes, .. } = index.shard.options.index {
+                let blocks = (bytes as usize).div_ceil(block_bytes.max(1) as usize);
+                for _ in 0..blocks.min(run.len()) {
+                    fabric.charge(Work::VisitNode).await;
+                }
+            }
             (self.run, self.passed) = (Some(run), 0);
             return Ok(true);
         }

@@ -7,7 +7,7 @@ use super::version::Table;
 use crate::index::IndexError;
 use crate::page::Layout;
 use crate::remote::{ExtentWriter, TRANSFER_WORDS};
-use crate::table::{Builder, ExtentRun, Index, Key, Kind, MergeError, Refused};
+use crate::table::{Builder, ExtentRun, Index, IndexKind, Key, Kind, MergeError, Refused};
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, Work};
 
@@ -21,8 +21,8 @@ pub(super) struct TableWriter<'h, F: Fabric, L: Layout> {
     /// Words of the table that are not written yet.
     pub(super) out: Vec<u64>,
     extents: ExtentWriter<'h, F, L>,
-    /// Records whose copying is accounted for.
-    charged: u64,
+    /// Records, and words of them, whose writing is accounted for.
+    charged: (u64, u32),
 }
 
 impl<'h, F: Fabric, L: Layout> TableWriter<'h, F, L> {
@@ -33,7 +33,7 @@ impl<'h, F: Fabric, L: Layout> TableWriter<'h, F, L> {
             builder: Builder::new(shard.table_id(), 0, shard.options.index),
             out: Vec::new(),
             extents: index.extents.writer(),
-            charged: 0,
+            charged: (0, 0),
         }
     }
 
@@ -73,9 +73,14 @@ impl<'h, F: Fabric, L: Layout> TableWriter<'h, F, L> {
     }
 
     async fn charge(&mut self) {
-        let records = self.builder.records() - self.charged;
-        self.charged = self.builder.records();
-        self.index.fabric().charge(Work::CopyRecords(records as u32)).await;
+        let now = (self.builder.records(), self.builder.data_words());
+        let (records, words) = (now.0 - self.charged.0, now.1 - self.charged.1);
+        self.charged = now;
+        let fabric = self.index.fabric();
+        fabric.charge(Work::CopyBytes(u64::from(words) * 8)).await;
+        if self.index.shard.options.index == IndexKind::Compact {
+            fabric.charge(Work::IndexKeys(records as u32)).await;
+        }
     }
 
     /// Writes the rest, waits until everything has landed (F1), and opens the table. `None` if it

@@ -9,7 +9,7 @@ use crate::index::{Action, Answer, IndexError, LeafEdit};
 use crate::page::Layout;
 use crate::rules::BELOW_SETTLED;
 use farleaf_fabric::sync::Arc;
-use farleaf_fabric::{Fabric, Work};
+use farleaf_fabric::{Fabric, Section, Work};
 
 /// What an operation needs before it goes on.
 enum Next {
@@ -31,7 +31,12 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
             options.check(key.len(), expected.len())?;
         }
         let mut edit = Edit::new(key, action, options)?;
+        self.fabric().charge(Work::Client).await;
+        if self.shard.options.write_queue {
+            self.fabric().charge(Work::Enter(Section::WriteQueue)).await;
+        }
         let mut writer = self.writer().await?;
+        self.fabric().charge(Work::SearchMemTable).await;
         loop {
             let version = self.shard.pin();
             let table = &version.active;
