@@ -49,6 +49,7 @@ mod rpc;
 mod settle;
 mod shares;
 mod split;
+mod windows;
 
 pub use allocate::NodeAllocator;
 pub use backoff::Backoff;
@@ -82,3 +83,4 @@ pub(crate) use radix_space::NodeRoom;
 pub use rpc::RpcClient;
 pub use shares::{BadShares, Partitioning, ShareMap};
 pub use split::Separator;
+pub(crate) use windows::RecordPlace;
