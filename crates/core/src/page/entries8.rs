@@ -888,7 +888,7 @@ mod tests {
                 (0..).map(key_of).filter(move |key| {
                     let home = Hops::places().neighbours(Fixed8::<128>::hash(key)).start;
                     // In every other leaf, all low keys are at home in one bucket.
-                    seed % 2 == 0
+                    seed.is_multiple_of(2)
                         || (if low { home == 0 } else { home > 5 }) && low == (key >> 63 == 0)
                 })
             };
@@ -907,7 +907,7 @@ mod tests {
                 assert!(keys.iter().all(|key| Hops::leaf_get(left, key) == Some(!key)));
             };
             assert!(!Hops::leaf_has_room(left, &pending, &0));
-            held += if seed % 2 == 0 { keys.len() } else { 0 };
+            held += if seed.is_multiple_of(2) { keys.len() } else { 0 };
             let record = Entry::<Hops>::Record(pending, !pending);
             let plan = Hops::split_plan(left, Some(&record));
             beside += usize::from(plan != Hops::split_plan(left, None));
