@@ -2,11 +2,11 @@
 //! entries that can hold its key, and a cache needs only the parents of leaves.
 //!
 //! After Luo et al., *CHIME: A Cache-Efficient and High-Performance Hybrid Index on Disaggregated
-//! Memory* (SOSP 2024), with these differences: two entries share a check of 62 bits instead of each
-//! having versions of 4 bits and a bitmap of hops, so that records change their entries only
-//! together with the page's version; tables do not wrap around, so that a neighbourhood is one READ;
-//! the replicas have the high fence instead of the sibling's address; locks are words of the leaf.
-//! `docs/internals/chime.md` has the reasons.
+//! Memory* (SOSP 2024), with these differences: two entries share a check of 62 bits instead of
+//! each having versions of 4 bits and a bitmap of hops, so that records change their entries only
+//! together with the page's version; tables do not wrap around, so that a neighbourhood is one
+//! READ; the replicas have the high fence instead of the sibling's address; locks are words of the
+//! leaf. `docs/internals/chime.md` has the reasons.
 //!
 //! What it shares with Sherman is in `one_sided/entrywise/`. Byte strings have no entries of one
 //! size. With them, leaves are written as a whole, and only the cache is left.

@@ -2,8 +2,8 @@
 //! without a READ.
 //!
 //! *Invariants*
-//! - entrywise.C1. A cached node is a hint: a leaf's fences show whether it covers a key. If it does
-//!   not, the node is forgotten.
+//! - entrywise.C1. A cached node is a hint: a leaf's fences show whether it covers a key. If it
+//!   does not, the node is forgotten.
 //! - entrywise.C2. The nodes take at most the given bytes. To make room, the cache evicts the less
 //!   recently used of two nodes chosen at random.
 //!
