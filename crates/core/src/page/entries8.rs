@@ -18,8 +18,9 @@
 //! - entries.N2. A key is live in at most one entry of a leaf. A copy may show it twice, if it was
 //!   deleted and added again meanwhile; either value was current.
 //! - entries.N3. A check in which an entry is not live says nothing about the key and the value of
-//!   that entry. So a record may be added below it, and a WRITE that stops half-way leaves either an
-//!   entry that is free, or a live one whose key is right and whose value is the old or the new one.
+//!   that entry. So a record may be added below it, and a WRITE that stops half-way leaves either
+//!   an entry that is free, or a live one whose key is right and whose value is the old or the new
+//!   one.
 //! - hops.P3. The replica in a window that is whole has the high fence and the version of the leaf
 //!   at its address, and all entries of the window are of this version.
 //!

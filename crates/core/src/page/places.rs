@@ -11,8 +11,8 @@
 //! from there on. The last buckets are no key's home, so these four never wrap around the end.
 //!
 //! *Invariants*
-//! - hops.P1. The buckets that can hold a key, and one replica, are consecutive words: the window of
-//!   the key.
+//! - hops.P1. The buckets that can hold a key, and one replica, are consecutive words: the window
+//!   of the key.
 //! - hops.P2. A record changes its entry only together with the version of the page.
 //!
 //! After Luo et al., *CHIME* (SOSP 2024), and Herlihy et al., *Hopscotch Hashing* (DISC 2008).
@@ -186,8 +186,8 @@ impl Places {
     }
 
     /// How to make room for a key with this hash: the first entry is free, each other one has a
-    /// record that can move to the entry before it, and the key can be in the last one. `None` if no
-    /// such moves exist. The fewest moves, found breadth first.
+    /// record that can move to the entry before it, and the key can be in the last one. `None` if
+    /// no such moves exist. The fewest moves, found breadth first.
     pub(super) fn moves(
         self,
         hash: u64,

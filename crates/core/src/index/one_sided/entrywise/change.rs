@@ -154,8 +154,9 @@ impl<F: Fabric, L: Layout> EntryTree<F, L> {
         }
     }
 
-    /// Changes the leaf at `at` by the window of its key. Returns the hold, with nothing changed, if
-    /// that takes the whole leaf: the window is torn, it is not of the key's leaf, or has no room.
+    /// Changes the leaf at `at` by the window of its key. Returns the hold, with nothing changed,
+    /// if that takes the whole leaf: the window is torn, it is not of the key's leaf, or has no
+    /// room.
     ///
     /// A window does not show a lock on the whole page. That is held by others only while a root
     /// becomes an inner page, so not of any other leaf (entries.E3).

@@ -2,10 +2,10 @@
 //! instead of a window.
 //!
 //! *Invariants*
-//! - hot.G1. A guess is a hint: the entry is used only if its check matches, with the version of the
-//!   guess. In that version of the leaf, the record was in it, so the leaf is the key's.
-//! - hot.G2. The guesses take at most the given bytes. Each key has one place; it takes the place of
-//!   another key once that one has been asked for less often.
+//! - hot.G1. A guess is a hint: the entry is used only if its check matches, with the version of
+//!   the guess. In that version of the leaf, the record was in it, so the leaf is the key's.
+//! - hot.G2. The guesses take at most the given bytes. Each key has one place; it takes the place
+//!   of another key once that one has been asked for less often.
 //!
 //! After Luo et al., *CHIME* (SOSP 2024).
 //!

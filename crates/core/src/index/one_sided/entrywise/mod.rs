@@ -10,8 +10,9 @@
 //!   lowest key, except that a root that is a leaf becomes an inner node.
 //! - entrywise.S2. Records are changed under the entry lock of their leaf (entries.E1–E5), inner
 //!   nodes by a CAS that expects the copy's version.
-//! - entrywise.S3. A client holds at most one entry lock at a time for an operation, and waits under
-//!   it only for new nodes and for the whole page's lock, of which recovery is the only other user.
+//! - entrywise.S3. A client holds at most one entry lock at a time for an operation, and waits
+//!   under it only for new nodes and for the whole page's lock, of which recovery is the only other
+//!   user.
 //!
 //! *Thread safety*: a handle belongs to its endpoint's thread; operations of one handle may
 //! overlap.

@@ -1,8 +1,8 @@
 //! What the clients of a compute server share, and whose side of an index an operation takes.
 //!
 //! *Invariants*
-//! - entrywise.O1. In the partitioned form, a leaf belongs to the compute server that owns its lowest
-//!   key, which never changes. Its entries are changed in a turn of that compute server.
+//! - entrywise.O1. In the partitioned form, a leaf belongs to the compute server that owns its
+//!   lowest key, which never changes. Its entries are changed in a turn of that compute server.
 //! - entrywise.O2. A partitioned index is open to one compute side only, because the turns and the
 //!   boundaries are in its memory. Its number is in the superblock of server 0, for good.
 //!
