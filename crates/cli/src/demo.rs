@@ -21,7 +21,7 @@ use farleaf_bench::workload::{Harness, Mix, OperationKind, StreamConfig};
 use farleaf_core::cache::CacheOptions;
 use farleaf_core::index::dex::{DexOptions, EntryWeights, spreading_level};
 use farleaf_core::index::fine::FineOptions;
-use farleaf_core::index::sherman::ShermanOptions;
+use farleaf_core::index::one_sided::entrywise::EntrywiseOptions;
 use farleaf_core::index::smart::SmartOptions;
 use farleaf_core::index::{Design, Naming, Scan};
 use farleaf_core::page::{Bytes, CHOSEN, Layout, OwnedKey};
@@ -209,7 +209,8 @@ impl<O: Form<Layout: Providers>> Demo<'_, O> {
             partitioning: PartitioningName::Range,
             boundaries: keys.boundaries(&weights),
             fine: FineOptions::default(),
-            sherman: ShermanOptions { cache_bytes, ..ShermanOptions::default() },
+            hot_bytes: cache_bytes / 8,
+            entrywise: EntrywiseOptions { cache_bytes, ..EntrywiseOptions::default() },
             smart: SmartOptions { cache_bytes, ..SmartOptions::default() },
             dex: DexOptions {
                 placement_level: spreading_level::<O::Layout>(

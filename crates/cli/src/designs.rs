@@ -6,6 +6,7 @@
 use clap::ValueEnum;
 use farleaf_bench::single_machine::{SingleMachine, SingleMachineOptions};
 use farleaf_core::index::blocks::{BlockOptions, Blocks};
+use farleaf_core::index::chime::{Chime, ChimeOptions};
 use farleaf_core::index::coarse::{Coarse, CoarseOptions, Partitioning};
 use farleaf_core::index::dex::{Dex, DexOptions};
 use farleaf_core::index::dlsm::{
@@ -13,7 +14,8 @@ use farleaf_core::index::dlsm::{
 };
 use farleaf_core::index::fine::{Fine, FineOptions};
 use farleaf_core::index::hybrid::{Hybrid, HybridOptions};
-use farleaf_core::index::sherman::{PSherman, PShermanOptions, Sherman, ShermanOptions};
+use farleaf_core::index::one_sided::entrywise::EntrywiseOptions;
+use farleaf_core::index::sherman::{PSherman, PShermanOptions, Sherman};
 use farleaf_core::index::smart::{PSmart, PSmartOptions, Smart, SmartOptions};
 use farleaf_core::index::{Design, Encoded};
 use farleaf_core::page::{Bytes, Fixed8, Layout, OwnedKey};
@@ -41,6 +43,9 @@ pub(crate) enum DesignName {
     /// Sherman with the keys divided among compute servers: only the owner of a leaf changes it,
     /// and needs no lock
     PSherman,
+    /// CHIME: as `sherman`, but leaves are hopscotch tables, so that a lookup reads a sixth of a
+    /// leaf
+    Chime,
     /// SMART: one radix tree with its nodes placed on the memory servers in turn, cached nodes, and
     /// a leaf of its own for each key; numbers only
     Smart,
@@ -66,6 +71,7 @@ impl DesignName {
             Self::Hybrid => <Hybrid as Design<Fixed8>>::NAME,
             Self::Sherman => <Sherman as Design<Fixed8>>::NAME,
             Self::PSherman => <PSherman as Design<Fixed8>>::NAME,
+            Self::Chime => <Chime as Design<Fixed8>>::NAME,
             Self::Smart => <Smart as Design<Fixed8>>::NAME,
             Self::PSmart => <PSmart as Design<Fixed8>>::NAME,
             Self::Dlsm => <Dlsm as Design<Fixed8>>::NAME,
@@ -82,6 +88,7 @@ impl DesignName {
             | Self::Hybrid
             | Self::Sherman
             | Self::PSherman
+            | Self::Chime
             | Self::Smart
             | Self::PSmart
             | Self::Dlsm
@@ -114,7 +121,12 @@ impl DesignName {
     /// Whether the design's compute servers cache nodes.
     pub(crate) fn has_cache(self) -> bool {
         match self {
-            Self::Sherman | Self::PSherman | Self::Smart | Self::PSmart | Self::Dex => true,
+            Self::Sherman
+            | Self::PSherman
+            | Self::Chime
+            | Self::Smart
+            | Self::PSmart
+            | Self::Dex => true,
             Self::Coarse | Self::Fine | Self::Hybrid | Self::Dlsm | Self::Local => false,
         }
     }
@@ -156,7 +168,10 @@ pub(crate) struct IndexOptions<K = u64> {
     /// The boundaries under range partitioning: one fewer than there are servers.
     pub(crate) boundaries: Vec<K>,
     pub(crate) fine: FineOptions,
-    pub(crate) sherman: ShermanOptions,
+    /// Sherman and CHIME.
+    pub(crate) entrywise: EntrywiseOptions,
+    /// Bytes of CHIME's guesses where popular records are.
+    pub(crate) hot_bytes: u64,
     pub(crate) smart: SmartOptions,
     /// DEX's partitioning among compute servers, and their caches.
     pub(crate) dex: DexOptions<K>,
@@ -188,7 +203,8 @@ impl IndexOptions {
             partitioning: self.partitioning,
             boundaries: keys(&self.boundaries),
             fine: self.fine,
-            sherman: self.sherman,
+            entrywise: self.entrywise,
+            hot_bytes: self.hot_bytes,
             smart: self.smart,
             dex: DexOptions {
                 boundaries: keys(&dex.boundaries),
@@ -268,11 +284,15 @@ pub(crate) fn run<L: Providers, T: Task<L>>(
             fabric,
             task,
         ),
-        DesignName::Sherman => L::on_fabric::<Sherman, T>(&options.sherman, blocks, fabric, task),
+        DesignName::Sherman => L::on_fabric::<Sherman, T>(&options.entrywise, blocks, fabric, task),
         DesignName::PSherman => {
             let boundaries = options.dex.boundaries.clone();
-            let options = PShermanOptions { sherman: options.sherman, boundaries };
+            let options = PShermanOptions { sherman: options.entrywise, boundaries };
             L::on_fabric::<PSherman, T>(&options, blocks, fabric, task)
+        }
+        DesignName::Chime => {
+            let options = ChimeOptions { tree: options.entrywise, hot_bytes: options.hot_bytes };
+            L::on_fabric::<Chime, T>(&options, blocks, fabric, task)
         }
         DesignName::Smart => L::on_fabric::<Smart, T>(&options.smart, blocks, fabric, task),
         DesignName::PSmart => {

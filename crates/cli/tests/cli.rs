@@ -239,7 +239,9 @@ fn the_single_machine_costs_nothing_on_the_network() {
 #[test]
 fn every_design_runs_on_byte_strings() {
     let small = ["--keys", "4k", "--operations", "2k", "--json", "-", "--compute-servers", "2"];
-    for index in ["coarse", "fine", "hybrid", "sherman", "p-sherman", "dlsm", "dex", "local"] {
+    for index in
+        ["coarse", "fine", "hybrid", "sherman", "p-sherman", "chime", "dlsm", "dex", "local"]
+    {
         for (fabric, page, values, workload) in [
             ("local", "1k", "8-100", "ycsb-a"),
             ("sim", "1k", "8-100", "ycsb-e"),

@@ -73,12 +73,12 @@ fn a_tiny_reproduction_has_a_report_data_and_commands() {
     let html = text("report.html");
     assert!(html.contains("<table>") && html.contains("read-only: WRITEs"), "{html}");
     let data = text("data/dex-t2.csv");
-    assert_eq!(data.lines().count(), 1 + 2 * 8, "two mixes of eight rows: {data}");
+    assert_eq!(data.lines().count(), 1 + 2 * 9, "two mixes of nine rows: {data}");
     assert!(data.starts_with("figure,panel,row,x,seed,operations_per_s,p50_ns,p99_ns,reads,"));
     // Each point has a line, which runs unchanged.
     let commands = text("commands.txt");
     let lines: Vec<&str> = commands.lines().filter(|line| !line.starts_with('#')).collect();
-    assert_eq!(lines.len(), 16, "{commands}");
+    assert_eq!(lines.len(), 18, "{commands}");
     let words: Vec<&str> = lines[0].split(' ').skip(1).collect();
     let alone = Command::new(env!("CARGO_BIN_EXE_farleaf")).args(words).output().unwrap();
     assert!(alone.status.success(), "{}", String::from_utf8_lossy(&alone.stderr));

@@ -78,7 +78,9 @@ rules! {
     HANDED_AFTER_WRITE: "hands_over_in_flight", "entries.E2", "An entry lock is handed over only after the WRITEs of the entry have completed.";
     ENTRIES_MENDED: "drops_torn_entries", "entries.E4", "An entry that a WRITE has left torn is mended to its old or its new record, not dropped.";
     VERSIONS_OR_LOCKS: "rereads_locked_changes_only", "entries.V1", "A copy of a leaf between two versions is refused if they differ, and if the lock is held.";
-    LEAF_FENCES: "believes_cached_parents", "sherman.C1", "A leaf that a cached node leads to is used only if its fences cover the key.";
+    LEAF_FENCES: "believes_cached_parents", "entrywise.C1", "A leaf that a cached node leads to is used only if its fences cover the key.";
+    MOVES_VERSIONED: "moves_entries_in_place", "hops.P2", "A record changes its entry only together with the version of the page.";
+    HOT_CHECKED: "believes_hot_entries", "hot.G1", "An entry that was guessed is used only if its check matches, with the version of the guess.";
     // Leaves of a radix tree.
     LEAVES_CHECKED: "uses_torn_leaves", "radix.B2", "A copy of a leaf is used only if its check matches.";
     LEAVES_LOCKED_AS_COPIED: "locks_another_version", "radix.L1", "The CAS that locks a leaf expects the version of the copy to be changed.";

@@ -4,11 +4,13 @@
 //! as in the programs.
 
 use farleaf_core::cache::{AdmissionName, CacheOptions, OffloadName};
+use farleaf_core::index::chime::{Chime, ChimeOptions};
 use farleaf_core::index::coarse::{Coarse, CoarseOptions, Partitioning};
 use farleaf_core::index::conformance::{self, Setup};
 use farleaf_core::index::dex::{Dex, DexOptions};
 use farleaf_core::index::fine::{Fine, FineOptions};
 use farleaf_core::index::hybrid::{Hybrid, HybridOptions};
+use farleaf_core::index::one_sided::entrywise::EntrywiseOptions;
 use farleaf_core::index::sherman::{PSherman, PShermanOptions, Sherman, ShermanOptions};
 use farleaf_core::index::smart::{PSmart, PSmartOptions, Smart, SmartOptions};
 use farleaf_core::page::Fixed8;
@@ -108,6 +110,7 @@ macro_rules! on_every_provider {
 on_every_provider!(coarse);
 on_every_provider!(fine);
 on_every_provider!(hybrid);
+on_every_provider!(chime);
 on_every_provider!(sherman);
 on_every_provider!(smart);
 on_every_provider!(dex);
@@ -156,6 +159,24 @@ fn hybrid(provider: &AnyProvider) {
     let options = HybridOptions::with_boundaries(vec![u64::MAX / 3, u64::MAX / 3 * 2]);
     let setup = Setup { provider, options, memory_servers: 3, server };
     conformance::run::<Fixed8, Hybrid, _>(&setup);
+}
+
+fn chime(provider: &AnyProvider) {
+    let server = MemoryServerConfig { pool_bytes: 16 << 20, ..lent() };
+    // Hardly any parent stays in the cache.
+    let tree = EntrywiseOptions {
+        chunk_nodes_log2: 4,
+        cache_bytes: 1_000,
+        hand_overs: 2,
+        ..Default::default()
+    };
+    let options = ChimeOptions { tree, hot_bytes: 0 };
+    let setup = Setup { provider, options, memory_servers: 3, server: server.clone() };
+    conformance::run::<Tiny, Chime, _>(&setup);
+    // Leaves of 20 entries, in which records move.
+    let options = ChimeOptions { hot_bytes: 4_000, ..ChimeOptions::default() };
+    let setup = Setup { provider, options, memory_servers: 3, server };
+    conformance::run::<Fixed8<64>, Chime, _>(&setup);
 }
 
 fn sherman(provider: &AnyProvider) {

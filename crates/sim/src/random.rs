@@ -28,8 +28,9 @@ pub struct Kind {
 }
 
 impl Kind {
-    /// The designs. `sherman`, `smart` and `dlsm` are drawn only by name.
-    pub const DESIGNS: [&str; 7] = ["coarse", "fine", "hybrid", "dex", "sherman", "smart", "dlsm"];
+    /// The designs. `sherman`, `chime`, `smart` and `dlsm` are drawn only by name.
+    pub const DESIGNS: [&str; 8] =
+        ["coarse", "fine", "hybrid", "dex", "sherman", "chime", "smart", "dlsm"];
     /// The faults. All kinds have torn verbs and slow messages. In addition, messages are lost or
     /// late, memory servers are unreachable, compute servers pause, compute servers die, live
     /// compute servers are declared dead, a memory server dies or restarts empty, or compute
@@ -154,6 +155,12 @@ fn design(dice: &mut Dice, design: &str, memory_servers: u16) -> DesignSpec {
             cache_nodes: dice.of(&[0, 1, 2, 4, 100]),
             hand_overs: dice.of(&[0, 1, 8, 8]),
             by_versions: dice.of(&[false, false, true]),
+        },
+        "chime" => DesignSpec::Chime {
+            chunk_nodes_log2,
+            cache_nodes: dice.of(&[0, 1, 2, 4, 100]),
+            hand_overs: dice.of(&[0, 1, 8, 8]),
+            hot_bytes: dice.of(&[0, 200, 4_000]),
         },
         "smart" => DesignSpec::Smart {
             chunk_bytes: dice.of(&[2_112, 4_096, 16_384]),

@@ -16,19 +16,21 @@ use crate::processes;
 use crate::reshaping::{balancer, grower, lsm_worker, mover};
 use crate::scenario::{DesignSpec, ErrorKind, KeysSpec, Scenario};
 use crate::setup::{
-    Servers, block_options, coarse_options, dex_options, dlsm_options, fine_options,
-    hybrid_options, sherman_options, sim_config, smart_options, start,
+    Servers, block_options, coarse_options, dex_options, dlsm_options, entrywise_options,
+    fine_options, hybrid_options, sim_config, smart_options, start,
 };
 use crate::spread::SpreadSmart;
 use crate::takeover;
 use crate::workload;
 use farleaf_core::cache::CacheCounters;
 use farleaf_core::index::blocks::{BlockCompute, BlockOptions, Blocks, InBlocks};
+use farleaf_core::index::chime::{Chime, ChimeOptions};
 use farleaf_core::index::coarse::Coarse;
 use farleaf_core::index::dex::Dex;
 use farleaf_core::index::dlsm::Dlsm;
 use farleaf_core::index::fine::Fine;
 use farleaf_core::index::hybrid::Hybrid;
+use farleaf_core::index::one_sided::entrywise::EntrywiseOptions;
 use farleaf_core::index::sherman::Sherman;
 use farleaf_core::index::{ByName, Design, Encoded, InLeaves, IndexError, RangeIndex, Scan};
 use farleaf_core::page::{Bytes, CHOSEN, Fixed8, Layout, Named, with_page_words};
@@ -222,6 +224,7 @@ fn play_blocks(
         DesignSpec::Dlsm { .. } => Err("dLSM has no value blocks".to_owned()),
         DesignSpec::Smart { .. } => Err("smart has no value blocks".to_owned()),
         DesignSpec::Sherman { .. } => Err("sherman's scenarios have no value blocks".to_owned()),
+        DesignSpec::Chime { .. } => Err("chime's scenarios have no value blocks".to_owned()),
         DesignSpec::Dex { moves, movers, .. } => {
             if let Some(spec) = &scenario.processes {
                 return processes::play::<L, InBlocks>(scenario, spec, seed, board);
@@ -289,7 +292,7 @@ fn count_blocks<De: Design<WithBlocks>>(
 
 fn play_design<L>(scenario: &Scenario, seed: u64, board: &Board) -> Result<(), String>
 where
-    L: Named<Entries: Named> + Layout<Key: Encoded, Value: Encoded>,
+    L: Named<Entries: Named, Hops: Named> + Layout<Key: Encoded, Value: Encoded>,
 {
     match &scenario.design {
         DesignSpec::Coarse { partitioning } => {
@@ -305,10 +308,17 @@ where
             play_on::<L, Hybrid>(scenario, seed, board, &options)
         }
         DesignSpec::Sherman { chunk_nodes_log2, cache_nodes, hand_overs, by_versions } => {
-            let options =
-                sherman_options::<L>(*chunk_nodes_log2, *cache_nodes, *hand_overs, *by_versions);
+            let options = EntrywiseOptions {
+                by_versions: *by_versions,
+                ..entrywise_options::<L>(*chunk_nodes_log2, *cache_nodes, *hand_overs)
+            };
             // On servers of the layout of its pages, which the inspector reads.
             play_on::<L::Entries, Sherman>(scenario, seed, board, &options)
+        }
+        DesignSpec::Chime { chunk_nodes_log2, cache_nodes, hand_overs, hot_bytes } => {
+            let tree = entrywise_options::<L>(*chunk_nodes_log2, *cache_nodes, *hand_overs);
+            let options = ChimeOptions { tree, hot_bytes: *hot_bytes };
+            play_on::<L::Hops, Chime>(scenario, seed, board, &options)
         }
         DesignSpec::Smart { .. } => {
             let options = smart_options(scenario)?;

@@ -252,6 +252,19 @@ pub enum DesignSpec {
         #[serde(default)]
         by_versions: bool,
     },
+    /// CHIME.
+    Chime {
+        /// Number of nodes, as a power of two, that a client allocates from a memory server at
+        /// once.
+        chunk_nodes_log2: u8,
+        /// Parents of leaves that each compute server caches.
+        cache_nodes: u32,
+        /// How many clients of a compute server in a row can get a lock by hand-over.
+        hand_overs: u32,
+        /// Bytes of each compute server's guesses where popular records are.
+        #[serde(default)]
+        hot_bytes: u64,
+    },
     /// SMART.
     Smart {
         /// Bytes that a client allocates from a memory server at once.

@@ -13,7 +13,7 @@ use farleaf_core::index::dex::DexOptions;
 use farleaf_core::index::dlsm::{DlsmOptions, MemTableOptions, MergePlace};
 use farleaf_core::index::fine::FineOptions;
 use farleaf_core::index::hybrid::HybridOptions;
-use farleaf_core::index::sherman::ShermanOptions;
+use farleaf_core::index::one_sided::entrywise::EntrywiseOptions;
 use farleaf_core::index::smart::SmartOptions;
 use farleaf_core::index::{BalanceOptions, Design, IndexError};
 use farleaf_core::page::{Layout, Named, OwnedKey};
@@ -54,14 +54,13 @@ pub(crate) fn fine_options(chunk_nodes_log2: u8, leaves_per_head: u16) -> FineOp
     FineOptions { chunk_nodes_log2, leaves_per_head, ..FineOptions::default() }
 }
 
-pub(crate) fn sherman_options<L: Layout>(
+pub(crate) fn entrywise_options<L: Layout>(
     chunk_nodes_log2: u8,
     cache_nodes: u32,
     hand_overs: u32,
-    by_versions: bool,
-) -> ShermanOptions {
+) -> EntrywiseOptions {
     let cache_bytes = u64::from(cache_nodes) * L::page_words() as u64 * 8;
-    ShermanOptions { chunk_nodes_log2, cache_bytes, hand_overs, by_versions }
+    EntrywiseOptions { chunk_nodes_log2, cache_bytes, hand_overs, by_versions: false }
 }
 
 pub(crate) fn smart_options(scenario: &Scenario) -> Result<SpreadOptions, String> {

@@ -159,6 +159,10 @@ pub(crate) struct Arguments {
     /// Give each compute server a cache of this size
     #[arg(long, value_name = "BYTES", value_parser = units::bytes, conflicts_with = "cache_percent")]
     pub(super) cache_bytes: Option<u64>,
+    /// Use this part of each compute server's cache to guess where popular records are, in the
+    /// design `chime`: a lookup then reads one entry, and its neighbourhood if the guess was wrong
+    #[arg(long, value_name = "BYTES", default_value = "0", value_parser = units::bytes)]
+    pub(super) hot_entries: u64,
     /// Give all compute servers together a cache of this percentage of the loaded records' keys and
     /// values (16 bytes each), or of the records that a trace touches. About 200 hold all of them,
     /// because pages also have free space and separators
@@ -210,7 +214,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_enum, value_name = "HOW", default_value = "sums")]
     pub(super) validate: Validation,
     /// Let at most this many clients of a compute server in a row take a leaf's lock over from each
-    /// other, in the design `sherman`
+    /// other, in the designs `sherman` and `chime`
     #[arg(long, value_name = "N", default_value = "8", value_parser = units::limited::<u32>(0, 1_000))]
     pub(super) hand_overs: u32,
     /// Let each client of the designs `smart` and `p-smart` READ and WRITE for itself, instead of

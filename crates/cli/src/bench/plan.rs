@@ -18,7 +18,7 @@ use farleaf_core::cache::CacheOptions;
 use farleaf_core::index::blocks::MOST_LOST;
 use farleaf_core::index::dex::DexOptions;
 use farleaf_core::index::fine::FineOptions;
-use farleaf_core::index::sherman::ShermanOptions;
+use farleaf_core::index::one_sided::entrywise::EntrywiseOptions;
 use farleaf_core::index::smart::SmartOptions;
 use farleaf_core::page::Layout;
 use farleaf_core::server::{MemoryServer, MemoryServerConfig};
@@ -163,6 +163,10 @@ impl Plan {
         let part = u64::from(arguments.block_cache_percent);
         let has_cache = arguments.inline_bytes.is_some() && arguments.index.has_cache();
         let of_blocks = if has_cache { in_cache / 100 * part } else { 0 };
+        let hot_bytes = match arguments.index {
+            DesignName::Chime => arguments.hot_entries.min(in_cache - of_blocks),
+            _ => 0,
+        };
         let blocks = arguments.inline_bytes.map(|inline_bytes| ValueBlocks {
             inline_bytes,
             cache_bytes: of_blocks * u64::from(arguments.compute_servers),
@@ -231,11 +235,12 @@ impl Plan {
                     by_versions: arguments.validate == Validation::Versions,
                     ..FineOptions::default()
                 },
-                sherman: ShermanOptions {
-                    cache_bytes: in_cache - of_blocks,
+                hot_bytes,
+                entrywise: EntrywiseOptions {
+                    cache_bytes: in_cache - of_blocks - hot_bytes,
                     hand_overs: arguments.hand_overs,
                     by_versions: arguments.validate == Validation::Versions,
-                    ..ShermanOptions::default()
+                    ..EntrywiseOptions::default()
                 },
                 smart: SmartOptions {
                     cache_bytes: in_cache - of_blocks,

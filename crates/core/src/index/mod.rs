@@ -4,6 +4,7 @@ mod admin;
 pub mod blocks;
 mod bulk;
 mod by_name;
+pub mod chime;
 pub mod coarse;
 pub mod conformance;
 mod design;

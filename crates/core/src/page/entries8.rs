@@ -1,10 +1,11 @@
-//! Pages whose leaves are written entry by entry: `u64` keys and values, each record with a check
-//! of its own, in no order. Inner pages are those of [`Fixed8`].
+//! Pages whose leaves are written entry by entry: `u64` keys and values with checks between them.
+//! Inner pages are those of [`Fixed8`]. There are two kinds of leaves: those of Sherman, where any
+//! entry can hold any key, and those of CHIME, which are hopscotch tables (`places.rs`).
 //!
 //! ```text
 //! leaf   word 6: the entry lock           word 7: the checksum of words 0 to 5
-//!        words 8…: key 0, value 0, check 0, key 1, value 1, check 1, …
-//! check  [live:1][hash of slot, page version, key and value:63]       (free: key and value as 0)
+//! check  [live:1 for each entry][hash of place, page version, keys and values]
+//!        (the key and value of a free entry count as 0)
 //! ```
 //!
 //! The holder of a leaf's entry lock (`remote::EntryHold`) adds a record by a WRITE of its key and
@@ -14,11 +15,14 @@
 //! *Invariants*
 //! - entries.N1. A copy whose checks all match its version has all entries of one version of the
 //!   page, and each entry in a state that it had while it was read.
-//! - entries.N2. A key is live in at most one slot of a leaf. A copy may show it twice, if it was
+//! - entries.N2. A key is live in at most one entry of a leaf. A copy may show it twice, if it was
 //!   deleted and added again meanwhile; either value was current.
-//! - entries.N3. A check that is not live says nothing about the key and the value beside it. So a
-//!   record may be added below it, and a WRITE that stops half-way leaves either a slot that is
-//!   free, or a live one whose key is right and whose value is the old or the new one.
+//! - entries.N3. A check in which an entry is not live says nothing about the key and the value of
+//!   that entry. So a record may be added below it, and a WRITE that stops half-way leaves either
+//!   an entry that is free, or a live one whose key is right and whose value is the old or the new
+//!   one.
+//! - hops.P3. The replica in a window that is whole has the high fence and the version of the leaf
+//!   at its address, and all entries of the window are of this version.
 //!
 //! After Wang et al., *Sherman* (SIGMOD 2022), §4.4, with a check of 63 bits in place of two
 //! versions of 4 bits.
@@ -30,131 +34,205 @@ use super::fixed8::Fixed8;
 use super::layout::{
     Entry, FencePosition, Layout, LeafDelete, LeafInsert, LeafReplace, Probe, ScanWindow, SplitPlan,
 };
+use super::lock_word::LockWord;
+use super::places::Places;
 use super::view::{HEADER_WORDS, HIGH_WORD, LOW_WORD, META_WORD, Page, SELF_WORD};
 use farleaf_fabric::GlobalAddr;
+use farleaf_fabric::sync::AtomicU64;
 use std::ops::{Range, RangeBounds};
 
-/// [`Fixed8`] with leaves that are written entry by entry. A page of 128 words (1 KB) holds 40
-/// records, or 60 children.
+/// [`Fixed8`] with leaves that are written entry by entry; with `HOPS`, leaves are hopscotch
+/// tables. A page of 128 words (1 KB) holds 40 records, or 42 with `HOPS`, or 60 children.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Entries8<const WORDS: usize = 128>;
+pub struct Entries8<const WORDS: usize = 128, const HOPS: bool = false>;
 
-/// Words of an entry: key, value, check.
-const ENTRY_WORDS: usize = 3;
-const CHECK: usize = 2;
-const LIVE: u64 = 1 << 63;
+/// In a replica and in the checks of a hopscotch leaf, the version has its low 24 bits: far more
+/// whole pages than can be written during one READ.
+const TAG_BITS: u32 = 24;
+const TAG: u64 = (1 << TAG_BITS) - 1;
 
-type View<'a, const WORDS: usize> = Page<'a, Entries8<WORDS>>;
+type View<'a, const WORDS: usize, const HOPS: bool> = Page<'a, Entries8<WORDS, HOPS>>;
 
 /// The same page as one of [`Fixed8`], for inner pages and headers.
 #[inline]
-fn plain<const WORDS: usize>(page: View<'_, WORDS>) -> Page<'_, Fixed8<WORDS>> {
+fn plain<const WORDS: usize, const HOPS: bool>(
+    page: View<'_, WORDS, HOPS>,
+) -> Page<'_, Fixed8<WORDS>> {
     Page::new(page.words())
 }
 
-impl<const WORDS: usize> Entries8<WORDS> {
+impl<const WORDS: usize, const HOPS: bool> Entries8<WORDS, HOPS> {
+    #[inline]
+    fn places() -> Places {
+        Places::new(Fixed8::<WORDS>::page_words(), HOPS)
+    }
+
     /// Maximum number of records of a leaf.
     #[inline]
     fn most_records() -> usize {
-        (Self::page_words() - HEADER_WORDS) / ENTRY_WORDS
+        Self::places().entries()
     }
 
-    /// The first word of an entry.
+    /// The live bit of an entry in its check.
     #[inline]
-    fn entry(slot: usize) -> usize {
-        HEADER_WORDS + ENTRY_WORDS * slot
+    fn live_bit(entry: usize) -> u64 {
+        1 << (63 - entry % Self::places().per_check())
     }
 
-    /// The check of a live record in a slot.
+    /// The word of the check of an entry.
     #[inline]
-    fn live_check(page: View<'_, WORDS>, slot: usize, key: u64, value: u64) -> u64 {
-        let version = page.lock_word().version();
-        sum_of([key, value, version, slot as u64].into_iter()) >> 1 | LIVE
-    }
-
-    /// The check of a free slot.
-    #[inline]
-    fn free_check(page: View<'_, WORDS>, slot: usize) -> u64 {
-        Self::live_check(page, slot, 0, 0) & !LIVE
+    fn check_word(entry: usize) -> usize {
+        Self::places().check(entry / Self::places().per_check())
     }
 
     #[inline]
-    fn is_live(page: View<'_, WORDS>, slot: usize) -> bool {
-        page.load(Self::entry(slot) + CHECK) & LIVE != 0
+    fn is_live(page: View<'_, WORDS, HOPS>, entry: usize) -> bool {
+        page.load(Self::check_word(entry)) & Self::live_bit(entry) != 0
     }
 
     #[inline]
-    fn record(page: View<'_, WORDS>, slot: usize) -> (u64, u64) {
-        (page.load(Self::entry(slot)), page.load(Self::entry(slot) + 1))
+    fn record(page: View<'_, WORDS, HOPS>, entry: usize) -> (u64, u64) {
+        let (key, value) = Self::places().record(entry);
+        (page.load(key), page.load(value))
     }
 
-    /// The check that the slot should have with its key, its value and its live bit.
+    /// The check of a bucket whose live bits are those of `bits`.
     #[inline]
-    fn due_check(page: View<'_, WORDS>, slot: usize) -> u64 {
-        match Self::is_live(page, slot) {
-            true => {
-                let (key, value) = Self::record(page, slot);
-                Self::live_check(page, slot, key, value)
-            }
-            false => Self::free_check(page, slot),
-        }
+    fn check_with(page: View<'_, WORDS, HOPS>, bucket: usize, bits: u64) -> u64 {
+        let per_check = Self::places().per_check();
+        let entries = bucket * per_check..(bucket + 1) * per_check;
+        let fields = entries.clone().flat_map(|entry| match bits & Self::live_bit(entry) {
+            0 => [0, 0],
+            _ => <[u64; 2]>::from(Self::record(page, entry)),
+        });
+        let version = page.lock_word().version() & if HOPS { TAG } else { u64::MAX };
+        let live = entries.fold(0, |live, entry| live | bits & Self::live_bit(entry));
+        sum_of(fields.chain([version, bucket as u64])) >> per_check | live
     }
 
-    /// Whether the slot has a record that is not torn.
+    /// The check that a bucket should have with its records and its live bits.
     #[inline]
-    fn is_sound(page: View<'_, WORDS>, slot: usize) -> bool {
-        Self::is_live(page, slot)
-            && page.load(Self::entry(slot) + CHECK) == Self::due_check(page, slot)
+    fn due_check(page: View<'_, WORDS, HOPS>, bucket: usize) -> u64 {
+        Self::check_with(page, bucket, page.load(Self::places().check(bucket)))
     }
 
-    /// The slot of a record. A torn one counts as absent.
     #[inline]
-    fn find(page: View<'_, WORDS>, key: u64) -> Option<usize> {
-        (0..Self::most_records())
-            .find(|&slot| page.load(Self::entry(slot)) == key && Self::is_sound(page, slot))
+    fn is_whole(page: View<'_, WORDS, HOPS>, bucket: usize) -> bool {
+        page.load(Self::places().check(bucket)) == Self::due_check(page, bucket)
     }
 
-    fn set_record(page: View<'_, WORDS>, slot: usize, key: u64, value: u64) {
-        let entry = Self::entry(slot);
-        page.store(entry, key);
-        page.store(entry + 1, value);
-        page.store(entry + CHECK, Self::live_check(page, slot, key, value));
+    /// Whether the entry has a record that is not torn.
+    #[inline]
+    fn is_sound(page: View<'_, WORDS, HOPS>, entry: usize) -> bool {
+        Self::is_live(page, entry) && Self::is_whole(page, entry / Self::places().per_check())
     }
 
-    fn free(page: View<'_, WORDS>, slot: usize) {
-        page.store(Self::entry(slot) + CHECK, Self::free_check(page, slot));
+    /// The entry of a record. A torn one counts as absent.
+    #[inline]
+    fn find(page: View<'_, WORDS, HOPS>, key: u64) -> Option<usize> {
+        Self::places().entries_of(Fixed8::<WORDS>::hash(&key)).find(|&entry| {
+            page.load(Self::places().record(entry).0) == key && Self::is_sound(page, entry)
+        })
     }
 
-    fn live_slots(page: View<'_, WORDS>) -> impl Iterator<Item = usize> {
-        (0..Self::most_records()).filter(move |&slot| Self::is_live(page, slot))
+    fn set_live(page: View<'_, WORDS, HOPS>, entry: usize, live: bool) {
+        let (word, bit) = (Self::check_word(entry), Self::live_bit(entry));
+        let bits = if live { page.load(word) | bit } else { page.load(word) & !bit };
+        page.store(word, Self::check_with(page, entry / Self::places().per_check(), bits));
+    }
+
+    fn set_record(page: View<'_, WORDS, HOPS>, entry: usize, (key, value): (u64, u64)) {
+        let (key_word, value_word) = Self::places().record(entry);
+        page.store(key_word, key);
+        page.store(value_word, value);
+        Self::set_live(page, entry, true);
+    }
+
+    fn live_entries(page: View<'_, WORDS, HOPS>) -> impl Iterator<Item = usize> {
+        (0..Self::most_records()).filter(move |&entry| Self::is_live(page, entry))
+    }
+
+    fn sound_entries(page: View<'_, WORDS, HOPS>) -> impl Iterator<Item = usize> {
+        (0..Self::most_records()).filter(move |&entry| Self::is_sound(page, entry))
     }
 
     /// The records, by key, each key once.
-    fn records(page: View<'_, WORDS>) -> Vec<(u64, u64)> {
-        let sound = (0..Self::most_records()).filter(|&slot| Self::is_sound(page, slot));
-        let mut records: Vec<_> = sound.map(|slot| Self::record(page, slot)).collect();
+    fn records(page: View<'_, WORDS, HOPS>) -> Vec<(u64, u64)> {
+        let sound = Self::sound_entries(page);
+        let mut records: Vec<_> = sound.map(|entry| Self::record(page, entry)).collect();
         records.sort_unstable();
         records.dedup_by_key(|record| record.0);
         records
     }
 
-    /// Makes these the records of a leaf; there are not too many.
-    fn set_records(page: View<'_, WORDS>, records: &[(u64, u64)]) {
-        for slot in 0..Self::most_records() {
-            match records.get(slot) {
-                Some(&(key, value)) => Self::set_record(page, slot, key, value),
-                None => Self::free(page, slot),
+    /// Makes these the records of a leaf, if they have room.
+    fn set_records(page: View<'_, WORDS, HOPS>, records: &[(u64, u64)]) -> bool {
+        Self::retain(page, |_| false);
+        records.iter().all(|(key, value)| Self::leaf_insert(page, key, value).is_inserted())
+    }
+
+    /// Whether a leaf has room for these records.
+    fn has_room_for(records: &[(u64, u64)]) -> bool {
+        let words: Vec<AtomicU64> = (0..Self::page_words()).map(|_| AtomicU64::new(0)).collect();
+        let page = Page::<Self>::new(&words);
+        page.format_empty(GlobalAddr::NULL, 0, &0, None);
+        Self::set_records(page, records)
+    }
+
+    /// Frees the entries of the keys for which `keep` is false.
+    fn retain(page: View<'_, WORDS, HOPS>, keep: impl Fn(u64) -> bool) {
+        for entry in Self::live_entries(page) {
+            if !keep(Self::record(page, entry).0) {
+                Self::set_live(page, entry, false);
             }
         }
     }
 
-    /// Frees the slots of the keys for which `keep` is false.
-    fn retain(page: View<'_, WORDS>, keep: impl Fn(u64) -> bool) {
-        for slot in Self::live_slots(page) {
-            if !keep(Self::record(page, slot).0) {
-                Self::free(page, slot);
-            }
+    /// The moves that make room for a new key among the records whose keys `keep` accepts.
+    fn moves(
+        page: View<'_, WORDS, HOPS>,
+        key: u64,
+        keep: impl Fn(u64) -> bool,
+    ) -> Option<Vec<usize>> {
+        let hash_of = |entry: usize| {
+            let (held, _) = Self::record(page, entry);
+            (Self::is_live(page, entry) && keep(held)).then(|| Fixed8::<WORDS>::hash(&held))
+        };
+        Self::places().moves(Fixed8::<WORDS>::hash(&key), hash_of)
+    }
+
+    /// Whether the page has only the window of a key (`open_window`).
+    fn is_window(page: View<'_, WORDS, HOPS>) -> bool {
+        HOPS && page.count() == 0
+    }
+
+    /// An entry for a new key, and whether records had to move for it.
+    fn make_room(page: View<'_, WORDS, HOPS>, key: u64) -> Option<(usize, bool)> {
+        let mut entries = Self::places().entries_of(Fixed8::<WORDS>::hash(&key));
+        if let Some(free) = entries.find(|&entry| !Self::is_live(page, entry)) {
+            return Some((free, false));
         }
+        if !HOPS || Self::is_window(page) {
+            return None;
+        }
+        let moves = Self::moves(page, key, |_| true)?;
+        for pair in moves.windows(2) {
+            Self::set_record(page, pair[0], Self::record(page, pair[1]));
+            Self::set_live(page, pair[1], false);
+        }
+        moves.last().map(|&free| (free, true))
+    }
+
+    /// The words of a replica of the high fence and the version.
+    fn due_replica(page: View<'_, WORDS, HOPS>, place: usize) -> [u64; 2] {
+        let high = Self::high(page).unwrap_or(0);
+        let tag = page.lock_word().version() & TAG;
+        let fields = [high, page.load(SELF_WORD), tag, place as u64];
+        [high, tag << (64 - TAG_BITS) | sum_of(fields.into_iter()) >> TAG_BITS]
+    }
+
+    fn replica(page: View<'_, WORDS, HOPS>, place: usize) -> [u64; 2] {
+        [page.load(place), page.load(place + 1)]
     }
 
     /// The part of the weight of a full page that a full leaf has.
@@ -163,14 +241,16 @@ impl<const WORDS: usize> Entries8<WORDS> {
     }
 }
 
-impl<const WORDS: usize> Layout for Entries8<WORDS> {
+impl<const WORDS: usize, const HOPS: bool> Layout for Entries8<WORDS, HOPS> {
     type Key = u64;
     type Value = u64;
-    type Entries = Self;
+    type Entries = Entries8<WORDS>;
+    type Hops = Entries8<WORDS, true>;
 
     const HAS_HEAP: bool = false;
     const FORMAT: u8 = Fixed8::<WORDS>::FORMAT;
     const BY_ENTRIES: bool = true;
+    const WINDOWS: bool = HOPS;
 
     type Filling = ();
 
@@ -224,44 +304,45 @@ impl<const WORDS: usize> Layout for Entries8<WORDS> {
     }
 
     #[inline]
-    fn low(page: View<'_, WORDS>) -> u64 {
+    fn low(page: View<'_, WORDS, HOPS>) -> u64 {
         Fixed8::low(plain(page))
     }
 
     #[inline]
-    fn high(page: View<'_, WORDS>) -> Option<u64> {
+    fn high(page: View<'_, WORDS, HOPS>) -> Option<u64> {
         Fixed8::high(plain(page))
     }
 
-    fn format_entries(page: View<'_, WORDS>, low: &u64, high: Option<&u64>) {
+    fn format_entries(page: View<'_, WORDS, HOPS>, low: &u64, high: Option<&u64>) {
         Self::set_low(page, low);
         Self::set_high(page, high);
         if page.level() == 0 {
             page.set_count(Self::most_records());
-            Self::set_records(page, &[]);
+            Self::retain(page, |_| false);
+            Self::seal_entries(page);
         }
     }
 
-    fn set_low(page: View<'_, WORDS>, low: &u64) {
+    fn set_low(page: View<'_, WORDS, HOPS>, low: &u64) {
         Fixed8::set_low(plain(page), low);
     }
 
-    fn set_high(page: View<'_, WORDS>, high: Option<&u64>) {
+    fn set_high(page: View<'_, WORDS, HOPS>, high: Option<&u64>) {
         Fixed8::set_high(plain(page), high);
     }
 
     #[inline]
-    fn reach(page: View<'_, WORDS>, probe: Probe<'_, u64>) -> FencePosition {
+    fn reach(page: View<'_, WORDS, HOPS>, probe: Probe<'_, u64>) -> FencePosition {
         Fixed8::reach(plain(page), probe)
     }
 
     #[inline]
-    fn leaf_get(page: View<'_, WORDS>, key: &u64) -> Option<u64> {
+    fn leaf_get(page: View<'_, WORDS, HOPS>, key: &u64) -> Option<u64> {
         Self::find(page, *key).map(|slot| Self::record(page, slot).1)
     }
 
     fn leaf_collect(
-        page: View<'_, WORDS>,
+        page: View<'_, WORDS, HOPS>,
         window: &ScanWindow<'_, u64>,
         out: &mut Vec<(u64, u64)>,
     ) -> usize {
@@ -275,56 +356,85 @@ impl<const WORDS: usize> Layout for Entries8<WORDS> {
         out.len() - before
     }
 
-    /// The key and the value come before the check (entries.N3).
-    fn leaf_insert(page: View<'_, WORDS>, key: &u64, value: &u64) -> LeafInsert {
+    fn leaf_insert(page: View<'_, WORDS, HOPS>, key: &u64, value: &u64) -> LeafInsert {
         if Self::find(page, *key).is_some() {
             return LeafInsert::Exists;
         }
-        let Some(slot) = (0..Self::most_records()).find(|&slot| !Self::is_live(page, slot)) else {
-            return LeafInsert::Full;
-        };
-        Self::set_record(page, slot, *key, *value);
-        LeafInsert::Inserted((Self::entry(slot)..Self::entry(slot + 1)).into())
+        let Some((entry, moved)) = Self::make_room(page, *key) else { return LeafInsert::Full };
+        Self::set_record(page, entry, (*key, *value));
+        let words =
+            if moved { HEADER_WORDS..Self::page_words() } else { Self::places().words(entry) };
+        LeafInsert::Inserted(words.into())
     }
 
     #[inline]
-    fn leaf_replace(page: View<'_, WORDS>, key: &u64, value: &u64) -> LeafReplace<u64> {
-        let Some(slot) = Self::find(page, *key) else { return LeafReplace::Absent };
-        Self::set_record(page, slot, *key, *value);
-        LeafReplace::Replaced((Self::entry(slot) + 1..Self::entry(slot + 1)).into(), None)
+    fn leaf_replace(page: View<'_, WORDS, HOPS>, key: &u64, value: &u64) -> LeafReplace<u64> {
+        let Some(entry) = Self::find(page, *key) else { return LeafReplace::Absent };
+        Self::set_record(page, entry, (*key, *value));
+        LeafReplace::Replaced(Self::places().value_words(entry).into(), None)
     }
 
-    fn leaf_has_room(page: View<'_, WORDS>, key: &u64, _value: &u64) -> bool {
-        !Self::is_full(page) || Self::find(page, *key).is_some()
+    fn leaf_has_room(page: View<'_, WORDS, HOPS>, key: &u64, _value: &u64) -> bool {
+        Self::find(page, *key).is_some() || Self::moves(page, *key, |_| true).is_some()
     }
 
-    fn leaf_delete(page: View<'_, WORDS>, key: &u64) -> LeafDelete<u64> {
-        let Some(slot) = Self::find(page, *key) else { return LeafDelete::Absent };
-        Self::free(page, slot);
-        let check = Self::entry(slot) + CHECK;
+    fn leaf_delete(page: View<'_, WORDS, HOPS>, key: &u64) -> LeafDelete<u64> {
+        let Some(entry) = Self::find(page, *key) else { return LeafDelete::Absent };
+        Self::set_live(page, entry, false);
+        let check = Self::check_word(entry);
         LeafDelete::Deleted((check..check + 1).into(), None)
     }
 
-    /// The free slots of a leaf.
+    /// The free entries of a leaf.
     #[inline]
-    fn deleted_count(page: View<'_, WORDS>) -> usize {
+    fn deleted_count(page: View<'_, WORDS, HOPS>) -> usize {
         match page.level() {
-            0 => page.count().saturating_sub(Self::live_slots(page).count()),
+            0 => page.count().saturating_sub(Self::live_entries(page).count()),
             _ => 0,
         }
     }
 
-    /// Free slots are used again as they are.
-    fn leaf_compact(_page: View<'_, WORDS>) -> usize {
+    /// Free entries are used again as they are.
+    fn leaf_compact(_page: View<'_, WORDS, HOPS>) -> usize {
         0
     }
 
-    fn record_window(_key: &u64) -> Range<usize> {
-        HEADER_WORDS..Self::page_words()
+    #[inline]
+    fn record_window(key: &u64) -> Range<usize> {
+        match HOPS {
+            true => Self::places().window(Fixed8::<WORDS>::hash(key)).0,
+            false => HEADER_WORDS..Self::page_words(),
+        }
+    }
+
+    fn open_window(
+        page: View<'_, WORDS, HOPS>,
+        at: GlobalAddr,
+        key: &u64,
+        unchecked: bool,
+    ) -> bool {
+        let (_, place) = Self::places().window(Fixed8::<WORDS>::hash(key));
+        let replica @ [high, tag] = Self::replica(page, place);
+        page.store(0, LockWord::from_bits(tag >> (64 - TAG_BITS)).to_bits());
+        page.store(SELF_WORD, at.to_bits());
+        Self::set_high(page, (high != 0).then_some(&high));
+        let mut buckets = Self::places().neighbours(Fixed8::<WORDS>::hash(key));
+        unchecked
+            || replica == Self::due_replica(page, place)
+                && buckets.all(|bucket| Self::is_whole(page, bucket))
+    }
+
+    fn record_place(page: View<'_, WORDS, HOPS>, key: &u64) -> Option<Range<usize>> {
+        Self::find(page, *key).map(|entry| Self::places().bucket_of(entry))
     }
 
     #[inline]
-    fn search_words(page: View<'_, WORDS>) -> Range<usize> {
+    fn entry_writes(words: Range<usize>) -> Option<(Range<usize>, Option<Range<usize>>)> {
+        Self::places().writes(words)
+    }
+
+    #[inline]
+    fn search_words(page: View<'_, WORDS, HOPS>) -> Range<usize> {
         match page.level() {
             0 => HEADER_WORDS..Self::page_words(),
             _ => Fixed8::search_words(plain(page)),
@@ -332,114 +442,134 @@ impl<const WORDS: usize> Layout for Entries8<WORDS> {
     }
 
     #[inline]
-    fn inner_slot(page: View<'_, WORDS>, probe: Probe<'_, u64>) -> usize {
+    fn inner_slot(page: View<'_, WORDS, HOPS>, probe: Probe<'_, u64>) -> usize {
         Fixed8::inner_slot(plain(page), probe)
     }
 
     #[inline]
-    fn inner_child_word(page: View<'_, WORDS>, slot: usize) -> usize {
+    fn inner_child_word(page: View<'_, WORDS, HOPS>, slot: usize) -> usize {
         Fixed8::inner_child_word(plain(page), slot)
     }
 
     #[inline]
-    fn inner_child(page: View<'_, WORDS>, slot: usize) -> GlobalAddr {
+    fn inner_child(page: View<'_, WORDS, HOPS>, slot: usize) -> GlobalAddr {
         Fixed8::inner_child(plain(page), slot)
     }
 
-    fn inner_set_child(page: View<'_, WORDS>, slot: usize, child: GlobalAddr) {
+    fn inner_set_child(page: View<'_, WORDS, HOPS>, slot: usize, child: GlobalAddr) {
         Fixed8::inner_set_child(plain(page), slot, child);
     }
 
-    fn inner_key(page: View<'_, WORDS>, slot: usize) -> u64 {
+    fn inner_key(page: View<'_, WORDS, HOPS>, slot: usize) -> u64 {
         Fixed8::inner_key(plain(page), slot)
     }
 
-    fn inner_insert(page: View<'_, WORDS>, key: &u64, child: GlobalAddr) -> bool {
+    fn inner_insert(page: View<'_, WORDS, HOPS>, key: &u64, child: GlobalAddr) -> bool {
         Fixed8::inner_insert(plain(page), key, child)
     }
 
-    fn inner_has_room(page: View<'_, WORDS>, key: &u64) -> bool {
+    fn inner_has_room(page: View<'_, WORDS, HOPS>, key: &u64) -> bool {
         Fixed8::inner_has_room(plain(page), key)
     }
 
-    fn inner_remove(page: View<'_, WORDS>, slot: usize) {
+    fn inner_remove(page: View<'_, WORDS, HOPS>, slot: usize) {
         Fixed8::inner_remove(plain(page), slot);
     }
 
-    fn inner_set_key(page: View<'_, WORDS>, slot: usize, key: &u64) -> bool {
+    fn inner_set_key(page: View<'_, WORDS, HOPS>, slot: usize, key: &u64) -> bool {
         Fixed8::inner_set_key(plain(page), slot, key)
     }
 
-    fn inner_can_set_key(page: View<'_, WORDS>, slot: usize, key: &u64) -> bool {
+    fn inner_can_set_key(page: View<'_, WORDS, HOPS>, slot: usize, key: &u64) -> bool {
         Fixed8::inner_can_set_key(plain(page), slot, key)
     }
 
     #[inline]
-    fn weight(page: View<'_, WORDS>) -> usize {
+    fn weight(page: View<'_, WORDS, HOPS>) -> usize {
         match page.level() {
             0 => page.live_count() * Self::full() / Self::most_records(),
             _ => Fixed8::weight(plain(page)),
         }
     }
 
-    fn record_weight(page: View<'_, WORDS>, key: &u64) -> usize {
+    fn record_weight(page: View<'_, WORDS, HOPS>, key: &u64) -> usize {
         usize::from(Self::find(page, *key).is_some()) * Self::full() / Self::most_records()
     }
 
-    fn is_full(page: View<'_, WORDS>) -> bool {
+    fn is_full(page: View<'_, WORDS, HOPS>) -> bool {
         match page.level() {
-            0 => Self::live_slots(page).count() == Self::most_records(),
+            0 => Self::live_entries(page).count() == Self::most_records(),
             _ => Fixed8::is_full(plain(page)),
         }
     }
 
-    fn clear_unused(page: View<'_, WORDS>) {
+    fn clear_unused(page: View<'_, WORDS, HOPS>) {
         if page.level() > 0 {
             Fixed8::clear_unused(plain(page));
         }
     }
 
-    fn seal_entries(page: View<'_, WORDS>) {
-        if page.level() == 0 {
-            for slot in 0..Self::most_records() {
-                page.store(Self::entry(slot) + CHECK, Self::due_check(page, slot));
-            }
+    fn seal_entries(page: View<'_, WORDS, HOPS>) {
+        if page.level() > 0 {
+            return;
+        }
+        for bucket in 0..Self::places().buckets() {
+            page.store(Self::places().check(bucket), Self::due_check(page, bucket));
+        }
+        for place in Self::places().replicas() {
+            let [high, tag] = Self::due_replica(page, place);
+            page.store(place, high);
+            page.store(place + 1, tag);
         }
     }
 
     #[inline]
-    fn entries_are_whole(page: View<'_, WORDS>) -> bool {
-        let check = |slot| page.load(Self::entry(slot) + CHECK);
+    fn entries_are_whole(page: View<'_, WORDS, HOPS>) -> bool {
+        let is_due = |place| Self::replica(page, place) == Self::due_replica(page, place);
         page.level() > 0
-            || (0..Self::most_records()).all(|slot| check(slot) == Self::due_check(page, slot))
+            || (0..Self::places().buckets()).all(|bucket| Self::is_whole(page, bucket))
+                && Self::places().replicas().all(is_due)
     }
 
-    fn mended_entries(page: View<'_, WORDS>, drops: bool) -> Vec<(usize, u64)> {
+    fn mended_entries(page: View<'_, WORDS, HOPS>, drops: bool) -> Vec<(usize, u64)> {
         if page.level() > 0 {
             return Vec::new();
         }
-        let check = |slot| (Self::entry(slot) + CHECK, Self::due_check(page, slot));
-        let checks = (0..Self::most_records()).map(check);
-        let torn = checks.enumerate().filter(|(_, (word, due))| page.load(*word) != *due);
-        torn.map(|(slot, (word, due))| {
-            (word, if drops { Self::free_check(page, slot) } else { due })
-        })
-        .collect()
+        let torn = (0..Self::places().buckets()).filter(|&bucket| !Self::is_whole(page, bucket));
+        let due = |bucket| match drops {
+            true => Self::check_with(page, bucket, 0),
+            false => Self::due_check(page, bucket),
+        };
+        torn.map(|bucket| (Self::places().check(bucket), due(bucket))).collect()
     }
 
-    /// The middle, whatever is pending: either half has room for another entry.
-    fn split_plan(page: View<'_, WORDS>, _pending: Option<&Entry<Self>>) -> SplitPlan<u64> {
+    /// The middle; either half then has room for another entry. In a hopscotch leaf, the entries
+    /// that can hold the pending key may all be in its half. Then the split is next to that key:
+    /// those entries are not all below it and not all above it.
+    fn split_plan(page: View<'_, WORDS, HOPS>, pending: Option<&Entry<Self>>) -> SplitPlan<u64> {
         if page.level() > 0 {
             return Fixed8::split_plan(plain(page), None);
         }
         let records = Self::records(page);
-        let slot = records.len() / 2;
-        SplitPlan { slot, separator: records[slot].0 }
+        let before = |slot: usize| SplitPlan { slot, separator: records[slot].0 };
+        let middle = before(records.len() / 2);
+        let Some(Entry::Record(key, _)) = pending else { return middle };
+        let is_above = |other: u64| other >= middle.separator;
+        let fits = |keep: &dyn Fn(u64) -> bool| Self::moves(page, *key, keep).is_some();
+        if !HOPS || fits(&|other| is_above(other) == is_above(*key)) {
+            return middle;
+        }
+        let slot = records.partition_point(|(other, _)| other < key);
+        match slot < records.len() && fits(&|other| other < *key) {
+            true => before(slot),
+            false => SplitPlan { slot, separator: *key },
+        }
     }
 
+    /// Records keep their entries, which are those of their keys in any leaf.
     fn split_copy(
-        left: View<'_, WORDS>,
-        right: View<'_, WORDS>,
+        left: View<'_, WORDS, HOPS>,
+        right: View<'_, WORDS, HOPS>,
         right_at: GlobalAddr,
         plan: &SplitPlan<u64>,
     ) {
@@ -448,17 +578,22 @@ impl<const WORDS: usize> Layout for Entries8<WORDS> {
         }
         right.format_empty(right_at, 0, &plan.separator, Self::high(left).as_ref());
         right.set_sibling(left.sibling());
-        Self::set_records(right, &Self::records(left)[plan.slot..]);
+        for entry in Self::sound_entries(left) {
+            let record = Self::record(left, entry);
+            if record.0 >= plan.separator {
+                Self::set_record(right, entry, record);
+            }
+        }
     }
 
-    fn split_truncate(left: View<'_, WORDS>, plan: &SplitPlan<u64>) {
+    fn split_truncate(left: View<'_, WORDS, HOPS>, plan: &SplitPlan<u64>) {
         match left.level() {
             0 => Self::retain(left, |key| key < plan.separator),
             _ => Fixed8::split_truncate(plain(left), plan),
         }
     }
 
-    fn trim(page: View<'_, WORDS>, low: &u64, high: Option<&u64>) -> bool {
+    fn trim(page: View<'_, WORDS, HOPS>, low: &u64, high: Option<&u64>) -> bool {
         if page.level() > 0 {
             return Fixed8::trim(plain(page), low, high);
         }
@@ -468,26 +603,27 @@ impl<const WORDS: usize> Layout for Entries8<WORDS> {
         true
     }
 
-    fn leaf_sum(page: View<'_, WORDS>) -> u64 {
+    fn leaf_sum(page: View<'_, WORDS, HOPS>) -> u64 {
         let header = [SELF_WORD, LOW_WORD, HIGH_WORD, META_WORD].map(|word| page.load(word));
-        let slot = |slot| {
-            let (key, _) = Self::record(page, slot);
-            if Self::is_live(page, slot) { [1, key] } else { [0, 0] }
+        let entry = |entry| {
+            let (key, _) = Self::record(page, entry);
+            if Self::is_live(page, entry) { [1, key] } else { [0, 0] }
         };
-        chained_sum(header.into_iter().chain((0..Self::most_records()).flat_map(slot)))
+        chained_sum(header.into_iter().chain((0..Self::most_records()).flat_map(entry)))
     }
 
-    fn fits_merged(left: View<'_, WORDS>, right: View<'_, WORDS>) -> bool {
+    fn fits_merged(left: View<'_, WORDS, HOPS>, right: View<'_, WORDS, HOPS>) -> bool {
         match left.level() {
             0 => {
                 let most = Self::most_records() - Self::most_records() / 8;
                 left.live_count() + right.live_count() <= most
+                    && Self::has_room_for(&[Self::records(left), Self::records(right)].concat())
             }
             _ => Fixed8::fits_merged(plain(left), plain(right)),
         }
     }
 
-    fn merge(left: View<'_, WORDS>, right: View<'_, WORDS>) {
+    fn merge(left: View<'_, WORDS, HOPS>, right: View<'_, WORDS, HOPS>) {
         if left.level() > 0 {
             return Fixed8::merge(plain(left), plain(right));
         }
@@ -498,8 +634,8 @@ impl<const WORDS: usize> Layout for Entries8<WORDS> {
     }
 
     fn rebalance(
-        left: View<'_, WORDS>,
-        right: View<'_, WORDS>,
+        left: View<'_, WORDS, HOPS>,
+        right: View<'_, WORDS, HOPS>,
         fits: impl Fn(&u64) -> bool,
     ) -> Option<u64> {
         if left.level() > 0 {
@@ -512,7 +648,7 @@ impl<const WORDS: usize> Layout for Entries8<WORDS> {
         let records = [lower, upper].concat();
         let (lower, upper) = records.split_at(records.len() / 2);
         let separator = upper[0].0;
-        if !fits(&separator) {
+        if !fits(&separator) || !Self::has_room_for(lower) || !Self::has_room_for(upper) {
             return None;
         }
         Self::set_records(left, lower);
@@ -524,7 +660,7 @@ impl<const WORDS: usize> Layout for Entries8<WORDS> {
 
     fn fill_leaf(
         _filling: &mut (),
-        page: View<'_, WORDS>,
+        page: View<'_, WORDS, HOPS>,
         (key, value): (&u64, &u64),
         fill: usize,
     ) -> bool {
@@ -534,14 +670,14 @@ impl<const WORDS: usize> Layout for Entries8<WORDS> {
 
     fn fill_inner(
         filling: &mut (),
-        page: View<'_, WORDS>,
+        page: View<'_, WORDS, HOPS>,
         child: (&u64, GlobalAddr),
         fill: usize,
     ) -> bool {
         Fixed8::fill_inner(filling, plain(page), child, fill)
     }
 
-    fn is_filled(filling: &(), page: View<'_, WORDS>, fill: usize) -> bool {
+    fn is_filled(filling: &(), page: View<'_, WORDS, HOPS>, fill: usize) -> bool {
         match page.level() {
             0 => page.live_count() >= Self::leaf_fill(fill),
             _ => Fixed8::is_filled(filling, plain(page), fill),
@@ -558,6 +694,7 @@ mod tests {
     use std::ops::Bound;
 
     type Leaf = Entries8<128>;
+    type Hops = Entries8<128, true>;
 
     fn words() -> Vec<AtomicU64> {
         (0..128).map(|_| AtomicU64::new(0)).collect()
@@ -567,11 +704,11 @@ mod tests {
         words.iter().map(|word| word.load(Ordering::Relaxed)).collect()
     }
 
-    fn leaf(words: &[AtomicU64], version: u64) -> Page<'_, Leaf> {
-        let page = Page::<Leaf>::new(words);
+    fn leaf<const HOPS: bool>(words: &[AtomicU64], version: u64) -> Page<'_, Entries8<128, HOPS>> {
+        let page = Page::<Entries8<128, HOPS>>::new(words);
         page.format_empty(GlobalAddr::new(ServerId::new(1), 4096), 0, &5, None);
         for key in 5..20 {
-            assert!(Leaf::leaf_insert(page, &key, &(key * 3)).is_inserted());
+            assert!(Entries8::leaf_insert(page, &key, &(key * 3)).is_inserted());
         }
         page.seal(LockWord::from_bits(version).next_by(3));
         page
@@ -579,36 +716,37 @@ mod tests {
 
     /// Each WRITE of a change, torn in every way: a reader refuses the leaf, or finds the old or
     /// the new record. What is mended is the old or the new leaf.
-    #[test]
-    fn a_torn_entry_is_refused_and_mended() {
+    fn torn_entries<const HOPS: bool>() {
         for change in 0..3 {
             let (old, new) = (words(), words());
-            let (before, after) = (leaf(&old, 0), leaf(&new, 0));
-            let writes: Vec<Range<usize>> = match change {
+            let (before, after) = (leaf::<HOPS>(&old, 0), leaf::<HOPS>(&new, 0));
+            let changed = match change {
                 0 => {
-                    let LeafReplace::Replaced(words, None) = Leaf::leaf_replace(after, &9, &77)
+                    let LeafReplace::Replaced(words, None) = Entries8::leaf_replace(after, &9, &77)
                     else {
                         panic!("it is there")
                     };
-                    vec![words.front()]
+                    words
                 }
                 1 => {
-                    let LeafInsert::Inserted(words) = Leaf::leaf_insert(after, &50, &77) else {
+                    let LeafInsert::Inserted(words) = Entries8::leaf_insert(after, &50, &77) else {
                         panic!("there is room")
                     };
-                    let all = words.front();
-                    vec![all.start..all.end - 1, all.end - 1..all.end]
+                    words
                 }
                 _ => {
-                    let LeafDelete::Deleted(words, None) = Leaf::leaf_delete(after, &9) else {
+                    let LeafDelete::Deleted(words, None) = Entries8::leaf_delete(after, &9) else {
                         panic!("it is there")
                     };
-                    vec![words.front()]
+                    words
                 }
             };
+            let (first, second) =
+                Entries8::<128, HOPS>::entry_writes(changed.front()).expect("nothing moved");
+            let writes: Vec<_> = [first].into_iter().chain(second).collect();
             assert!(before.is_of_one_piece() && after.is_of_one_piece(), "change {change}");
             let key = if change == 1 { 50 } else { 9 };
-            let outcomes = [Leaf::leaf_get(before, &key), Leaf::leaf_get(after, &key)];
+            let outcomes = [Entries8::leaf_get(before, &key), Entries8::leaf_get(after, &key)];
             let (old, new) = (load(&old), load(&new));
             let mut landed = old.clone();
             for write in writes {
@@ -619,19 +757,19 @@ mod tests {
                         torn[word] = new[word];
                     }
                     let torn: Vec<_> = torn.into_iter().map(AtomicU64::new).collect();
-                    let page = Page::<Leaf>::new(&torn);
+                    let page = Page::<Entries8<128, HOPS>>::new(&torn);
                     if page.is_of_one_piece() {
-                        assert!(outcomes.contains(&Leaf::leaf_get(page, &key)));
-                        assert_eq!(Leaf::mended_entries(page, false), []);
+                        assert!(outcomes.contains(&Entries8::leaf_get(page, &key)));
+                        assert_eq!(Entries8::mended_entries(page, false), []);
                         continue;
                     }
-                    let mends = Leaf::mended_entries(page, false);
+                    let mends = Entries8::mended_entries(page, false);
                     assert_eq!(mends.len(), 1, "change {change}");
                     for (word, due) in mends {
                         torn[word].store(due, Ordering::Relaxed);
                     }
                     assert!(page.is_of_one_piece(), "change {change}, {subset:b} of {write:?}");
-                    assert!(outcomes.contains(&Leaf::leaf_get(page, &key)), "change {change}");
+                    assert!(outcomes.contains(&Entries8::leaf_get(page, &key)), "change {change}");
                 }
                 landed[write.clone()].copy_from_slice(&new[write]);
             }
@@ -639,13 +777,18 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_torn_entry_is_refused_and_mended() {
+        torn_entries::<false>();
+        torn_entries::<true>();
+    }
+
     /// Two versions of a leaf with the same records differ in every check.
     #[test]
     fn entries_of_two_versions_do_not_mix() {
         let (one, other) = (words(), words());
-        let (page, _) = (leaf(&one, 0), leaf(&other, 1));
-        let free = Leaf::entry(30) + CHECK;
-        for word in [0, 7, Leaf::entry(0) + CHECK, free] {
+        let (page, _) = (leaf::<false>(&one, 0), leaf::<false>(&other, 1));
+        for word in [0, 7, Leaf::check_word(0), Leaf::check_word(30)] {
             let held = one[word].swap(other[word].load(Ordering::Relaxed), Ordering::Relaxed);
             assert!(!page.is_of_one_piece(), "word {word}");
             one[word].store(held, Ordering::Relaxed);
@@ -657,7 +800,7 @@ mod tests {
     #[test]
     fn a_full_leaf_splits_in_two() {
         let (one, other) = (words(), words());
-        let (left, right) = (leaf(&one, 0), Page::<Leaf>::new(&other));
+        let (left, right) = (leaf::<false>(&one, 0), Page::<Leaf>::new(&other));
         let mut keys: Vec<u64> = (5..20).collect();
         for key in (0..140).rev().map(|number| 20 + number * 7) {
             if Leaf::leaf_insert(left, &key, &(key * 3)) == LeafInsert::Full {
@@ -688,5 +831,104 @@ mod tests {
         Leaf::leaf_collect(right, &some, &mut downwards);
         let expected = [38, 37, 36].map(|number| (keys[number], keys[number] * 3));
         assert_eq!(downwards, expected);
+    }
+
+    /// The window of a key, alone.
+    fn window(leaf: Page<'_, Hops>, key: u64) -> Vec<AtomicU64> {
+        let alone = words();
+        for word in Hops::record_window(&key) {
+            alone[word].store(leaf.load(word), Ordering::Relaxed);
+        }
+        alone
+    }
+
+    /// A window shows each key of the leaf, its high fence and its version, and refuses words of
+    /// another version, of another address, and torn ones.
+    #[test]
+    fn a_window_is_of_one_version_of_its_leaf() {
+        let (one, other) = (words(), words());
+        let (page, newer) = (leaf::<true>(&one, 0), leaf::<true>(&other, 1));
+        Hops::set_high(newer, Some(&17));
+        newer.seal(newer.lock_word());
+        let at = page.address();
+        for key in 5..30 {
+            let value = (key < 20).then_some(key * 3);
+            let alone = window(page, key);
+            let view = Page::<Hops>::new(&alone);
+            assert!(Hops::open_window(view, at, &key, false));
+            assert_eq!((Hops::leaf_get(view, &key), Hops::high(view)), (value, None));
+            let of_newer = window(newer, key);
+            let view_of_newer = Page::<Hops>::new(&of_newer);
+            assert!(Hops::open_window(view_of_newer, at, &key, false));
+            assert_eq!(Hops::high(view_of_newer), Some(17));
+            assert!(!Hops::open_window(Page::new(&window(page, key)), at.plus(1024), &key, false));
+            let mut differing = 0;
+            for word in Hops::record_window(&key) {
+                let mixed = window(page, key);
+                mixed[word].store(newer.load(word), Ordering::Relaxed);
+                let whole = Hops::open_window(Page::new(&mixed), at, &key, false);
+                assert_eq!(whole, newer.load(word) == page.load(word), "word {word}");
+                differing += usize::from(!whole);
+            }
+            assert_eq!(differing, 6, "the replica, and the checks of four buckets");
+        }
+    }
+
+    /// Random keys until the leaf is full: they move, none is lost, and the leaf is nearly full.
+    /// Then every record that has no room finds it after a split.
+    #[test]
+    fn a_full_hopscotch_leaf_splits_so_that_the_new_record_has_room() {
+        let (mut held, mut moved, mut beside) = (0, 0, 0);
+        for seed in 0..200_u64 {
+            let (one, other) = (words(), words());
+            let (left, right) = (Page::<Hops>::new(&one), Page::<Hops>::new(&other));
+            left.format_empty(GlobalAddr::new(ServerId::new(1), 4096), 0, &0, None);
+            left.seal(LockWord::from_bits(0).next_by(3));
+            let key_of = |number: u64| Fixed8::<128>::hash(&(seed << 32 | number));
+            let with = |low: bool| {
+                (0..).map(key_of).filter(move |key| {
+                    let home = Hops::places().neighbours(Fixed8::<128>::hash(key)).start;
+                    // In every other leaf, all low keys are at home in one bucket.
+                    seed.is_multiple_of(2)
+                        || (if low { home == 0 } else { home > 5 }) && low == (key >> 63 == 0)
+                })
+            };
+            let mut candidates = with(true).zip(with(false)).flat_map(|(low, high)| [low, high]);
+            let mut keys = Vec::new();
+            let pending = loop {
+                let key = candidates.next().unwrap();
+                match Hops::leaf_insert(left, &key, &!key) {
+                    LeafInsert::Inserted(words) => {
+                        keys.push(key);
+                        moved += usize::from(Hops::entry_writes(words.front()).is_none());
+                    }
+                    LeafInsert::Exists => {}
+                    LeafInsert::Full => break key,
+                }
+                assert!(keys.iter().all(|key| Hops::leaf_get(left, key) == Some(!key)));
+            };
+            assert!(!Hops::leaf_has_room(left, &pending, &0));
+            held += if seed.is_multiple_of(2) { keys.len() } else { 0 };
+            let record = Entry::<Hops>::Record(pending, !pending);
+            let plan = Hops::split_plan(left, Some(&record));
+            beside += usize::from(plan != Hops::split_plan(left, None));
+            let at = GlobalAddr::new(ServerId::new(0), 8192);
+            Hops::split_copy(left, right, at, &plan);
+            Hops::split_truncate(left, &plan);
+            Hops::split_link(left, &plan.separator, at);
+            let half = if pending < plan.separator { left } else { right };
+            assert!(record.add_to(half), "seed {seed}");
+            for page in [left, right] {
+                page.seal(page.lock_word().next_by(3));
+                assert!(page.is_of_one_piece() && page.live_count() > 0);
+            }
+            keys.push(pending);
+            for key in keys {
+                let half = if key < plan.separator { left } else { right };
+                assert_eq!(Hops::leaf_get(half, &key), Some(!key));
+            }
+        }
+        assert!(held >= 100 * 36, "a leaf was full with {} of 42 records", held / 100);
+        assert!(moved > 0 && beside > 0, "{moved} moves, {beside} splits beside the middle");
     }
 }

@@ -184,6 +184,7 @@ impl<const WORDS: usize> Layout for Fixed8<WORDS> {
     type Key = u64;
     type Value = u64;
     type Entries = Entries8<WORDS>;
+    type Hops = Entries8<WORDS, true>;
 
     const HAS_HEAP: bool = false;
     const FORMAT: u8 = 1;

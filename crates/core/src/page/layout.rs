@@ -235,6 +235,12 @@ pub trait Layout: Copy + Debug + Send + Sync + 'static {
     /// ([`Page::entry_lock`]). Word 7 is then the checksum of a leaf's header only.
     const BY_ENTRIES: bool = false;
 
+    /// The layout of pages whose leaves are hopscotch tables, written entry by entry. The layout
+    /// itself if it has no such form.
+    type Hops: Layout<Key = Self::Key, Value = Self::Value>;
+    /// Whether a lookup needs only a part of a leaf, its [`Layout::record_window`].
+    const WINDOWS: bool = false;
+
     /// Size of a page in words, including the header.
     fn page_words() -> usize;
     /// Maximum number of entries of a page.
@@ -346,6 +352,28 @@ pub trait Layout: Copy + Debug + Send + Sync + 'static {
     /// Leaf: the words that can hold the record of `key`, whatever the leaf contains. A READ must
     /// fetch these to look up the key.
     fn record_window(key: &Self::Key) -> Range<usize>;
+    /// Makes a leaf without the other words of a page that has only the window of `key`, READ from
+    /// the leaf at `at`: the leaf's version and high fence, and the entries that can hold the key.
+    /// Returns whether no part of the window is torn, or from another version or another page than
+    /// the rest of it. With `unchecked`, plants a bug: believes any window.
+    fn open_window(
+        _page: Page<'_, Self>,
+        _at: GlobalAddr,
+        _key: &Self::Key,
+        _unchecked: bool,
+    ) -> bool {
+        false
+    }
+    /// Leaf, or its window: the words that, with the page's version, show the record of `key`.
+    /// `None` if the key is absent.
+    fn record_place(_page: Page<'_, Self>, _key: &Self::Key) -> Option<Range<usize>> {
+        None
+    }
+    /// Leaf that is written entry by entry: the WRITEs of a change of these words, one after the
+    /// other. `None` if the change has moved entries, so that the whole leaf has to be written.
+    fn entry_writes(_words: Range<usize>) -> Option<(Range<usize>, Option<Range<usize>>)> {
+        None
+    }
 
     /// The words that a search of the page may read besides its header and its child words. The
     /// range lies within the page, whatever the page contains.

@@ -19,6 +19,7 @@ mod layout;
 mod limits;
 mod lock_word;
 mod named;
+mod places;
 mod radix;
 mod restructure;
 mod stored;

@@ -52,7 +52,7 @@ impl<const WORDS: usize> Named for Fixed8<WORDS> {
     names_are_the_keys!();
 }
 
-impl<const WORDS: usize> Named for Entries8<WORDS> {
+impl<const WORDS: usize, const HOPS: bool> Named for Entries8<WORDS, HOPS> {
     names_are_the_keys!();
 }
 

@@ -47,6 +47,7 @@ impl<const WORDS: usize, const SEED: u64> Layout for Stubborn<WORDS, SEED> {
     type Key = u64;
     type Value = u64;
     type Entries = Self;
+    type Hops = Self;
 
     const HAS_HEAP: bool = false;
     const FORMAT: u8 = Fixed8::<WORDS>::FORMAT;

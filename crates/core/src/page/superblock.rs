@@ -85,6 +85,9 @@ pub enum DesignId {
     Sherman = 7,
     /// A radix tree over all memory servers, accessed one-sided, with a leaf for each key.
     Smart = 8,
+    /// One tree over all memory servers, accessed one-sided, with leaves that are hopscotch tables
+    /// where the layout permits it.
+    Chime = 9,
 }
 
 /// The content of a superblock.

@@ -50,6 +50,7 @@ mod rpc;
 mod settle;
 mod shares;
 mod split;
+mod windows;
 
 pub use allocate::NodeAllocator;
 pub use backoff::Backoff;
@@ -83,3 +84,4 @@ pub(crate) use radix_space::NodeRoom;
 pub use rpc::RpcClient;
 pub use shares::{BadShares, Partitioning, ShareMap};
 pub use split::Separator;
+pub(crate) use windows::RecordPlace;

@@ -1,10 +1,12 @@
 //! The suite of all designs over named keys with lengths from 0 to the limit.
 
 use super::providers::{AnyProvider, local, rough, sim, tcp};
+use farleaf_core::index::chime::{Chime, ChimeOptions};
 use farleaf_core::index::coarse::{Coarse, CoarseOptions, Partitioning};
 use farleaf_core::index::conformance::{self, Setup};
 use farleaf_core::index::fine::{Fine, FineOptions};
 use farleaf_core::index::hybrid::{Hybrid, HybridOptions};
+use farleaf_core::index::one_sided::entrywise::EntrywiseOptions;
 use farleaf_core::index::sherman::{Sherman, ShermanOptions};
 use farleaf_core::page::{Bytes, Named, OwnedKey};
 use farleaf_core::server::MemoryServerConfig;
@@ -86,6 +88,19 @@ fn sherman<L: Named>(provider: &AnyProvider) {
     };
     let setup = Setup { provider, options, memory_servers: 3, server: server() };
     conformance::run::<L, Sherman, _>(&setup);
+}
+
+fn chime<L: Named>(provider: &AnyProvider) {
+    let tree = EntrywiseOptions { chunk_nodes_log2: 4, cache_bytes: 4_000, hand_overs: 2 };
+    let options = ChimeOptions { tree, hot_bytes: 4_000 };
+    let setup = Setup { provider, options, memory_servers: 3, server: server() };
+    conformance::run::<L, Chime, _>(&setup);
+}
+
+/// Its leaves are written as a whole.
+#[test]
+fn chime_locally() {
+    chime::<Bytes<128>>(&local(LocalConfig::default()));
 }
 
 /// Its leaves are written as a whole.

@@ -4,6 +4,7 @@
 
 #![cfg(not(any(loom, shuttle)))]
 
+mod chime;
 mod client;
 mod clients;
 mod coarse;

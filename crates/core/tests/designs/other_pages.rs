@@ -1,6 +1,7 @@
 //! How each design handles a pool whose pages have a different layout: a memory server of another
 //! version, or one with the options of another cluster.
 
+use farleaf_core::index::chime::{Chime, ChimeOptions};
 use farleaf_core::index::coarse::{Coarse, CoarseOptions, Partitioning};
 use farleaf_core::index::dex::{Dex, DexOptions};
 use farleaf_core::index::fine::{Fine, FineOptions};
@@ -82,6 +83,7 @@ fn there_is_no_index_over_pools_of_two_layouts() {
     is_refused::<Coarse>(&CoarseOptions { partitioning });
     is_refused::<Fine>(&FineOptions::default());
     is_refused::<Hybrid>(&HybridOptions::with_boundaries(boundaries()));
+    is_refused::<Chime>(&ChimeOptions::default());
     is_refused::<Sherman>(&ShermanOptions::default());
     is_refused::<Dex>(&DexOptions::with_boundaries(vec![], Default::default()));
 }

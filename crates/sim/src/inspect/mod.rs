@@ -175,7 +175,9 @@ impl<L: Named> Pool<L> {
         let mut walk = Walk::new(self, expect);
         let seen = match self.design {
             DesignSpec::Coarse { .. } => walk.coarse(),
-            DesignSpec::Fine { .. } | DesignSpec::Sherman { .. } => walk.blink(),
+            DesignSpec::Fine { .. } | DesignSpec::Sherman { .. } | DesignSpec::Chime { .. } => {
+                walk.blink()
+            }
             DesignSpec::Hybrid { .. } => walk.hybrid(),
             DesignSpec::Smart { spread, .. } => walk.radix(spread),
             DesignSpec::Dex { .. } => walk.dex(),

@@ -2,18 +2,10 @@
 
 use super::{Key, Locate, Value};
 use crate::index::IndexError;
-use crate::page::{Answer, Layout, LeafEdit, OwnedValue, Probe};
+use crate::page::{Answer, LeafEdit, OwnedValue, Probe};
 use crate::remote::{Miss, Pointer, RemoteError};
 use farleaf_fabric::{Fabric, GlobalAddr};
 use std::borrow::Borrow;
-
-pub(super) async fn try_get<I: Locate>(
-    index: &I,
-    key: &Key<I>,
-) -> Result<Option<OwnedValue<I::Layout>>, Miss> {
-    let leaf = index.find(Probe::At(key)).await?;
-    Ok(I::Layout::leaf_get(leaf.page(), key))
-}
 
 /// The values of many keys, fetched one window at a time, because other operations of the endpoint
 /// also need buffers.
@@ -29,7 +21,7 @@ pub(super) async fn get_all<I: Locate>(
             values.push(match value {
                 Some(value) => value,
                 // The lookup met a concurrent change: repeat it alone.
-                None => pages.attempts(async || try_get(index, key.borrow()).await).await?,
+                None => pages.attempts(async || index.get_one(key.borrow()).await).await?,
             });
         }
     }

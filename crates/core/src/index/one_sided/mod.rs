@@ -16,6 +16,7 @@
 
 mod change;
 mod collect;
+pub mod entrywise;
 mod load;
 mod scan;
 mod tree;
@@ -73,6 +74,20 @@ pub trait Locate: Sized {
         from: Pointer,
         probe: Probe<'_, Key<Self>>,
     ) -> impl Future<Output = Result<Leaf<Self>, Miss>>;
+
+    /// The value of a key.
+    ///
+    /// # Errors
+    /// As [`Locate::find`].
+    fn get_one(
+        &self,
+        key: &Key<Self>,
+    ) -> impl Future<Output = Result<Option<OwnedValue<Self::Layout>>, Miss>> {
+        async move {
+            let leaf = self.find(Probe::At(key)).await?;
+            Ok(Self::Layout::leaf_get(leaf.page(), key))
+        }
+    }
 
     /// The values of a few keys, with as few round trips as the design allows.
     ///
@@ -157,7 +172,7 @@ impl<I: Locate> RangeIndex for I {
 
     async fn get(&self, key: &Key<I>) -> Result<Option<OwnedValue<I::Layout>>, IndexError> {
         I::Layout::check_key(key)?;
-        Ok(self.pages().attempts(async || change::try_get(self, key).await).await?)
+        Ok(self.pages().attempts(async || self.get_one(key).await).await?)
     }
 
     async fn execute(

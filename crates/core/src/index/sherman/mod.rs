@@ -12,34 +12,19 @@
 //! Byte strings have no entries of one size. With them, leaves are written as a whole, as in the
 //! fine-grained design, and only the cache is Sherman's.
 //!
-//! *Invariants*
-//! - sherman.S1. No node is freed once a client can reach it. A leaf keeps its address and its
-//!   lowest key, except that a root that is a leaf becomes an inner node.
-//! - sherman.S2. Records are changed under the entry lock of their leaf (entries.E1–E5), inner
-//!   nodes by a CAS that expects the copy's version.
-//! - sherman.S3. A client holds at most one entry lock at a time for an operation, and waits under
-//!   it only for new nodes and for the whole page's lock, of which recovery is the only other user.
-//!
-//! *Thread safety*: a handle belongs to its endpoint's thread; operations of one handle may
-//! overlap.
+//! What it shares with CHIME is in `one_sided/entrywise/`.
 
-mod cache;
-mod change;
-mod collect;
-mod locate;
-mod options;
-mod sides;
-
-use options::DIVIDED;
-pub use options::ShermanOptions;
-pub use sides::ShermanCompute;
-
-use super::one_sided::BlinkTree;
+use super::one_sided::entrywise::{self, EntryTree, EntrywiseCompute, EntrywiseOptions};
 use super::{Design, IndexError};
-use crate::page::{DesignId, Layout, OwnedKey, Superblock};
-use crate::remote::{Image, PageClient, ROOT_SERVER, RpcClient};
-use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
-use sides::Sides;
+use crate::page::{DesignId, Layout, OwnedKey};
+use farleaf_fabric::Fabric;
+
+/// Options of a new Sherman index.
+pub type ShermanOptions = EntrywiseOptions;
+/// The compute side of a Sherman index.
+pub type ShermanCompute<L> = EntrywiseCompute<L>;
+/// A handle on a Sherman index.
+pub type ShermanIndex<F, L> = EntryTree<F, L>;
 
 /// The design Sherman.
 #[derive(Clone, Copy, Debug, Default)]
@@ -71,7 +56,7 @@ impl<L: Layout> Design<L> for Sherman {
     type Index<F: Fabric> = ShermanIndex<F, L::Entries>;
 
     async fn create<F: Fabric>(fabric: &F, options: &ShermanOptions) -> Result<(), IndexError> {
-        create::<F, L::Entries>(fabric, options.to_word()).await
+        entrywise::create::<F, L::Entries>(fabric, DesignId::Sherman, options, false).await
     }
 
     fn compute(options: &ShermanOptions) -> Result<Self::Compute, IndexError> {
@@ -82,7 +67,7 @@ impl<L: Layout> Design<L> for Sherman {
         fabric: F,
         compute: &Self::Compute,
     ) -> Result<Self::Index<F>, IndexError> {
-        open(fabric, compute).await
+        entrywise::open(fabric, DesignId::Sherman, compute).await
     }
 
     fn cached_bytes(compute: &Self::Compute) -> u64 {
@@ -97,7 +82,7 @@ impl<L: Layout> Design<L> for PSherman {
     type Index<F: Fabric> = ShermanIndex<F, L::Entries>;
 
     async fn create<F: Fabric>(fabric: &F, options: &Self::Options) -> Result<(), IndexError> {
-        create::<F, L::Entries>(fabric, options.sherman.to_word() | DIVIDED).await
+        entrywise::create::<F, L::Entries>(fabric, DesignId::Sherman, &options.sherman, true).await
     }
 
     fn compute(options: &Self::Options) -> Result<Self::Compute, IndexError> {
@@ -116,87 +101,10 @@ impl<L: Layout> Design<L> for PSherman {
         fabric: F,
         compute: &Self::Compute,
     ) -> Result<Self::Index<F>, IndexError> {
-        open(fabric, compute).await
+        entrywise::open(fabric, DesignId::Sherman, compute).await
     }
 
     fn cached_bytes(compute: &Self::Compute) -> u64 {
         compute.cached_bytes()
-    }
-}
-
-async fn create<F: Fabric, L: Layout>(fabric: &F, options: u64) -> Result<(), IndexError> {
-    if ShermanOptions::is_by_versions(options) && !L::BY_ENTRIES {
-        return Err(IndexError::InvalidArgument(
-            "validation by versions needs keys and values of 8 bytes",
-        ));
-    }
-    let chunk_bytes = ShermanOptions::chunk_bytes(options);
-    let pages = PageClient::<F, L>::new(fabric.clone(), chunk_bytes);
-    let make = async |roots: &[GlobalAddr]| {
-        let image = Image::<L>::empty();
-        image.page().format_empty(roots[0], 0, L::key(&L::min_key()), None);
-        Ok::<_, IndexError>(vec![image])
-    };
-    let roots = pages.write_roots(1, make).await?;
-    Ok(pages.rpc().claim_all(options, &roots).await?)
-}
-
-async fn open<F: Fabric, L: Layout>(
-    fabric: F,
-    compute: &ShermanCompute<L>,
-) -> Result<ShermanIndex<F, L>, IndexError> {
-    let rpc = RpcClient::<F, L>::new(fabric.clone());
-    let (mut root, mut word) = (GlobalAddr::NULL, 0);
-    for number in (0..fabric.memory_servers()).rev() {
-        let (found, options) = rpc.claimed(ServerId::new(number), DesignId::Sherman).await?;
-        (root, word) = (found.root, options);
-    }
-    let by_versions = ShermanOptions::is_by_versions(word);
-    if by_versions != compute.is_by_versions() {
-        return Err(IndexError::InvalidArgument(
-            "the locks of this index have versions, or have none: validate as when it was created",
-        ));
-    }
-    match (ShermanOptions::is_divided(word), compute.is_divided()) {
-        (true, false) => {
-            return Err(IndexError::InvalidArgument(
-                "the keys of this index are divided among compute servers: open it as p-sherman",
-            ));
-        }
-        (false, true) => {
-            return Err(IndexError::InvalidArgument(
-                "the compute servers of this index share all keys: open it as sherman",
-            ));
-        }
-        // The turns of its owners, and the boundaries, are in one process's memory (sherman.O2).
-        (true, true) => {
-            let at = GlobalAddr::new(ROOT_SERVER, Superblock::SIDE_WORD as u64 * 8);
-            if !rpc.enter(at, compute.number(fabric.unique())).await? {
-                return Err(IndexError::InvalidArgument(
-                    "this index belongs to another process, or to another compute side of this one",
-                ));
-            }
-        }
-        (false, false) => {}
-    }
-    let sides = compute.sides(fabric.compute_server());
-    let pages = PageClient::new(fabric, ShermanOptions::chunk_bytes(word));
-    let pages = pages.with_entry_locks(sides.any_locks());
-    Ok(ShermanIndex { tree: BlinkTree::new(pages, root), sides, by_versions })
-}
-
-/// A handle on a Sherman index.
-#[derive(Debug)]
-pub struct ShermanIndex<F: Fabric, L: Layout> {
-    tree: BlinkTree<F, L>,
-    sides: Sides<L>,
-    /// Whether lookups read the versions in locks (entries.V1).
-    by_versions: bool,
-}
-
-impl<F: Fabric, L: Layout> ShermanIndex<F, L> {
-    /// The client for the tree's pages, for tests and tools.
-    pub fn pages(&self) -> &PageClient<F, L> {
-        &self.tree.pages
     }
 }

@@ -279,6 +279,7 @@ impl<const WORDS: usize> Layout for Bytes<WORDS> {
     type Key = [u8];
     type Value = [u8];
     type Entries = Self;
+    type Hops = Self;
 
     const HAS_HEAP: bool = true;
     const FORMAT: u8 = 3;

@@ -2,9 +2,9 @@
 //! without a READ.
 //!
 //! *Invariants*
-//! - sherman.C1. A cached node is a hint: a leaf's fences show whether it covers a key. If it does
-//!   not, the node is forgotten.
-//! - sherman.C2. The nodes take at most the given bytes. To make room, the cache evicts the less
+//! - entrywise.C1. A cached node is a hint: a leaf's fences show whether it covers a key. If it
+//!   does not, the node is forgotten.
+//! - entrywise.C2. The nodes take at most the given bytes. To make room, the cache evicts the less
 //!   recently used of two nodes chosen at random.
 //!
 //! *Thread safety*: shared by all threads of a compute server.
@@ -117,7 +117,7 @@ impl<L: Layout> NodeCache<L> {
     }
 
     /// Caches a copy of a parent of leaves. `random` chooses what leaves if there is no room
-    /// (sherman.C2).
+    /// (entrywise.C2).
     pub(super) fn admit(&self, page: Page<'_, L>, random: impl Fn() -> u64) {
         if self.most == 0 || page.level() != 1 {
             return;
@@ -147,7 +147,7 @@ impl<L: Layout> NodeCache<L> {
         nodes.held.push(node);
     }
 
-    /// Drops the node that covers the probe (sherman.C1).
+    /// Drops the node that covers the probe (entrywise.C1).
     pub(super) fn forget(&self, probe: Probe<'_, L::Key>) {
         let mut nodes = lock(&self.nodes);
         if let Some(place) = nodes.covering(probe) {

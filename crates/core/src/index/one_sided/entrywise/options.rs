@@ -1,5 +1,5 @@
-//! Options of a new Sherman index. The superblock holds those of the memory servers. From the low
-//! end up:
+//! Options of a new index with entrywise leaves. The superblock holds those of the memory servers.
+//! From the low end up:
 //!
 //! ```text
 //! [design:8][log2 of chunk nodes:7][divided:1][locks have versions:1][reserved:15][claim id:32]
@@ -8,11 +8,11 @@
 use crate::page::{DesignId, NodeCarver};
 
 /// In the options' word: the keys are divided among compute servers.
-pub(super) const DIVIDED: u64 = 1 << 15;
+const DIVIDED: u64 = 1 << 15;
 
-/// Options of a new Sherman index.
+/// Options of a new index with entrywise leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ShermanOptions {
+pub struct EntrywiseOptions {
     /// How many nodes a client takes from a memory server at once, as a power of two.
     pub chunk_nodes_log2: u8,
     /// Size of the cached nodes of each compute server, in bytes. Only parents of leaves are
@@ -26,18 +26,18 @@ pub struct ShermanOptions {
     pub by_versions: bool,
 }
 
-impl Default for ShermanOptions {
+impl Default for EntrywiseOptions {
     fn default() -> Self {
         let (chunk_nodes_log2, cache_bytes) = (8, 64 << 20);
         Self { chunk_nodes_log2, cache_bytes, hand_overs: 8, by_versions: false }
     }
 }
 
-impl ShermanOptions {
-    pub(super) fn to_word(self) -> u64 {
-        DesignId::Sherman as u64
-            | u64::from(self.chunk_nodes_log2 & 0x7f) << 8
-            | u64::from(self.by_versions) << 16
+impl EntrywiseOptions {
+    pub(super) fn to_word(self, design: DesignId, divided: bool) -> u64 {
+        let divided = if divided { DIVIDED } else { 0 };
+        let versions = u64::from(self.by_versions) << 16;
+        design as u64 | u64::from(self.chunk_nodes_log2 & 0x7f) << 8 | divided | versions
     }
 
     /// Whether entry locks have versions.

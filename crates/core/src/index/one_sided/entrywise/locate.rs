@@ -3,9 +3,9 @@
 //! No node that clients could reach is ever freed, and a leaf keeps its address and its lowest key.
 //! So a cached parent leads to the leaf of a key, or to one on the left of it, however old it is.
 
-use super::ShermanIndex;
+use super::super::{Locate, change_whole_leaf};
+use super::EntryTree;
 use super::cache::{named_down, named_up};
-use crate::index::one_sided::{Locate, change_whole_leaf};
 use crate::index::{IndexError, Scan};
 use crate::page::{Answer, Entry, Layout, LeafEdit, OwnedKey, OwnedValue, Probe, Step, step};
 use crate::remote::{LeafStream, Miss, PageClient, PageCopy, Pointer};
@@ -13,16 +13,16 @@ use crate::rules;
 use farleaf_fabric::{Fabric, GlobalAddr, Work};
 use std::borrow::Borrow;
 
-impl<F: Fabric, L: Layout> ShermanIndex<F, L> {
+impl<F: Fabric, L: Layout> EntryTree<F, L> {
     fn is_only_a_leaf(&self) -> bool {
         self.tree.root_level() == 0
     }
 
-    fn admit(&self, parent: &PageCopy<L>, probe: Probe<'_, L::Key>) {
+    pub(super) fn admit(&self, parent: &PageCopy<L>, probe: Probe<'_, L::Key>) {
         self.sides.cache(probe).admit(parent.page(), || self.tree.pages.fabric().random());
     }
 
-    /// Drops the cached parent of the probe's leaf (sherman.C1).
+    /// Drops the cached parent of the probe's leaf (entrywise.C1).
     pub(super) fn forget(&self, probe: Probe<'_, L::Key>) {
         self.sides.cache(probe).forget(probe);
     }
@@ -50,7 +50,7 @@ impl<F: Fabric, L: Layout> ShermanIndex<F, L> {
     }
 }
 
-impl<F: Fabric, L: Layout> Locate for ShermanIndex<F, L> {
+impl<F: Fabric, L: Layout> Locate for EntryTree<F, L> {
     type Fabric = F;
     type Layout = L;
     /// Where the leaves end whose READs are posted; `None` if they reach the end of the index.
@@ -89,25 +89,25 @@ impl<F: Fabric, L: Layout> Locate for ShermanIndex<F, L> {
         self.tree.walk(from, probe, 0).await
     }
 
+    async fn get_one(&self, key: &L::Key) -> Result<Option<OwnedValue<L>>, Miss> {
+        if L::WINDOWS
+            && let Some(found) = self.get_by_window(key).await?
+        {
+            return Ok(found);
+        }
+        Ok(L::leaf_get(self.find(Probe::At(key)).await?.page(), key))
+    }
+
     /// Leaves whose parents are cached are read by one doorbell; the others are found level by
     /// level.
     async fn get_together<Q: Borrow<L::Key>>(
         &self,
         keys: &[Q],
     ) -> Result<Vec<Option<Option<OwnedValue<L>>>>, IndexError> {
-        let from = |key: &L::Key| match self.sides.cache(Probe::At(key)).leaf(Probe::At(key)) {
-            Some(leaf) => Pointer::fixed(leaf),
-            None => self.tree.root_pointer(),
-        };
-        let met = |copy: &PageCopy<L>, key: &L::Key, step: Step| {
-            self.tree.note_root(copy);
-            match (copy.page().level(), step) {
-                (1, Step::Child(_)) => self.admit(copy, Probe::At(key)),
-                (0, Step::Right(_) | Step::Lost) => self.forget(Probe::At(key)),
-                _ => {}
-            }
-        };
-        self.tree.get_together(keys, from, met).await
+        match L::WINDOWS {
+            true => self.get_windows(keys).await,
+            false => self.get_pages(keys).await,
+        }
     }
 
     async fn change(

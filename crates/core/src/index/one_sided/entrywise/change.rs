@@ -1,9 +1,9 @@
 //! Changes under a leaf's entry lock: lock, READ, WRITE of one entry with the unlock.
 
-use super::ShermanIndex;
+use super::EntryTree;
 use crate::index::IndexError;
 use crate::page::{Answer, Layout, LeafEdit, LeafOutcome, OwnedValue, Probe, Step, step};
-use crate::remote::{EntryWords, Image, Miss, PageCopy, Pointer, RemoteError};
+use crate::remote::{EntryHold, EntryWords, Image, Miss, PageCopy, Pointer, RemoteError};
 use crate::rules;
 use farleaf_fabric::{Fabric, GlobalAddr, Work};
 use smallvec::SmallVec;
@@ -11,21 +11,19 @@ use smallvec::SmallVec;
 /// Maximum number of siblings that one change follows. A longer chain would mean that clients do
 /// not install separators.
 const MAX_STEPS: usize = 1_000;
-/// Words of an entry that a new record is written to.
-const NEW_RECORD_WORDS: usize = 3;
 
 /// What a change does at a leaf.
 enum Turn<T> {
     Done(T),
     /// The key is in a leaf further to the right.
     Right(GlobalAddr),
-    /// The leaf is another compute server's (sherman.O1).
+    /// The leaf is another compute server's (entrywise.O1).
     Of(usize),
 }
 
 type Edit<'e, L> = LeafEdit<&'e <L as Layout>::Key, &'e <L as Layout>::Value>;
 
-impl<F: Fabric, L: Layout> ShermanIndex<F, L> {
+impl<F: Fabric, L: Layout> EntryTree<F, L> {
     pub(super) async fn change_entry(
         &self,
         edit: Edit<'_, L>,
@@ -82,6 +80,12 @@ impl<F: Fabric, L: Layout> ShermanIndex<F, L> {
             }
             hold => hold?,
         };
+        if L::WINDOWS && at != self.tree.root() && earlier.is_none() {
+            hold = match self.change_window(hold, at, edit).await? {
+                Ok(answer) => return Ok(Turn::Done(answer)),
+                Err(hold) => hold,
+            };
+        }
         let copy = match earlier {
             Some(copy) => Ok(copy),
             None => self.read(at).await,
@@ -119,7 +123,16 @@ impl<F: Fabric, L: Layout> ShermanIndex<F, L> {
             }
             LeafOutcome::Changed { answer, words, .. } => {
                 pages.fabric().charge(Work::ChangeNode).await;
-                pages.write_entries(hold, &image, &writes_of(words.front())).await?;
+                if let Some(writes) = L::entry_writes(words.front()) {
+                    pages.write_entries(hold, &image, &listed(writes)).await?;
+                } else if pages.fabric().breaks(rules::MOVES_VERSIONED) {
+                    pages.write_entries(hold, &image, &[words.front()]).await?;
+                } else {
+                    // Entries move only with the version of the page (hops.P2).
+                    let rewritten = hold.rewriting(pages.replace(&copy, image)).await;
+                    pages.end_entries(hold).await;
+                    rewritten?;
+                }
                 Ok(Turn::Done(answer))
             }
             LeafOutcome::Full => {
@@ -151,6 +164,43 @@ impl<F: Fabric, L: Layout> ShermanIndex<F, L> {
         Ok(copy)
     }
 
+    /// Changes the leaf at `at` by the window of its key. Returns the hold, with nothing changed,
+    /// if that takes the whole leaf: the window is torn, it is not of the key's leaf, or has no
+    /// room.
+    ///
+    /// A window does not show a lock on the whole page. That is held by others only while a root
+    /// becomes an inner page, so not of any other leaf (entries.E3).
+    async fn change_window<'a>(
+        &'a self,
+        hold: EntryHold<'a>,
+        at: GlobalAddr,
+        edit: Edit<'_, L>,
+    ) -> Result<Result<Answer<OwnedValue<L>>, EntryHold<'a>>, Miss> {
+        let pages = &self.tree.pages;
+        let window = match pages.read_window(at, edit.key).await {
+            Ok(window) => self.covering(window, edit.key),
+            Err(error) => {
+                pages.release_entries(hold).await;
+                return Err(error.into());
+            }
+        };
+        pages.fabric().charge(Work::VisitNode).await;
+        let Some(image) = window else { return Ok(Err(hold)) };
+        match edit.apply(image.page()) {
+            LeafOutcome::Nothing(answer) => {
+                pages.release_entries(hold).await;
+                Ok(Ok(answer))
+            }
+            LeafOutcome::Changed { answer, words, .. } => {
+                let Some(writes) = L::entry_writes(words.front()) else { return Ok(Err(hold)) };
+                pages.fabric().charge(Work::ChangeNode).await;
+                pages.write_entries(hold, &image, &listed(writes)).await?;
+                Ok(Ok(answer))
+            }
+            LeafOutcome::Full => Ok(Err(hold)),
+        }
+    }
+
     /// READs a leaf whose address a parent has named.
     pub(super) async fn read(&self, at: GlobalAddr) -> Result<PageCopy<L>, Miss> {
         let copy = self.tree.pages.read(Pointer::fixed(at)).await?;
@@ -160,15 +210,6 @@ impl<F: Fabric, L: Layout> ShermanIndex<F, L> {
     }
 }
 
-/// The WRITEs of a change: key and value of a new record come before its check (entries.N3).
-fn writes_of(words: EntryWords) -> SmallVec<[EntryWords; 2]> {
-    let mut writes = SmallVec::new();
-    let check = words.end - 1;
-    if words.len() == NEW_RECORD_WORDS {
-        writes.push(words.start..check);
-        writes.push(check..words.end);
-    } else {
-        writes.push(words);
-    }
-    writes
+fn listed((first, second): (EntryWords, Option<EntryWords>)) -> SmallVec<[EntryWords; 2]> {
+    [first].into_iter().chain(second).collect()
 }

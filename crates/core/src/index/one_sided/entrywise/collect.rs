@@ -2,13 +2,13 @@
 //! slots, and empty leaves stay. So no reachable node is ever freed, and cached nodes never lead to
 //! a node that was used again.
 
-use super::ShermanIndex;
+use super::super::{Collect, CollectCursor};
+use super::EntryTree;
 use crate::index::IndexError;
-use crate::index::one_sided::{Collect, CollectCursor};
 use crate::page::{Layout, OwnedKey};
 use farleaf_fabric::Fabric;
 
-impl<F: Fabric, L: Layout> Collect for ShermanIndex<F, L> {
+impl<F: Fabric, L: Layout> Collect for EntryTree<F, L> {
     async fn collect_all(&self) -> Result<(), IndexError> {
         self.tree.pages.settle_doubts().await;
         self.end_pass().await
