@@ -158,7 +158,7 @@ impl<O: Copy, A: Clone> Groups<O, A> {
         if key.waiting.len() == MOST - 1 {
             return Role::Alone;
         }
-        let seat = Seat::default();
+        let seat: Seat<A> = Arc::new(Mutex::new(None));
         key.waiting.push((operation, seat.clone()));
         Role::Wait(Waiter { groups: self, key: number, seat })
     }
