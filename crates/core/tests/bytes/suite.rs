@@ -91,7 +91,12 @@ fn sherman<L: Named>(provider: &AnyProvider) {
 }
 
 fn chime<L: Named>(provider: &AnyProvider) {
-    let tree = EntrywiseOptions { chunk_nodes_log2: 4, cache_bytes: 4_000, hand_overs: 2 };
+    let tree = EntrywiseOptions {
+        chunk_nodes_log2: 4,
+        cache_bytes: 4_000,
+        hand_overs: 2,
+        ..Default::default()
+    };
     let options = ChimeOptions { tree, hot_bytes: 4_000 };
     let setup = Setup { provider, options, memory_servers: 3, server: server() };
     conformance::run::<L, Chime, _>(&setup);

@@ -83,7 +83,7 @@ pub(crate) async fn write_for_ever(
 /// Fills an index and empties it again, in rounds. Returns how many bytes were allocated in each
 /// round when it was full. `empty` checks what is left when it is empty.
 pub(crate) async fn grow_and_shrink(
-    index: &(impl RangeIndex<Key = u64, Value = u64> + IndexAdmin),
+    index: &impl IndexAdmin<Key = u64, Value = u64>,
     rounds: u64,
     allocated: impl AsyncFn() -> u64,
     empty: impl AsyncFn(),
