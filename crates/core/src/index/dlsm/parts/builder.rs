@@ -65,8 +65,8 @@ impl<'p, F: Fabric, L: Layout> LoadBuilder<'p, F, L> {
             if self.sequences.len() <= part {
                 self.sequences.resize(part + 1, None);
             }
-            // One number for all. Trees get their tables one after the other: that no scan sees only
-            // some of them is up to the caller, which has halted the server or is its only client.
+            // One number for all. Trees get their tables one after the other, so the caller must
+            // keep scans away meanwhile: it has halted the server, or is its only client.
             let sequence = *self.sequences[part].get_or_insert_with(|| tree.shard.sequences.take());
             self.now = Some((place, Loader::new(tree, sequence)));
         }
