@@ -9,6 +9,7 @@ use farleaf_core::index::blocks::{BlockOptions, InBlocks, SharedBlocks};
 use farleaf_core::index::{InLeaves, IndexError, ValueForm};
 use farleaf_core::page::{Bytes, Fixed8, Layout};
 use farleaf_core::remote::BlockUsage;
+use farleaf_core::wire::MOST_VALUE_BYTES;
 use std::fmt;
 
 /// A layout by name.
@@ -116,6 +117,9 @@ pub trait ClusterLayout: Layout<Key: Textual, Value: Textual> {
     /// If no cluster has pages of this size.
     fn name() -> LayoutName;
 
+    /// The longest value that clients can send, in bytes.
+    fn most_value_bytes() -> usize;
+
     /// How compute servers keep values, if records are in pages.
     type Values: ValueForm<Self>;
 
@@ -142,6 +146,10 @@ impl ClusterLayout for Fixed8 {
         LayoutName::Numbers
     }
 
+    fn most_value_bytes() -> usize {
+        8
+    }
+
     fn cache_percent(_settings: &BlockSettings) -> u8 {
         0
     }
@@ -165,6 +173,10 @@ where
     fn name() -> LayoutName {
         let page_bytes = Self::page_words() as u64 * 8;
         LayoutName::new("bytes", page_bytes).expect("clusters have pages of this size")
+    }
+
+    fn most_value_bytes() -> usize {
+        MOST_VALUE_BYTES
     }
 
     fn cache_percent(settings: &BlockSettings) -> u8 {

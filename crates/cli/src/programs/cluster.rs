@@ -16,6 +16,7 @@ use farleaf_cluster::records::{IndexName, Transport};
 use farleaf_cluster::stop::Stop;
 use farleaf_cluster::text::{Notation, Textual};
 use farleaf_cluster::with_layout;
+use farleaf_core::index::dlsm::MOST_SHARDS;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -177,6 +178,13 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<bool> {
     }
     if index == IndexName::Dlsm && arguments.balance {
         return usage("--balance is for --index dex: compute servers of dlsm keep their keys");
+    }
+    let shards = usize::from(arguments.shards) * usize::from(arguments.compute_servers);
+    if index == IndexName::Dlsm && shards > MOST_SHARDS {
+        return usage(format!(
+            "--shards {} on {} compute servers are {shards}, and an index has at most {MOST_SHARDS}",
+            arguments.shards, arguments.compute_servers
+        ));
     }
     compute_flags.extend(flag("--shards", arguments.shards));
     let layout = arguments.layout.name()?;

@@ -121,7 +121,11 @@ impl<L: ClusterLayout> ClusterDesign<L> for ShardedDlsm {
             }
         }
         let (server, ()) = <Self as ClusterDesign<L>>::server(options)?;
-        Ok(ShardedOptions { within, ..ShardedOptions::with_boundaries(boundaries, server) })
+        let new = ShardedOptions { within, ..ShardedOptions::with_boundaries(boundaries, server) };
+        // Otherwise the cluster would find this out while it creates the index, give that up, empty
+        // its memory, and try again for ever.
+        new.check::<L>(L::most_value_bytes())?;
+        Ok(new)
     }
 
     /// Half of the memory is for MemTables. The rest is for the indexes of tables, which are not

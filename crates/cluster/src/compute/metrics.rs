@@ -162,12 +162,9 @@ const OF_TREES: [OfTrees; 11] = [
     ("dlsm_tables", "Tables of all levels", Kind::Gauge, |trees| trees.tables),
     ("dlsm_level0_tables", "Tables of level 0", Kind::Gauge, |trees| trees.level0_tables),
     ("dlsm_table_bytes", "Bytes of records in tables", Kind::Gauge, |trees| trees.table_bytes),
-    (
-        "dlsm_memtable_bytes",
-        "Bytes of MemTables: what was written last is here only",
-        Kind::Gauge,
-        |trees| trees.memtable_bytes,
-    ),
+    ("dlsm_memtable_bytes", "Memory of MemTables, used or not", Kind::Gauge, |trees| {
+        trees.memtable_bytes
+    }),
     (
         "dlsm_index_bytes",
         "Bytes of the indexes of tables on this compute server",

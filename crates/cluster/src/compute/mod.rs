@@ -416,6 +416,14 @@ impl<L: ClusterLayout, D: ClusterDesign<L>> Program<'_, L, D> {
                 format!("the cluster has {layout} by now, and this server has {}", L::name());
             return Err(ConfigError::Settings(what).into());
         }
+        if settings.index.to_string() != D::NAME {
+            let what = format!(
+                "the cluster has {} as its index by now, and this server has {}",
+                settings.index,
+                D::NAME
+            );
+            return Err(ConfigError::Settings(what).into());
+        }
         if !self.is_reachable {
             reach::check(settings.transport, self.options)?;
             self.is_reachable = true;

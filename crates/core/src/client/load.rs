@@ -1,5 +1,6 @@
-//! A client's bulk load: one compute server builds the tree, and all servers halt while it replaces
-//! the empty one. If the client dies meanwhile, the servers resume by themselves after a timeout.
+//! A client's bulk load: one compute server builds the tree, or each of them its own part if they
+//! keep their keys, and all servers halt while the empty ones are replaced. If the client dies
+//! meanwhile, the servers resume by themselves after a timeout.
 
 use super::{ClientIndex, RECORDS_TOGETHER, bad_reply};
 use crate::index::{Ascending, IndexError, RangeIndex, Scan, check_fill};
@@ -14,6 +15,8 @@ const KEEP_WAITING_NS: u64 = 5_000_000_000;
 /// The compute servers that build a part of a load: one builds all, unless they keep their keys.
 struct Builders {
     all: Vec<u16>,
+    /// Whether the first one has got records. The others have.
+    is_first_used: bool,
     fill_permille: u16,
     /// When those that have all their records were last told to wait.
     waiting_since_ns: u64,
@@ -39,6 +42,7 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
         self.ask_one(builder, &ClientRequest::LoadBegin { fill_permille }, false).await?;
         let mut builders = Builders {
             all: vec![builder],
+            is_first_used: false,
             fill_permille,
             waiting_since_ns: self.fabric().now_ns(),
         };
@@ -80,7 +84,10 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
                 builders.all.push(owner);
                 self.done(owner, &append).await
             }
-            outcome => outcome,
+            outcome => {
+                builders.is_first_used |= builders.all.len() == 1 && outcome.is_ok();
+                outcome
+            }
         }
     }
 
@@ -142,15 +149,24 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
     /// the records of the last one.
     async fn all_loaded(&self, builders: &Builders) -> Result<Vec<OwnedKey<L>>, IndexError> {
         let mut boundaries = Vec::new();
+        let mut has_records = false;
         for (place, &builder) in builders.all.iter().enumerate() {
-            boundaries = match self.loaded(builder).await {
+            let loaded = async {
+                if place > 0 {
+                    // Replacing the trees before may have taken most of the time of a halt.
+                    self.tell_all(&ClientRequest::Halt).await?;
+                }
+                self.loaded(builder).await
+            };
+            boundaries = match loaded.await {
                 // Other parts have their records already.
-                Err(error) if place > 0 && !matches!(error, IndexError::Indeterminate(_)) => {
+                Err(error) if has_records && !matches!(error, IndexError::Indeterminate(_)) => {
                     let (server, why) = (ServerId::new(builder), Uncertainty::NotKnownThere);
                     return Err(FabricError::Indeterminate { server, why }.into());
                 }
                 loaded => loaded?,
             };
+            has_records |= place > 0 || builders.is_first_used;
         }
         Ok(boundaries)
     }

@@ -218,6 +218,20 @@ pub trait PartIndex<F: Fabric, L: Layout> {
         out: &mut Records<OwnedKey<L>, OwnedValue<L>>,
     ) -> impl Future<Output = Result<OwnedRange<OwnedKey<L>>, RemoteError>>;
 
+    /// As [`PartIndex::scan`], but may end sooner: once it has appended two records or more that
+    /// have more than `most_bytes` bytes together. The caller has no room for so many.
+    ///
+    /// # Errors
+    /// As for [`PartIndex::scan`].
+    fn scan_some(
+        &self,
+        scan: &Scan<OwnedKey<L>>,
+        _most_bytes: usize,
+        out: &mut Records<OwnedKey<L>, OwnedValue<L>>,
+    ) -> impl Future<Output = Result<OwnedRange<OwnedKey<L>>, RemoteError>> {
+        self.scan(scan, out)
+    }
+
     /// Writes everything back. On return the pool has every change that was made before the call.
     fn flush(&self) -> impl Future<Output = Result<(), RemoteError>>;
 

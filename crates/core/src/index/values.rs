@@ -247,7 +247,8 @@ impl<F: Fabric, L: Layout> PartValues<F, L> for InLeaves {
         out: &mut Records<OwnedKey<L>, OwnedValue<L>>,
     ) -> Result<Scanned<OwnedKey<L>>, RemoteError> {
         let had = out.len();
-        let range = part.scan(scan, out).await?;
+        // If it has ended sooner, not all of its records fit.
+        let range = part.scan_some(scan, room.bytes(), out).await?;
         let is_full = room.cut::<L>(out, had);
         let next = match out.last() {
             Some((last, _)) if is_full || out.len() >= scan.limit => {

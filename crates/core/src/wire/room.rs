@@ -25,6 +25,12 @@ impl RecordRoom {
         Self { records, bytes: records * TWO_WORDS, empty: true }
     }
 
+    /// The bytes that are left. The first record may have more.
+    #[inline]
+    pub const fn bytes(self) -> usize {
+        self.bytes
+    }
+
     /// How many records of any size fit; at least one.
     #[inline]
     pub fn records_of_any_size<L: Layout>(self) -> usize {

@@ -107,6 +107,28 @@ fn the_former_process_is_refused() {
     }
 }
 
+/// The directory may still make the change that shows what was loaded, so the outcome is unknown,
+/// although it was refused. This once was told as a load that has failed.
+#[test]
+fn a_load_whose_change_stays_pending_is_indeterminate() {
+    let provider = local(LocalConfig::default());
+    let setup = setup(&provider, tiny(KINDS[0]));
+    let cluster = setup.with_index::<Small, Dlsm>();
+    let (first, second) = (&compute(&setup.options), &compute(&setup.options));
+    cluster.run_one(|fabric| async move {
+        let former = <Dlsm as Design<Small>>::open(fabric.clone(), first).await.unwrap();
+        // So that it has memory for the load.
+        former.upsert(b"key", b"one").await.unwrap();
+        former.flush().await.unwrap();
+        former.remove(b"key").await.unwrap();
+        former.collect().await.unwrap();
+        Dlsm::take_over::<_, Small>(fabric, second).await.unwrap();
+        let loaded = former.bulk_load([(b"key".to_vec(), b"new".to_vec())].into_iter(), 0.7).await;
+        assert!(first.is_changing());
+        assert!(matches!(loaded, Err(IndexError::Indeterminate(_))), "{loaded:?}");
+    });
+}
+
 #[test]
 fn a_directory_refuses_what_makes_no_sense() {
     const SERVER: ServerId = ServerId::new(0);

@@ -87,6 +87,8 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         while !words.is_empty() {
             let placed = Placed::decode(&mut words).map_err(|_| bad_words.clone())?;
             let table = Arc::new(self.open_table(placed).await?);
+            // Other threads wait for the right to edit until the shard is open.
+            self.shard.step();
             let tables: &mut Vec<Arc<Table>> =
                 levels.get_mut(usize::from(table.meta.level)).ok_or(
                     IndexError::InvalidArgument("this index has more levels than the options"),

@@ -6,10 +6,10 @@ use super::MemTable;
 use super::handle::DlsmIndex;
 use super::shard::{Right, Shard};
 use super::table_writer::{TableWriter, refused};
-use super::version::Table;
+use super::version::{Change, Table};
 use crate::index::{IndexError, Scan, check_fill};
 use crate::page::Layout;
-use crate::remote::ROOT_SERVER;
+use crate::remote::{ROOT_SERVER, RemoteError};
 use crate::table::{KeyBuf, Kind};
 use crate::wire::Refusal;
 use farleaf_fabric::Fabric;
@@ -108,8 +108,19 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         }
         let count = loader.count;
         let tables = loader.finish().await?;
-        self.publish(merging.merged(&[], self.shard.options.levels, tables)).await?;
+        self.publish_load(merging.merged(&[], self.shard.options.levels, tables)).await?;
         Ok(count)
+    }
+
+    /// Publishes the tables of a bulk load. The caller has the rights to flush and to merge, so a
+    /// change that the directory may still make stays pending until it gives them back: then the
+    /// next flush or merge makes it, and the records appear.
+    pub(super) async fn publish_load(&self, change: Change) -> Result<(), RemoteError> {
+        let published = self.publish(change).await.map_err(RemoteError::from);
+        match published {
+            Err(error) if self.shard.is_changing() => Err(error.after_a_change(ROOT_SERVER)),
+            outcome => outcome,
+        }
     }
 
     /// Fails if the tree has versions of any key. The caller has the rights to flush and to merge.

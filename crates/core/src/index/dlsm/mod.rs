@@ -49,8 +49,8 @@ pub use memtable::{
 };
 pub use options::DlsmOptions;
 pub use parts::{
-    DlsmPart, DlsmPool, DlsmServer, DlsmServerOptions, LoadBuilder, LoadedTables, NothingReleased,
-    ShardedDlsm, ShardedOptions,
+    DlsmPart, DlsmPool, DlsmServer, DlsmServerOptions, LoadBuilder, LoadedTables, MOST_SHARDS,
+    NothingReleased, ShardedDlsm, ShardedOptions,
 };
 pub use place::MergePlace;
 pub use sequence::{Announcement, Seat, Sequences, Snapshot};

@@ -293,7 +293,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         let version = self.shard.pin();
         let bound = view.bound;
         drop(view); // the version has everything
-        self.records_in(&version, bound, scan).await
+        self.records_in(&version, bound, scan, usize::MAX).await
     }
 
     /// Checks the lengths of the keys that bound a scan.
@@ -316,12 +316,14 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     }
 
     /// The records that `scan` selects as of `bound`, which was settled before `version` was
-    /// pinned, in a view of this tree.
+    /// pinned, in a view of this tree. Ends once there are two records or more that have more than
+    /// `most_bytes` bytes together.
     pub(super) async fn records_in(
         &self,
         version: &TreeVersion,
         bound: u64,
         scan: &Scan<Vec<u8>>,
+        most_bytes: usize,
     ) -> Result<Records<Vec<u8>, Vec<u8>>, IndexError> {
         let memtables = version.memtables().map(|table| {
             let mut cursor = table.cursor(bound);
@@ -334,8 +336,8 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         let mut sources: Vec<Source<'_>> = memtables.chain(tables).collect();
         let first = all(sources.iter_mut().map(|source| source.next(self, scan, bound))).await;
         let mut heads = first.into_iter().collect::<Result<Vec<_>, _>>()?;
-        let mut records = Vec::new();
-        while records.len() < scan.limit {
+        let (mut records, mut bytes) = (Vec::new(), 0);
+        while records.len() < scan.limit && (records.len() < 2 || bytes <= most_bytes) {
             let comes_first = |one: &Entry, other: &Entry| {
                 let order = one.key.cmp(&other.key);
                 let order = if scan.reverse { order.reverse() } else { order };
@@ -356,6 +358,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
                 }
             }
             if let Some(value) = entry.value {
+                bytes += entry.key.len() + value.len();
                 records.push((entry.key, value));
             }
         }

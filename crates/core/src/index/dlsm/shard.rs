@@ -309,6 +309,7 @@ impl Shard {
         next.active = Arc::new(full.next(&self.sequences, memory, options));
         next.immutables.insert(0, Arc::clone(full));
         state.version = Arc::new(next);
+        state.keep_few_retired(&self.options);
         drop(state);
         self.changed.raise();
         Ok(Switched::Here)
@@ -422,10 +423,7 @@ impl State {
                 next.levels[0].splice(0..0, tables.iter().cloned());
                 self.version = Arc::new(next);
                 self.retired.push(Arc::clone(memtable));
-                // Their memory is used again if nothing pins them. No more are kept than are
-                // needed.
-                let surplus = self.retired.len().saturating_sub(options.most_immutables);
-                self.retired.drain(..surplus);
+                self.keep_few_retired(options);
             }
             Change::Merged { removed, level, added } => {
                 counts.merges += 1;
@@ -440,6 +438,14 @@ impl State {
                 self.version = Arc::new(self.version.with_merged(&removed, *level, added));
             }
         }
+    }
+
+    /// Keeps retired MemTables, whose memory is used again if nothing pins them, only in the place
+    /// of closed ones: a tree has room for `most_immutables` of both.
+    fn keep_few_retired(&mut self, options: &DlsmOptions) {
+        let room = options.most_immutables.saturating_sub(self.version.immutables.len());
+        let surplus = self.retired.len().saturating_sub(room);
+        self.retired.drain(..surplus);
     }
 
     /// The memory of a MemTable that nothing uses any more.
@@ -623,6 +629,31 @@ fn written_bytes(table: &Table) -> u64 {
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use super::*;
+
+    /// Flushed MemTables that operations pinned were once kept beside a full set of closed ones.
+    #[test]
+    fn flushed_memtables_take_the_place_of_closed_ones() {
+        let shard = Arc::new(Shard::new(0, &DlsmOptions::default()).unwrap());
+        let most = 1 + shard.options.most_immutables;
+        let each = shard.local_bytes().0;
+        let flushing = Shard::begin_flush(&shard).unwrap();
+        let editing = Shard::begin_edit(&shard).unwrap();
+        let mut pinned = Vec::new();
+        for _ in 0..3 {
+            while shard.switch(&shard.pin().active).unwrap() == Switched::Here {
+                pinned.push(shard.pin());
+            }
+            while let Some(oldest) = shard.pin().immutables.last() {
+                editing.make_unlisted(&flushing.flushed(oldest, Vec::new()));
+                assert!(shard.local_bytes().0 <= most as u64 * each);
+            }
+            assert!(shard.local_bytes().0 <= most as u64 * each);
+        }
+        for _ in 0..most {
+            let _ = shard.switch(&shard.pin().active).unwrap();
+            assert_eq!(shard.local_bytes().0, most as u64 * each);
+        }
+    }
 
     /// A task that has merged 16 times, and takes the right again at once because more is due, once
     /// kept an operation that waited for it from ever getting it.

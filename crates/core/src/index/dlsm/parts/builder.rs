@@ -65,7 +65,8 @@ impl<'p, F: Fabric, L: Layout> LoadBuilder<'p, F, L> {
             if self.sequences.len() <= part {
                 self.sequences.resize(part + 1, None);
             }
-            // One number for all: a scan of a part sees all or none of its records.
+            // One number for all. Trees get their tables one after the other, so the caller must
+            // keep scans away meanwhile: it has halted the server, or is its only client.
             let sequence = *self.sequences[part].get_or_insert_with(|| tree.shard.sequences.take());
             self.now = Some((place, Loader::new(tree, sequence)));
         }
@@ -129,8 +130,7 @@ impl LoadedTables {
         for (place, tables) in loaded {
             let (tree, (_, merging)) = (trees[place], &rights[place]);
             let level = tree.shard.options.levels;
-            let published = tree.publish(merging.merged(&[], level, tables)).await;
-            if let Err(error) = published.map_err(RemoteError::from) {
+            if let Err(error) = tree.publish_load(merging.merged(&[], level, tables)).await {
                 return Err(if has_changed { error.after_a_change(ROOT_SERVER) } else { error });
             }
             has_changed = true;

@@ -4,9 +4,8 @@ use super::options::{DlsmServerOptions, ShardedOptions};
 use super::part::DlsmPart;
 use super::pool::DlsmPool;
 use super::server::DlsmServer;
-use super::shard_map::ShardMap;
 use crate::cache::OwnedRange;
-use crate::index::{Encoded, IndexError, MemoryUse, Partitioned};
+use crate::index::{IndexError, MemoryUse, Partitioned};
 use crate::page::{DesignId, Layout, OwnedKey};
 use crate::remote::{RemoteError, RpcClient};
 use farleaf_fabric::sync::Arc;
@@ -30,14 +29,7 @@ impl Partitioned for ShardedDlsm {
         fabric: &F,
         options: &ShardedOptions<OwnedKey<L>>,
     ) -> Result<(), IndexError> {
-        options.server.tree.check()?;
-        let mut keys: Vec<_> = options.boundaries.iter().chain(&options.within).collect();
-        keys.sort_unstable();
-        let lowest = L::min_key();
-        if keys.first().is_some_and(|first| **first <= lowest) {
-            return Err(IndexError::InvalidArgument("no shard is below the lowest key"));
-        }
-        let map = ShardMap::new(keys.into_iter().map(L::Key::of_owned).collect())?;
+        let map = options.map::<L>()?;
         let rpc = RpcClient::<F, L>::new(fabric.clone());
         for number in (0..fabric.memory_servers()).rev() {
             rpc.check_unclaimed(ServerId::new(number)).await?;

@@ -28,3 +28,4 @@ pub use options::{DlsmServerOptions, ShardedOptions};
 pub use part::{DlsmPart, NothingReleased};
 pub use pool::DlsmPool;
 pub use server::DlsmServer;
+pub use shard_map::MOST_SHARDS;

@@ -2,8 +2,10 @@
 //!
 //! *Thread safety*: plain values.
 
+use super::shard_map::ShardMap;
 use crate::index::dlsm::{DlsmOptions, MemTableOptions};
-use crate::index::{BalanceOptions, Boundaries, IndexError, PartitionOptions};
+use crate::index::{BalanceOptions, Boundaries, Encoded, IndexError, PartitionOptions};
+use crate::page::Layout;
 use std::fmt::Debug;
 
 /// The least size of a MemTable that a budget leads to, in bytes.
@@ -19,8 +21,8 @@ pub struct DlsmServerOptions {
     /// Each of its trees.
     pub tree: DlsmOptions,
     /// All of its MemTables together have at most so many bytes with their filters, apart from
-    /// those that scans keep. Tables and levels are as small in proportion. If not set, each tree
-    /// has MemTables of `tree.memtable`.
+    /// flushed ones that operations still read. Tables and levels are as small in proportion. If
+    /// not set, each tree has MemTables of `tree.memtable`.
     pub memtable_bytes: Option<u64>,
 }
 
@@ -72,6 +74,51 @@ impl<K> ShardedOptions<K> {
     /// An index with these boundaries between compute servers, each with one shard.
     pub fn with_boundaries(boundaries: Vec<K>, server: DlsmServerOptions) -> Self {
         Self { boundaries, within: Vec::new(), server, balance: BalanceOptions::default() }
+    }
+}
+
+impl<K: Ord> ShardedOptions<K> {
+    /// Whether an index can be created with these options, and takes values of `value_bytes` bytes.
+    /// Call it before anything depends on that.
+    ///
+    /// # Errors
+    /// [`IndexError::InvalidArgument`] if a setting is out of range: there are too many shards,
+    /// their boundaries are too long or do not ascend, or a compute server's memory is too small
+    /// for its shards.
+    pub fn check<L: Layout>(&self, value_bytes: usize) -> Result<(), IndexError>
+    where
+        L::Key: ToOwned<Owned = K>,
+    {
+        self.map::<L>()?;
+        let mut shards = vec![1; self.boundaries.len() + 1];
+        for low in &self.within {
+            shards[self.boundaries.partition_point(|boundary| boundary <= low)] += 1;
+        }
+        shards.into_iter().try_for_each(|shards| {
+            match self.server.of_each(shards)?.memtable.most_value_bytes() >= value_bytes {
+                true => Ok(()),
+                false => Err(IndexError::InvalidArgument(
+                    "too little memory for MemTables: the longest value takes more than a quarter \
+                     of a MemTable; give the compute server more, or divide its keys into fewer \
+                     shards",
+                )),
+            }
+        })
+    }
+
+    /// The map of the shards.
+    pub(super) fn map<L: Layout>(&self) -> Result<ShardMap, IndexError>
+    where
+        L::Key: ToOwned<Owned = K>,
+    {
+        self.server.tree.check()?;
+        let mut keys: Vec<_> = self.boundaries.iter().chain(&self.within).collect();
+        keys.sort_unstable();
+        let lowest = L::min_key();
+        if keys.first().is_some_and(|first| **first <= lowest) {
+            return Err(IndexError::InvalidArgument("no shard is below the lowest key"));
+        }
+        ShardMap::new(keys.into_iter().map(L::Key::of_owned).collect())
     }
 }
 

@@ -120,10 +120,19 @@ impl<F: Fabric, L: Layout> PartIndex<F, L> for DlsmPart<F, L> {
         all(edits.iter().copied().enumerate().map(execute)).await;
     }
 
-    /// All trees as of one moment.
     async fn scan(
         &self,
         scan: &Scan<OwnedKey<L>>,
+        out: &mut Records<OwnedKey<L>, OwnedValue<L>>,
+    ) -> Result<OwnedRange<OwnedKey<L>>, RemoteError> {
+        self.scan_some(scan, usize::MAX, out).await
+    }
+
+    /// All trees as of one moment.
+    async fn scan_some(
+        &self,
+        scan: &Scan<OwnedKey<L>>,
+        most_bytes: usize,
         out: &mut Records<OwnedKey<L>, OwnedValue<L>>,
     ) -> Result<OwnedRange<OwnedKey<L>>, RemoteError> {
         let part = &*self.part;
@@ -136,6 +145,7 @@ impl<F: Fabric, L: Layout> PartIndex<F, L> for DlsmPart<F, L> {
         // It is kept until the last version is pinned.
         let view = first.view().await?;
         let count = part.handles.len();
+        let (had, mut bytes) = (out.len(), 0);
         for number in 0..count {
             let place = if scan.reverse { count - 1 - number } else { number };
             if !part.overlaps(place, &wanted) {
@@ -144,9 +154,11 @@ impl<F: Fabric, L: Layout> PartIndex<F, L> for DlsmPart<F, L> {
             let tree = &part.handles[place];
             let rest = Scan { limit: scan.limit - out.len(), ..wanted.clone() };
             let version = tree.shard.pin();
-            let records = tree.records_in(&version, view.bound, &rest).await?;
+            let room = most_bytes.saturating_sub(bytes);
+            let records = tree.records_in(&version, view.bound, &rest, room).await?;
+            bytes += records.iter().map(|(key, value)| key.len() + value.len()).sum::<usize>();
             out.extend(decoded_records::<L>(records)?);
-            if out.len() >= scan.limit {
+            if out.len() >= scan.limit || (out.len() >= had + 2 && bytes > most_bytes) {
                 break;
             }
         }

@@ -18,8 +18,8 @@ use std::ops::Range;
 const MAGIC: u64 = u64::from_le_bytes(*b"Shards\0\x01");
 /// Words before the first boundary.
 const HEAD_WORDS: usize = 4;
-/// Shards of an index.
-const MOST_SHARDS: usize = 1_024;
+/// The most shards of an index.
+pub const MOST_SHARDS: usize = 1_024;
 /// Bytes of a boundary.
 const MOST_KEY_BYTES: usize = 256;
 /// Words of a map.
