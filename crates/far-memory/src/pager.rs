@@ -617,17 +617,14 @@ impl<F: Fabric, M: Memory + 'static, S: Space<F>> Pager<F, M, S> {
     }
 
     /// The memory servers that a WRITE of `page` goes to: those of its copies. One that rests is
-    /// left out if there is another one.
+    /// left out if there is another one that has not failed.
     fn targets(&self, page: u32) -> Vec<u32> {
-        let number = |at: GlobalAddr| u32::from(at.server().number());
-        let copies = self.0.chunks.copies(page);
-        let tried = copies.filter(|at| !self.0.transfers.rests(at.server()));
-        let tried: Vec<_> = tried.map(number).collect();
-        if !tried.is_empty() {
-            return tried;
-        }
-        let all: Vec<_> = self.0.chunks.copies(page).map(number).collect();
-        if all.is_empty() { vec![UNPLACED] } else { all }
+        let (chunks, transfers) = (&self.0.chunks, &self.0.transfers);
+        let tries_all = chunks.copies(page).all(|at| transfers.has_failed(at.server()));
+        let copies = chunks.copies(page).map(|at| at.server());
+        let tried = copies.filter(|server| tries_all || !transfers.rests(*server));
+        let tried: Vec<_> = tried.map(|server| u32::from(server.number())).collect();
+        if tried.is_empty() { vec![UNPLACED] } else { tried }
     }
 
     /// WRITEs of a run for these servers, at most: one without a place may get all copies.
