@@ -38,7 +38,8 @@ impl Drop for Owned {
 }
 
 impl FarArena {
-    /// A buffer with this content; `None` if the arena has no room.
+    /// A buffer with this content; `None` if the arena has no room. A memory server that fails while
+    /// the content is copied ends the process, as with every access to the arena's memory.
     pub fn buffer(self: &Arc<Self>, content: &[u8]) -> Option<Buffer> {
         let layout = Layout::from_size_align(content.len(), ALIGN).ok()?;
         let memory = self.alloc(layout, false)?;
@@ -50,7 +51,8 @@ impl FarArena {
     }
 
     /// A copy of `array` whose buffers are all in this arena; `None` if it has no room. A buffer
-    /// that several arrays share is copied for each.
+    /// that several arrays share is copied for each. A memory server that fails meanwhile ends the
+    /// process, as in [`FarArena::buffer`].
     pub fn array(self: &Arc<Self>, array: &ArrayData) -> Option<ArrayData> {
         let buffers = array.buffers().iter().map(|buffer| self.buffer(buffer));
         let buffers = buffers.collect::<Option<Vec<_>>>()?;

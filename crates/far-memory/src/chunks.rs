@@ -9,6 +9,7 @@
 //! *Thread safety*: one thread.
 
 use crate::space::Space;
+use crate::transfer::Transfers;
 use crate::{FarConfig, FarError};
 use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
 use std::cell::{Cell, RefCell};
@@ -111,6 +112,11 @@ impl<S> Chunks<S> {
         place.set(copies);
     }
 
+    /// Copies that a chunk gets.
+    pub(crate) fn copies_each(&self) -> usize {
+        if self.mirrors { MOST_COPIES } else { 1 }
+    }
+
     /// Number of second copies that chunks should have and do not.
     pub(crate) fn lost_copies(&self) -> u64 {
         self.lost_copies.get()
@@ -146,13 +152,14 @@ impl<S> Chunks<S> {
     /// memory that may come back, `begins_to_wait` is called once.
     pub(crate) async fn place<F: Fabric>(
         &self,
-        fabric: &F,
+        transfers: &Transfers<F>,
         page: u32,
         begins_to_wait: impl Fn(),
     ) -> Result<GlobalAddr, FarError>
     where
         S: Space<F>,
     {
+        let fabric = transfers.fabric();
         poll_fn(|context| {
             if self.find(page).is_none() && self.is_taking.get() {
                 self.waiting.borrow_mut().push(context.waker().clone());
@@ -186,7 +193,7 @@ impl<S> Chunks<S> {
         self.is_waiting.set(false);
         if let Ok(at) = taken {
             let second = match self.mirrors {
-                true => self.space.take_besides(fabric, self.chunk_bytes, at.server()).await.ok(),
+                true => self.take_second(transfers, at.server()).await,
                 false => None,
             };
             let is_missing = self.mirrors && second.is_none();
@@ -205,6 +212,26 @@ impl<S> Chunks<S> {
             }
         }
         Ok(self.find(page).expect("the chunk has just got its place"))
+    }
+
+    /// Memory for the second copy of a chunk: on a server that works, or else on one that has failed
+    /// and may be tried again. On one that rests, the copy would miss the first WRITE.
+    async fn take_second<F: Fabric>(
+        &self,
+        transfers: &Transfers<F>,
+        first: ServerId,
+    ) -> Option<GlobalAddr>
+    where
+        S: Space<F>,
+    {
+        let (fabric, bytes) = (transfers.fabric(), self.chunk_bytes);
+        let works = |server| server != first && !transfers.has_failed(server);
+        let taken = self.space.take_second(fabric, bytes, works).await;
+        if taken.is_ok() || !transfers.has_failures() {
+            return taken.ok();
+        }
+        let may_work = |server| server != first && !transfers.rests(server);
+        self.space.take_second(fabric, bytes, may_work).await.ok()
     }
 
     /// Sleeps, unless the region ends.

@@ -42,9 +42,11 @@ pub struct FarConfig {
     pub held_pages: u32,
     /// Memory that is taken from a memory server at a time: a multiple of `page_bytes`.
     pub chunk_bytes: usize,
-    /// Limit on READs and WRITEs in flight. WRITEs take at most half of it.
+    /// Limit on READs and WRITEs in flight. WRITEs take at most half of it. With
+    /// [`FarConfig::mirror`] at least 4, and most changed pages take two WRITEs.
     pub depth: usize,
-    /// Limit on the bytes of WRITEs in flight to one memory server. One WRITE is always allowed.
+    /// Limit on the bytes of WRITEs in flight to one memory server. One WRITE is always allowed,
+    /// and one more to a chunk that is new.
     pub write_back_bytes: usize,
     /// Longest READ or WRITE. Adjacent pages go together up to this size; a page larger than this
     /// goes alone.
@@ -58,7 +60,9 @@ pub struct FarConfig {
     /// one attempt only.
     pub patience_ns: u64,
     /// Keeps each page on two memory servers, so that one of them may die. A chunk that finds no
-    /// second server with room, or whose copy misses a WRITE, has one copy from then on.
+    /// second server with room, or whose copy misses a WRITE, has one copy from then on. A server
+    /// that has failed is tried again after [`FarConfig::rest_ns`], by one WRITE at a time, for
+    /// chunks whose copies there have missed none and for new ones.
     pub mirror: bool,
     /// How long a memory server that has failed is left alone before pages are written back there
     /// again, in nanoseconds. READs get one attempt meanwhile. A space that has refused a chunk is
@@ -141,8 +145,8 @@ impl FarConfig {
             format!("{} pages read ahead: use at most a quarter of the buffer", self.ahead_pages)
         } else if self.chunk_bytes == 0 || !self.chunk_bytes.is_multiple_of(page) {
             format!("chunks of {} bytes: use a multiple of the page size", self.chunk_bytes)
-        } else if self.depth < 2 {
-            format!("{} operations in flight: use at least 2", self.depth)
+        } else if self.depth < 2 || (self.mirror && self.depth < 4) {
+            format!("{} operations in flight: use at least 2, with a mirror 4", self.depth)
         } else {
             return Ok(());
         };
@@ -174,6 +178,7 @@ mod tests {
             FarConfig { ahead_pages: 5, ..good.clone() },
             FarConfig { chunk_bytes: 6000, ..good.clone() },
             FarConfig { depth: 1, ..good.clone() },
+            FarConfig { depth: 3, mirror: true, ..good.clone() },
         ];
         for config in bad {
             assert!(matches!(config.check(), Err(FarError::Config { .. })), "{config:?}");

@@ -72,22 +72,21 @@ impl<L: Layout> Leased<L> {
         u64::from(self.leases.term_ms()) * 1_000_000 / 4
     }
 
-    /// Takes a chunk from the first server that has room, from the next one in turn on.
+    /// Takes a chunk from the first server that may have it and has room, from the next one in turn
+    /// on.
     async fn try_take<F: Fabric>(
         &self,
         rpc: &RpcClient<F, L>,
         bytes: u64,
-        besides: Option<ServerId>,
+        may_have: impl Fn(ServerId) -> bool,
     ) -> Result<GlobalAddr, FarError> {
         let servers = rpc.fabric().memory_servers();
         let first = self.next_server.get() % servers.max(1);
         let mut outcome = Err(FarError::NoSpace { bytes });
-        let possible = |number: &u16| Some(ServerId::new(*number)) != besides;
-        for number in (first..servers).chain(0..first).filter(possible) {
+        let is_possible = |number: &u16| may_have(ServerId::new(*number));
+        for number in (first..servers).chain(0..first).filter(is_possible) {
             match self.leases.take(rpc, ServerId::new(number), bytes).await {
                 Ok(at) => {
-                    self.next_server.set(number + 1);
-                    self.waited_ns.set(0);
                     *self.chunks.borrow_mut().entry(number).or_default() += 1;
                     return Ok(at);
                 }
@@ -98,6 +97,14 @@ impl<L: Layout> Leased<L> {
         }
         outcome
     }
+
+    /// The next chunk begins at the next server. Second copies take no turns, or with two servers
+    /// all first ones, which READs prefer, would be on the same.
+    fn taken(&self, at: GlobalAddr) -> GlobalAddr {
+        self.next_server.set(at.server().number() + 1);
+        self.waited_ns.set(0);
+        at
+    }
 }
 
 fn refused(error: &RemoteError) -> FarError {
@@ -107,9 +114,9 @@ fn refused(error: &RemoteError) -> FarError {
 impl<F: Fabric, L: Layout> Space<F> for Leased<L> {
     async fn take(&self, fabric: &F, bytes: u64) -> Result<GlobalAddr, FarError> {
         let rpc = RpcClient::<F, L>::new(fabric.clone());
-        let outcome = self.try_take(&rpc, bytes, None).await;
-        if outcome.is_ok() {
-            return outcome;
+        let outcome = self.try_take(&rpc, bytes, |_| true).await;
+        if let Ok(at) = outcome {
+            return Ok(self.taken(at));
         }
         // Whatever the error was: one server may be down and another one full, or have too many
         // leases.
@@ -117,17 +124,20 @@ impl<F: Fabric, L: Layout> Space<F> for Leased<L> {
         let freed = join_all(servers.map(|server| self.leases.reclaim(&rpc, server))).await;
         // A server that does not answer has no room either.
         let has_room = freed.into_iter().any(|bytes| bytes.is_ok_and(|bytes| bytes > 0));
-        if has_room { self.try_take(&rpc, bytes, None).await } else { outcome }
+        match has_room {
+            true => self.try_take(&rpc, bytes, |_| true).await.map(|at| self.taken(at)),
+            false => outcome,
+        }
     }
 
-    async fn take_besides(
+    async fn take_second(
         &self,
         fabric: &F,
         bytes: u64,
-        besides: ServerId,
+        may_have: impl Fn(ServerId) -> bool,
     ) -> Result<GlobalAddr, FarError> {
         let rpc = RpcClient::<F, L>::new(fabric.clone());
-        self.try_take(&rpc, bytes, Some(besides)).await
+        self.try_take(&rpc, bytes, may_have).await
     }
 
     fn ask_again_ns(&self) -> Option<u64> {

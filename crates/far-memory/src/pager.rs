@@ -114,6 +114,10 @@ impl<F: Fabric, M: Memory + 'static, S: Space<F>> Pager<F, M, S> {
     /// [`FarError::Config`] if the settings are wrong.
     pub fn new(config: FarConfig, fabric: F, memory: M, space: S) -> Result<Self, FarError> {
         config.check()?;
+        if config.mirror && fabric.memory_servers() < 2 {
+            let fault = "a mirror with one memory server: use two, or no mirror".to_owned();
+            return Err(FarError::Config { fault });
+        }
         let table = Table::new(config.pages(), config.buffer_pages, config.policy);
         let state = Pending {
             table,
@@ -538,7 +542,9 @@ impl<F: Fabric, M: Memory + 'static, S: Space<F>> Pager<F, M, S> {
         } else {
             state.wake_room();
         }
-        let depth = self.0.config.depth.min(self.0.transfers.fabric().depth()).max(2);
+        // Half of it is enough for one WRITE to all copies.
+        let least = 2 * self.0.chunks.copies_each();
+        let depth = self.0.config.depth.min(self.0.transfers.fabric().depth()).max(least);
         if state.is_stopping || state.reads + state.writes >= depth {
             return None;
         }
@@ -551,7 +557,8 @@ impl<F: Fabric, M: Memory + 'static, S: Space<F>> Pager<F, M, S> {
             return Some(self.fill(state, run));
         }
         if state.writes < depth / 2
-            && let Some(place) = state.leaving.iter().position(|run| self.may_write(state, run))
+            && let Some(place) =
+                state.leaving.iter().position(|run| self.may_write(state, run, depth))
         {
             let run = state.leaving.remove(place).expect("the run was just found");
             return Some(self.leave(state, run));
@@ -609,12 +616,33 @@ impl<F: Fabric, M: Memory + 'static, S: Space<F>> Pager<F, M, S> {
         (run.end - run.start) as usize * self.0.config.page_bytes
     }
 
-    fn may_write(&self, state: &Pending, run: &Range<u32>) -> bool {
-        let server = self.server_of(run.start);
-        let in_flight = state.write_bytes.get(&server).copied().unwrap_or(0);
-        let has_room = in_flight + self.run_bytes(run) <= self.0.config.write_back_bytes;
-        // Those without a place could all wait for one, and keep the others from being written.
-        in_flight == 0 || (has_room && server != UNPLACED && !self.has_failed(server))
+    /// The memory servers that a WRITE of `page` goes to: those of its copies. One that rests is
+    /// left out if there is another one that has not failed.
+    fn targets(&self, page: u32) -> Vec<u32> {
+        let (chunks, transfers) = (&self.0.chunks, &self.0.transfers);
+        let tries_all = chunks.copies(page).all(|at| transfers.has_failed(at.server()));
+        let copies = chunks.copies(page).map(|at| at.server());
+        let tried = copies.filter(|server| tries_all || !transfers.rests(*server));
+        let tried: Vec<_> = tried.map(|server| u32::from(server.number())).collect();
+        if tried.is_empty() { vec![UNPLACED] } else { tried }
+    }
+
+    /// WRITEs of a run for these servers, at most: one without a place may get all copies.
+    fn writes_to(&self, servers: &[u32]) -> usize {
+        if servers == [UNPLACED] { self.0.chunks.copies_each() } else { servers.len() }
+    }
+
+    fn may_write(&self, state: &Pending, run: &Range<u32>, depth: usize) -> bool {
+        let servers = self.targets(run.start);
+        let writes = state.writes + self.writes_to(&servers);
+        let bytes = self.run_bytes(run);
+        let has_room = |&server: &u32| {
+            let in_flight = state.write_bytes.get(&server).copied().unwrap_or(0);
+            let has_room = in_flight + bytes <= self.0.config.write_back_bytes;
+            // Those without a place could all wait for one, and keep the others from being written.
+            in_flight == 0 || (has_room && server != UNPLACED && !self.has_failed(server))
+        };
+        writes <= depth / 2 && state.reads + writes <= depth && servers.iter().all(has_room)
     }
 
     /// Whether the last operation on a memory server, by its number, has failed. For [`UNPLACED`]:

@@ -16,16 +16,16 @@ pub trait Space<F: Fabric>: 'static {
     /// again later.
     fn take(&self, fabric: &F, bytes: u64) -> impl Future<Output = Result<GlobalAddr, FarError>>;
 
-    /// The same on another memory server than `besides`, for the second copy of a chunk. It does
-    /// not wait for memory that may come back.
+    /// The same for the second copy of a chunk, on a memory server that `may_have` it. It does not
+    /// wait for memory that may come back.
     ///
     /// # Errors
     /// As for [`Space::take`]; there is always one if the space has no second copies.
-    fn take_besides(
+    fn take_second(
         &self,
         _fabric: &F,
         bytes: u64,
-        _besides: ServerId,
+        _may_have: impl Fn(ServerId) -> bool,
     ) -> impl Future<Output = Result<GlobalAddr, FarError>> {
         std::future::ready(Err(FarError::NoSpace { bytes }))
     }
@@ -100,13 +100,13 @@ impl<F: Fabric> Space<F> for Reserved {
         self.take_from(bytes, |_| true).ok_or(FarError::NoSpace { bytes })
     }
 
-    async fn take_besides(
+    async fn take_second(
         &self,
         _fabric: &F,
         bytes: u64,
-        besides: ServerId,
+        may_have: impl Fn(ServerId) -> bool,
     ) -> Result<GlobalAddr, FarError> {
-        self.take_from(bytes, |server| server != besides).ok_or(FarError::NoSpace { bytes })
+        self.take_from(bytes, may_have).ok_or(FarError::NoSpace { bytes })
     }
 
     async fn give_back(&self, _fabric: &F, at: GlobalAddr, bytes: u64) {

@@ -21,6 +21,8 @@ pub(crate) const FIRST_WAIT_NS: u64 = 20_000;
 pub(crate) const LONGEST_WAIT_NS: u64 = 50_000_000;
 /// Longest time between two looks whether another task has completed a reset, in nanoseconds.
 const RESET_POLL_NS: u64 = 2_000_000;
+/// A server is avoided twice as long after each failed READ, this many times.
+const MOST_DOUBLINGS: u32 = 6;
 
 /// Why an operation failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -74,6 +76,8 @@ struct Server {
     rests_until_ns: u64,
     /// Until when pages are read elsewhere first, if they have a second copy.
     avoided_until_ns: u64,
+    /// READs in one attempt that have failed since the last success.
+    failed_reads: u32,
 }
 
 /// The operations of one endpoint.
@@ -183,8 +187,9 @@ impl<F: Fabric> Transfers<F> {
         }
     }
 
-    /// READs in one attempt. If it fails, the server does not count as failed, but is avoided for a
-    /// while: there is a second copy.
+    /// READs in one attempt. If it fails, the server does not count as failed, because its copies
+    /// would miss WRITEs, but is avoided for a while, which doubles with each failure: there is a
+    /// second copy.
     ///
     /// # Errors
     /// [`Failed`].
@@ -200,8 +205,13 @@ impl<F: Fabric> Transfers<F> {
                 Ok(())
             }
             Err(cause) => {
-                let avoided_until_ns = self.fabric.now_ns().saturating_add(self.rest_ns);
-                self.with(number, |it| it.avoided_until_ns = avoided_until_ns);
+                let now_ns = self.fabric.now_ns();
+                self.with(number, |it| {
+                    let doublings = it.failed_reads.min(MOST_DOUBLINGS);
+                    let avoided_ns = self.rest_ns.saturating_mul(1 << doublings);
+                    it.avoided_until_ns = now_ns.saturating_add(avoided_ns);
+                    it.failed_reads = doublings + 1;
+                });
                 self.retries.set(self.retries.get() + 1);
                 self.fabric.counters().count_retry();
                 Err(Failed::new(cause))
@@ -218,6 +228,14 @@ impl<F: Fabric> Transfers<F> {
             .is_some_and(|it| it.has_failed || now_ns < it.avoided_until_ns)
     }
 
+    /// A WRITE of a page that has another copy is about to try `server`. If that has failed, other
+    /// such WRITEs leave it alone meanwhile: they would all wait for it.
+    pub(crate) fn begin_probe(&self, server: ServerId) {
+        if self.has_failed(server) {
+            self.give_up(server);
+        }
+    }
+
     /// Notes that an operation on `server` has failed for good.
     pub(crate) fn give_up(&self, server: ServerId) {
         let rests_until_ns = self.fabric.now_ns().saturating_add(self.rest_ns);
@@ -229,6 +247,7 @@ impl<F: Fabric> Transfers<F> {
     fn succeed(&self, server: u16) {
         self.with(server, |it| {
             (it.has_failed, it.rests_until_ns, it.avoided_until_ns) = (false, 0, 0);
+            it.failed_reads = 0;
         });
     }
 

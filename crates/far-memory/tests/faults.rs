@@ -501,3 +501,29 @@ fn a_copy_that_has_missed_a_write_is_not_read() {
         assert_eq!(load(pager, 8).await, Ok(7));
     });
 }
+
+/// A server that was away for one WRITE mirrors again after its rest: chunks that have missed
+/// nothing get their WRITEs on both servers, and survive the other one.
+#[test]
+fn a_server_that_returns_mirrors_again() {
+    let config = FarConfig { mirror: true, ..config() };
+    let faults = Faults { kill_memory_server_at_ns: vec![(0, 50_000_000)], ..Faults::default() };
+    in_sim(&config, SimConfig { faults, ..Default::default() }, async |pager, fabric| {
+        fabric.trouble.refusals.set(u32::MAX);
+        store(pager, 0, 6).await;
+        pager.evict(0..1).await;
+        fabric.trouble.refusals.set(0);
+        assert_eq!((pager.state(0), pager.stats().lost_copies), (State::Remote, 1));
+        fabric.sleep(2 * config.rest_ns).await;
+        for (page, value) in [(8, 7), (16, 9)] {
+            let writes = pager.stats().writes;
+            store(pager, page, value).await;
+            pager.evict(page..page + 1).await;
+            assert_eq!(pager.state(page), State::Remote);
+            assert_eq!(pager.stats().writes - writes, 2);
+        }
+        assert_eq!(pager.stats().lost_copies, 1);
+        fabric.sleep(60_000_000).await;
+        assert_eq!((load(pager, 8).await, load(pager, 16).await), (Ok(7), Ok(9)));
+    });
+}

@@ -339,6 +339,17 @@ fn a_mirror_costs_a_write_and_no_read() {
     }
 }
 
+#[test]
+fn a_mirror_needs_two_memory_servers() {
+    let cluster = LocalConfig::default().start(services(1));
+    cluster.run_one(|fabric| async move {
+        let config = FarConfig { mirror: true, ..config() };
+        let (memory, space) = (Manual::new(&config).unwrap(), Reserved::first(SERVER_BYTES));
+        let refused = Pager::new(config, fabric, memory, space).unwrap_err();
+        assert!(matches!(refused, FarError::Config { .. }), "{refused}");
+    });
+}
+
 /// Changed pages of a dead memory server stay readable. When they fill the buffer, other pages find
 /// no room, which is an error and not a hang.
 #[test]

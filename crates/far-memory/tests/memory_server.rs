@@ -99,6 +99,21 @@ fn full_memory_servers_are_an_error() {
     assert!(executor.run(&driver));
 }
 
+/// First copies are on the servers in turn, wherever the second ones are: READs prefer them.
+#[test]
+fn second_copies_take_no_turns() {
+    LocalConfig::default().start(servers()).run_one(|fabric| async move {
+        let (space, bytes) = (space(), 64 << 10);
+        for number in [0, 1, 2, 0] {
+            let first = space.take(&fabric, bytes).await.unwrap().server();
+            let others = |server| server != first;
+            let second = space.take_second(&fabric, bytes, others).await.unwrap().server();
+            assert_eq!(first, ServerId::new(number));
+            assert_ne!(second, first);
+        }
+    });
+}
+
 /// The memory of an owner that has died reaches a region at the first write-back that finds no
 /// room: the page waits until the term is over. One server is down all the time.
 #[test]

@@ -1,5 +1,6 @@
 //! Tables in far memory, for the engine: before it gets a batch, the pages of the batch are asked
-//! for, so that a memory server that fails is an error of the query.
+//! for, so that a memory server that fails is mostly an error of the query. A batch that the engine
+//! keeps, such as that of a hash join, can leave the buffer again: then a failure ends the process.
 
 use arrow::array::Array;
 use arrow::datatypes::SchemaRef;

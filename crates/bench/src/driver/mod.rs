@@ -261,18 +261,19 @@ impl<D: Design<O::Layout>, P: Provider, O: Form> Testbed<D, P, O> {
             return Err(BenchError::Load(error));
         }
         self.records = keys;
-        self.settle()
+        self.settle(run.compute_servers)
     }
 
-    /// Writes everything back, and lets flushes and merges come to an end.
+    /// Writes everything back, and lets flushes and merges come to an end: on each of the compute
+    /// servers in turn, because each works on its own keys only.
     ///
     /// # Errors
-    /// [`BenchError::Open`] or [`BenchError::WriteBack`].
-    pub fn settle(&self) -> Result<(), BenchError> {
+    /// [`BenchError::Open`], [`BenchError::ClientDied`] or [`BenchError::WriteBack`].
+    pub fn settle(&self, compute_servers: u16) -> Result<(), BenchError> {
         /// The index has settled once its work has not used the network for so long.
         const QUIET_NS: u64 = 50_000_000;
         let (compute, form) = (&self.compute, &self.form);
-        self.cluster.run_one(async |fabric| {
+        let settle = async |fabric: FabricOf<P, O>, _| {
             let index = open::<D, _, O>(fabric.clone(), compute, form).await?;
             index.flush().await.map_err(BenchError::WriteBack)?;
             let last = Cell::new((fabric.counters().snapshot(), fabric.now_ns()));
@@ -293,7 +294,13 @@ impl<D: Design<O::Layout>, P: Provider, O: Form> Testbed<D, P, O> {
             worked.map_err(BenchError::WriteBack)?;
             let failed = failed.borrow_mut().take();
             failed.map_or(Ok(()), |error| Err(BenchError::WriteBack(error)))
-        })
+        };
+        for server in 0..compute_servers {
+            let client = usize::from(server);
+            let outcome = self.cluster.run(&[server], settle).pop().flatten();
+            outcome.ok_or(BenchError::ClientDied { client })??;
+        }
+        Ok(())
     }
 
     /// Warms up, then measures. Each call draws different operations (stream.W3 of

@@ -85,6 +85,10 @@ fn value(value: &Value, points: &[Measured]) -> Result<f64, Absent> {
             let mut least = f64::INFINITY;
             for x in positions {
                 let ratio = at(metric, (panel, first, x))? / at(metric, (panel, second, x))?;
+                // `min` would drop it, and the claim could hold by the other positions.
+                if ratio.is_nan() {
+                    return Ok(ratio);
+                }
                 least = least.min(ratio);
             }
             match least.is_finite() {
@@ -220,6 +224,8 @@ mod tests {
         ];
         assert_eq!(verdict(&claim, &points), Verdict::Holds);
         points[3] = point(OTHER, 2.0, &[2.0001]);
+        assert_eq!(verdict(&claim, &points), Verdict::Differs);
+        points[3] = point(OTHER, 2.0, &[f64::NAN]);
         assert_eq!(verdict(&claim, &points), Verdict::Differs);
     }
 

@@ -141,17 +141,17 @@ fn line(
     }
     drop(more);
     if !figure.words.contains("--trace") {
+        let fills = [figure.words, panel.words].iter().any(|all| all.contains("fill-random"));
         add(&["--compute-servers", &at.compute_servers.to_string()]);
         add(&["--threads", &at.threads.to_string(), "--keys", &keys.to_string()]);
         if !figure.words.contains("--seconds") {
             let clients = u64::from(at.compute_servers) * u64::from(at.threads);
-            // A fill takes each key once.
-            let fills = [figure.words, panel.words].iter().any(|all| all.contains("fill-random"));
-            let of_scale = if fills { keys } else { size.operations };
+            // `bench` warms up by a twentieth more, so that a fill takes each key once.
+            let of_scale = if fills { (keys / 21 * 20).max(1) } else { size.operations };
             let operations = panel.each.map_or(of_scale, |each| clients * each);
             add(&["--operations", &operations.to_string()]);
         }
-        if panel.each.is_none() && row.caches && size.warm_up > 0 {
+        if panel.each.is_none() && row.caches && size.warm_up > 0 && !fills {
             add(&["--warm-up", &size.warm_up.to_string()]);
         }
     }

@@ -366,7 +366,7 @@ fn stated(outcome: &Outcome, metric: Metric, panel: &str, row: &str) -> Vec<(f64
     let ours = |spot: Spot| outcome.points.iter().find(|point| point.is_at(spot))?.median(metric);
     let claims = outcome.figure.claims.iter().filter_map(|claim| match (claim.value, claim.rule) {
         (Value::Of(of, spot), Rule::Within(paper, _)) => Some((of, spot, paper)),
-        (Value::Ratio(of, over, under), Rule::Factor(paper, _)) => {
+        (Value::Ratio(of, over, under), Rule::Factor(paper, _) | Rule::Within(paper, _)) => {
             Some((of, over, ours(under)? * paper))
         }
         _ => None,

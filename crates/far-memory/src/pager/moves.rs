@@ -6,7 +6,7 @@
 //!
 //! *Thread safety*: as for the pager.
 
-use super::{Job, Pager, Pending};
+use super::{Job, Pager, Pending, UNPLACED};
 use crate::FarError;
 use crate::memory::Memory;
 use crate::space::Space;
@@ -168,35 +168,64 @@ impl<F: Fabric, M: Memory + 'static, S: Space<F>> Pager<F, M, S> {
     }
 
     pub(super) fn leave(&self, state: &mut Pending, run: Range<u32>) -> Job {
-        let (server, bytes) = (self.server_of(run.start), self.run_bytes(&run));
-        state.writes += 1;
-        *state.write_bytes.entry(server).or_default() += bytes;
+        let bytes = self.run_bytes(&run);
+        let mut servers = self.targets(run.start);
+        let writes = self.writes_to(&servers);
+        state.writes += writes;
+        self.begin_write(state, &servers, bytes);
         let pager = self.clone();
         Box::pin(async move {
-            let written = pager.write(&run).await;
+            let mut placed = Ok(());
+            if servers == [UNPLACED] {
+                let (chunks, transfers) = (&pager.0.chunks, &pager.0.transfers);
+                // Other pages leave meanwhile.
+                let make_room = || pager.0.state.borrow_mut().notify();
+                placed = chunks.place(transfers, run.start, make_room).await.map(drop);
+                if placed.is_ok() {
+                    // It still counts as one without a place: these go one by one.
+                    let more = pager.targets(run.start);
+                    pager.begin_write(&mut pager.0.state.borrow_mut(), &more, bytes);
+                    servers.extend(more);
+                }
+            }
+            let written = match placed {
+                Ok(()) => pager.write(&run, &servers).await,
+                Err(error) => Err(error),
+            };
             {
                 let state = &mut *pager.0.state.borrow_mut();
-                state.writes -= 1;
-                *state.write_bytes.entry(server).or_default() -= bytes;
+                state.writes -= writes;
+                for server in servers {
+                    *state.write_bytes.entry(server).or_default() -= bytes;
+                }
             }
             pager.end_leave(run, written);
         })
     }
 
-    /// Writes the pages to all copies (G5). Returns the number of these.
-    async fn write(&self, run: &Range<u32>) -> Result<usize, FarError> {
+    /// Counts a WRITE to each of these servers (G4).
+    fn begin_write(&self, state: &mut Pending, servers: &[u32], bytes: usize) {
+        for &server in servers {
+            *state.write_bytes.entry(server).or_default() += bytes;
+            if servers.len() > 1
+                && let Ok(number) = u16::try_from(server)
+            {
+                self.0.transfers.begin_probe(ServerId::new(number));
+            }
+        }
+    }
+
+    /// Writes the pages to all copies (G5), of which those not on `servers` are not tried if there
+    /// are others. Returns the number of copies that have them.
+    async fn write(&self, run: &Range<u32>, servers: &[u32]) -> Result<usize, FarError> {
         let (chunks, transfers, page) = (&self.0.chunks, &self.0.transfers, run.start);
-        // Other pages leave meanwhile.
-        let make_room = || self.0.state.borrow_mut().notify();
-        chunks.place(transfers.fabric(), page, make_room).await?;
         // Twice at most: a second attempt has one copy, which it tries.
         loop {
             let copies: Vec<_> = chunks.copies(page).collect();
-            // One whose server has failed is not waited for if there is another one.
-            let works = |at: &GlobalAddr| !transfers.has_failed(at.server());
-            let tries_all = !copies.iter().any(works);
+            let is_target = |at: &GlobalAddr| servers.contains(&u32::from(at.server().number()));
+            let tries_all = !copies.iter().any(is_target);
             let mut tried = copies.clone();
-            tried.retain(|at| tries_all || works(at));
+            tried.retain(|at| tries_all || is_target(at));
             self.0.state.borrow_mut().stats.writes += tried.len() as u64;
             let written = join_all(tried.iter().map(async |at| {
                 let written = transfers.run(Direction::Out, *at, || self.buffer(run)).await;

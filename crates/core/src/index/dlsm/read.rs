@@ -20,14 +20,20 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         self.shard.options.memtable.check(key.len(), 0)?;
         let version = self.shard.pin();
         let search = SearchKey::new(key);
+        let mut searched = 0;
         let mut memtables = version.memtables().filter(|table| table.may_hold(&search));
-        let newest = memtables.find_map(|table| table.newest(&search));
-        if let Some(newest) = newest {
-            let value = newest.value();
+        let newest = memtables.find_map(|table| {
+            searched += 1;
+            table.newest(&search)
+        });
+        let value = newest.map(|newest| newest.value());
+        for _ in 0..searched {
             self.fabric().charge(Work::SearchMemTable).await;
-            return Ok(value);
         }
-        self.value_in_tables(&version, key).await
+        match value {
+            Some(value) => Ok(value),
+            None => self.value_in_tables(&version, key).await,
+        }
     }
 
     /// The value of `key` below the active MemTable, which is settled (memtable.Q5).
