@@ -108,6 +108,9 @@ impl<L: Layout<Key: Encoded, Value: Encoded>> Design<L> for PSmart {
         if !boundaries.is_sorted_by(|one, next| one < next) {
             return Err(IndexError::InvalidArgument("the boundaries must ascend"));
         }
+        if boundaries.len() > usize::from(u16::MAX) {
+            return Err(IndexError::InvalidArgument("p-smart has at most 65,535 boundaries"));
+        }
         Ok(SmartCompute::new(options.smart, Some(boundaries)))
     }
 
