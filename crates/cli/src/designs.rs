@@ -291,7 +291,11 @@ pub(crate) fn run<L: Providers, T: Task<L>>(
             L::on_fabric::<PSherman, T>(&options, blocks, fabric, task)
         }
         DesignName::Chime => {
-            let options = ChimeOptions { tree: options.entrywise, hot_bytes: options.hot_bytes };
+            let mut tree = options.entrywise;
+            // Leaves with byte strings have no guesses.
+            let hot_bytes = if L::HAS_HEAP { 0 } else { options.hot_bytes.min(tree.cache_bytes) };
+            tree.cache_bytes -= hot_bytes;
+            let options = ChimeOptions { tree, hot_bytes };
             L::on_fabric::<Chime, T>(&options, blocks, fabric, task)
         }
         DesignName::Smart => L::on_fabric::<Smart, T>(&options.smart, blocks, fabric, task),

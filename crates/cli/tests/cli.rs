@@ -104,6 +104,16 @@ fn bad_values_end_with_one_line_and_code_2() {
         (&["bench", "--pool-bytes", "64KiB"], "64Ki"),
         (&["bench", "--pool-bytes", "4096"], "is out of range"),
         (&["bench", "--server-cores", "2"], "needs --fabric sim"),
+        (&["bench", "--hot-entries", "1k"], "--hot-entries needs --index chime"),
+        (
+            &["bench", "--index", "chime", "--hot-entries", "2k", "--cache-bytes", "1k"],
+            "at most the cache of a compute server, 1000 bytes",
+        ),
+        (&["bench", "--index", "chime", "--no-combining"], "needs --index smart or p-smart"),
+        (
+            &["bench", "--index", "sherman", "--validate", "versions", "--key-form", "urls"],
+            "needs numbers: no --key-form",
+        ),
         (&["bench", "--fabric", "sim", "--server-threads", "2"], "needs --fabric local"),
         (
             &["bench", "--fabric", "verbs", "--server-threads", "0"],

@@ -186,13 +186,11 @@ fn sherman(provider: &AnyProvider) {
     let options = ShermanOptions { hand_overs: 2, ..few };
     let setup = Setup { provider, options, memory_servers: 3, server: server.clone() };
     conformance::run::<Tiny, Sherman, _>(&setup);
-    let setup = Setup {
-        provider,
-        options: ShermanOptions { by_versions: true, ..ShermanOptions::default() },
-        memory_servers: 3,
-        server: server.clone(),
-    };
-    conformance::run::<Fixed8, Sherman, _>(&setup);
+    for by_versions in [false, true] {
+        let options = ShermanOptions { by_versions, ..ShermanOptions::default() };
+        let setup = Setup { provider, options, memory_servers: 3, server: server.clone() };
+        conformance::run::<Fixed8, Sherman, _>(&setup);
+    }
     let boundaries = vec![u64::MAX / 3, u64::MAX / 3 * 2];
     let options = PShermanOptions { sherman: options, boundaries };
     let setup = Setup { provider, options, memory_servers: 3, server };

@@ -227,8 +227,17 @@ pub fn run_mutants(
         return Err(CommandError::NoSuchBug(bug.clone()));
     }
     let wanted = |mutant: &&Mutant| bugs.is_empty() || bugs.iter().any(|bug| bug == mutant.bug);
+    hunt_all(MUTANTS.iter().filter(wanted), seed, count, out)
+}
+
+fn hunt_all<'a>(
+    mutants: impl IntoIterator<Item = &'a Mutant>,
+    seed: u64,
+    count: u64,
+    out: &mut impl Write,
+) -> Result<bool, CommandError> {
     let (mut all, mut caught, mut expected) = (0, 0, true);
-    for mutant in MUTANTS.iter().filter(wanted) {
+    for mutant in mutants {
         all += 1;
         match mutant.hunt(seed, count)? {
             Some(found) => {
@@ -274,7 +283,7 @@ pub fn run_as_published(
     for published in AS_PUBLISHED {
         if names.is_empty() || names.iter().any(|name| name == published.name) {
             writeln!(out, "{}: {}", published.name, published.does)?;
-            all_caught &= run_mutants(&[published.bug.to_owned()], seed, count, out)?;
+            all_caught &= hunt_all([&published.mutant], seed, count, out)?;
         }
     }
     Ok(all_caught)

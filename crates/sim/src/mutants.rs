@@ -101,8 +101,8 @@ const fn unseen(
 pub struct AsPublished {
     /// Its name in the command.
     pub name: &'static str,
-    /// The planted bug.
-    pub bug: &'static str,
+    /// The planted bug, and the scenario of the same design that shows it.
+    pub mutant: Mutant,
     /// What the program does, in one sentence.
     pub does: &'static str,
 }
@@ -111,22 +111,22 @@ pub struct AsPublished {
 pub const AS_PUBLISHED: &[AsPublished] = &[
     AsPublished {
         name: "sherman-versions",
-        bug: "reads_torn_entries_as_absent",
+        mutant: seen("reads_torn_entries_as_absent", &["canary-sherman-torn-entry"]),
         does: "Sherman takes an entry whose two versions of 4 bits differ for an absent one",
     },
     AsPublished {
         name: "dex-sherman-and",
-        bug: "rereads_locked_changes_only",
+        mutant: seen("rereads_locked_changes_only", &["canary-sherman-locked-changes"]),
         does: "the copy of Sherman that DEX is compared with reads a leaf again only if its version has changed and its lock is held",
     },
     AsPublished {
         name: "smart-rear-lock",
-        bug: "unlocks_with_the_value",
+        mutant: seen("unlocks_with_the_value", &["canary-smart-one-write"]),
         does: "SMART frees a leaf's lock in the WRITE that changes the leaf",
     },
     AsPublished {
         name: "smart-stale-writeback",
-        bug: "locks_another_version",
+        mutant: seen("locks_another_version", &["canary-smart-other-version"]),
         does: "SMART writes back what it has read of a leaf before it has locked it",
     },
 ];
@@ -371,8 +371,15 @@ mod tests {
         let names: BTreeSet<_> = AS_PUBLISHED.iter().map(|published| published.name).collect();
         assert_eq!(names.len(), AS_PUBLISHED.len());
         for published in AS_PUBLISHED {
-            let shown = MUTANTS.iter().find(|mutant| mutant.bug == published.bug);
-            assert!(shown.is_some_and(|mutant| mutant.survives.is_empty()), "{}", published.name);
+            let Mutant { bug, shown_by, .. } = published.mutant;
+            let known = MUTANTS.iter().find(|mutant| mutant.bug == bug);
+            let design =
+                published.name.split('-').find(|name| matches!(*name, "sherman" | "smart"));
+            for name in shown_by {
+                let is_shown = known.is_some_and(|known| known.shown_by.contains(name));
+                let is_of_it = design.is_some_and(|design| name.contains(design));
+                assert!(is_shown && is_of_it, "{}: {name}", published.name);
+            }
         }
     }
 

@@ -297,6 +297,11 @@ pub const SCENARIOS: &[(&str, &str)] = &[
     ("sherman-server-dies", include_str!("../scenarios/sherman-server-dies.toml")),
     ("sherman-small-pool", include_str!("../scenarios/sherman-small-pool.toml")),
     ("sherman-versions", include_str!("../scenarios/sherman-versions.toml")),
+    (
+        "sherman-versions-client-dies",
+        include_str!("../scenarios/sherman-versions-client-dies.toml"),
+    ),
+    ("sherman-versions-faults", include_str!("../scenarios/sherman-versions-faults.toml")),
     ("smart-bulk", include_str!("../scenarios/smart-bulk.toml")),
     ("smart-calm", include_str!("../scenarios/smart-calm.toml")),
     ("smart-churn", include_str!("../scenarios/smart-churn.toml")),

@@ -163,10 +163,11 @@ impl Plan {
         let part = u64::from(arguments.block_cache_percent);
         let has_cache = arguments.inline_bytes.is_some() && arguments.index.has_cache();
         let of_blocks = if has_cache { in_cache / 100 * part } else { 0 };
-        let hot_bytes = match arguments.index {
-            DesignName::Chime => arguments.hot_entries.min(in_cache - of_blocks),
-            _ => 0,
-        };
+        if arguments.hot_entries > in_cache {
+            return usage(format!(
+                "--hot-entries must be at most the cache of a compute server, {in_cache} bytes"
+            ));
+        }
         let blocks = arguments.inline_bytes.map(|inline_bytes| ValueBlocks {
             inline_bytes,
             cache_bytes: of_blocks * u64::from(arguments.compute_servers),
@@ -235,9 +236,9 @@ impl Plan {
                     by_versions: arguments.validate == Validation::Versions,
                     ..FineOptions::default()
                 },
-                hot_bytes,
+                hot_bytes: arguments.hot_entries,
                 entrywise: EntrywiseOptions {
-                    cache_bytes: in_cache - of_blocks - hot_bytes,
+                    cache_bytes: in_cache - of_blocks,
                     hand_overs: arguments.hand_overs,
                     by_versions: arguments.validate == Validation::Versions,
                     ..EntrywiseOptions::default()
@@ -338,6 +339,21 @@ fn check(arguments: &Arguments, threads: u16) -> anyhow::Result<()> {
     let has_versions = matches!(arguments.index, DesignName::Fine | DesignName::Sherman);
     if arguments.validate == Validation::Versions && !has_versions {
         return usage("--validate versions needs --index fine or sherman");
+    }
+    if arguments.validate == Validation::Versions
+        && arguments.index == DesignName::Sherman
+        && arguments.key_form.is_some()
+    {
+        return usage("--validate versions with --index sherman needs numbers: no --key-form");
+    }
+    if arguments.hot_entries > 0
+        && (arguments.index != DesignName::Chime || arguments.key_form.is_some())
+    {
+        return usage("--hot-entries needs --index chime, and numbers: no --key-form");
+    }
+    if arguments.no_combining && !matches!(arguments.index, DesignName::Smart | DesignName::PSmart)
+    {
+        return usage("--no-combining needs --index smart or p-smart");
     }
     if !placement.is_empty() && arguments.partitioning == PartitioningName::Hash {
         return usage("--placement needs --partitioning range");

@@ -67,7 +67,8 @@ const SIZE: &str = "below paper scale fewer records have a flatter tree, and the
                     share of the cache; at paper scale 2 M operations are measured after 10 M, where the paper \
                     measures 200 M, and a cache that admits one leaf in ten may not have settled (not tested)";
 
-const UNCHANGED: &str = "the paper's benchmark writes the key as the value, and its SMART does not write what is there                          already; ours writes each value";
+const UNCHANGED: &str = "the paper's benchmark writes the key as the value, and its SMART does not write what is there \
+                         already; ours writes each value";
 
 const T2: Figure = Figure {
     id: "t2",

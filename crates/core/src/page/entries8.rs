@@ -5,7 +5,8 @@
 //! ```text
 //! leaf   word 6: the entry lock           word 7: the checksum of words 0 to 5
 //! check  [live:1 for each entry][hash of place, page version, keys and values]
-//!        (the key and value of a free entry count as 0)
+//!        (the key and value of a free entry count as 0; of the version, those of hopscotch
+//!        leaves hash the low 24 bits)
 //! ```
 //!
 //! The holder of a leaf's entry lock (`remote::EntryHold`) adds a record by a WRITE of its key and

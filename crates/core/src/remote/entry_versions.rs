@@ -16,7 +16,7 @@
 
 use super::entries::entry_lock_of;
 use super::pages::REREADS;
-use super::{Backoff, Miss, PageClient, PageCopy, RemoteError};
+use super::{Backoff, Miss, PageClient, PageCopy};
 use crate::page::{Layout, LockWord};
 use crate::rules;
 use farleaf_fabric::{Fabric, GlobalAddr};
@@ -30,11 +30,11 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     pub(crate) async fn read_between_versions(&self, at: GlobalAddr) -> Result<PageCopy<L>, Miss> {
         let mut backoff = Backoff::default();
         for _ in 0..REREADS {
-            let before = self.lock_and_sum(at).await?;
+            let before = self.read_words(entry_lock_of(at), 8).await?.get(0);
             let copy = self.read_raw(at).await?;
-            let after = self.lock_and_sum(at).await?;
+            let after = self.read_words(entry_lock_of(at), 8).await?.get(0);
             let changed = before != after;
-            let held = [before[0], after[0]].map(LockWord::from_bits);
+            let held = [before, after].map(LockWord::from_bits);
             let held = held.into_iter().find(|word| word.is_locked());
             let refused = match self.fabric().breaks(rules::VERSIONS_OR_LOCKS) {
                 true => changed && held.is_some(),
@@ -53,11 +53,5 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
             backoff.wait(self.fabric()).await;
         }
         Err(Miss::Restart)
-    }
-
-    /// The entry lock, and the checksum of the header beside it.
-    async fn lock_and_sum(&self, at: GlobalAddr) -> Result<[u64; 2], RemoteError> {
-        let words = self.read_words(entry_lock_of(at), 16).await?;
-        Ok([words.get(0), words.get(1)])
     }
 }

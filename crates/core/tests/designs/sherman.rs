@@ -98,7 +98,7 @@ fn validation_by_versions_costs_two_more_reads() {
             let key = number * 3;
             let get = async { assert_eq!(index.get(&key).await, Ok(Some(number))) };
             let cost = spent(&fabric, get).await;
-            assert_eq!((counts(cost), cost.bytes_read), ([3, 0, 0, 0], PAGE + 16 + 16), "{cost:?}");
+            assert_eq!((counts(cost), cost.bytes_read), ([3, 0, 0, 0], PAGE + 8 + 8), "{cost:?}");
             let update = async { assert_eq!(index.update(&key, &!number).await, Ok(true)) };
             let cost = spent(&fabric, update).await;
             assert_eq!((counts(cost), cost.bytes_read), ([2, 1, 2, 0], 8 + PAGE), "{cost:?}");
@@ -114,6 +114,13 @@ fn validation_by_versions_costs_two_more_reads() {
     let provider = SimConfig::default();
     let cluster = setup(&provider, 1, 16 << 20, options).with_index::<Tiny, Sherman>();
     let by_sums = &compute::<Tiny>(&FEW);
+    let divided = &PShermanOptions { sherman: options, boundaries: vec![7] };
+    setup(&provider, 1, 16 << 20, FEW).start::<Tiny>().run_one(|fabric| async move {
+        let refused = <PSherman as Design<Tiny>>::create(&fabric, divided).await;
+        assert!(matches!(refused, Err(IndexError::InvalidArgument(_))), "{refused:?}");
+        let create = <Sherman as Design<Tiny>>::create(&fabric, &FEW).await;
+        assert_eq!(create, Ok(()), "no memory server was claimed");
+    });
     cluster.run_one(|fabric| async move {
         let opened = <Sherman as Design<Tiny>>::open(fabric, by_sums).await;
         assert!(matches!(opened, Err(IndexError::InvalidArgument(_))), "its locks have versions");
@@ -545,6 +552,11 @@ fn a_turn_in_doubt_is_not_passed_on() {
 #[test]
 fn a_client_that_dies_half_way_harms_no_other() {
     (0..60).for_each(|seed| dying_holder::<Tiny, Sherman>(rough(seed), FEW, false));
+    let options = ShermanOptions { by_versions: true, ..FEW };
+    for seed in 0..30 {
+        dying_holder::<Tiny, Sherman>(rough(seed), options, false);
+        dying_holder::<Tiny, Sherman>(late_and_lossy(seed), options, false);
+    }
 }
 
 /// The same with lost and late messages, including those of the dead client.

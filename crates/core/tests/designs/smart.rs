@@ -442,6 +442,45 @@ fn a_load_that_fails_in_doubt_before_it_is_shown_leaves_its_memory() {
     assert!(again <= whole + 2 * CHUNK_BYTES, "{again} bytes instead of {whole}");
 }
 
+/// A handle whose change another handle has executed is not settled before that one (smart.T3).
+#[test]
+fn a_change_is_settled_by_the_handle_that_executed_it() {
+    const BEGIN_NS: u64 = 10_000_000;
+    const BACK_NS: u64 = 100_000_000;
+    let waited_for = |after_ns: u64| {
+        let cut = Outage { server: 0, from_ns: BEGIN_NS + after_ns, until_ns: BACK_NS };
+        let faults = Faults { cut_memory_server: vec![cut], ..Faults::default() };
+        let faults = Faults { timeout_ns: 100_000, detect_death_ns: 10_000, ..faults };
+        let provider = SimConfig { faults, ..SimConfig::default() };
+        let setup = setup(&provider, 1, 8 << 20, SmartOptions::default());
+        let cluster = setup.with_index::<Fixed8, Smart>();
+        let compute = &compute(&setup.options);
+        cluster.run_one(|fabric| async move {
+            let [first, second] = [open(fabric.clone(), compute), open(fabric.clone(), compute)];
+            let (first, second) = (first.await, second.await);
+            for index in [&first, &second] {
+                index.upsert(&1, &0).await.unwrap();
+            }
+            fabric.sleep(BEGIN_NS - fabric.now_ns()).await;
+            // One is executed alone, and then two together.
+            let (values, indexes) = ([1, 2, 3], [&first, &first, &second]);
+            let updates = values.iter().zip(indexes).map(|(value, index)| index.update(&1, value));
+            let outcomes = join_all(updates).await;
+            fabric.sleep(2 * BACK_NS - fabric.now_ns()).await;
+            let settled = second.settle().await;
+            if settled.is_err() {
+                assert!(matches!(outcomes[2], Err(IndexError::Indeterminate(_))), "{outcomes:?}");
+                assert!(first.has_doubts() && !second.has_doubts());
+            }
+            assert_eq!(first.settle().await, Ok(()));
+            assert_eq!(second.settle().await, Ok(()));
+            settled.is_err()
+        })
+    };
+    let waits = (0..60).filter(|step| waited_for(step * 250)).count();
+    assert!(waits > 0);
+}
+
 /// A slot that leads back to its own node ends a scan and a lookup.
 #[test]
 fn a_slot_that_leads_to_its_own_node_is_not_followed_for_ever() {

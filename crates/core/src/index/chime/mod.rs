@@ -25,9 +25,13 @@ pub struct ChimeOptions {
     /// The options that Sherman has too.
     pub tree: EntrywiseOptions,
     /// Size of each compute server's guesses where popular records are, in bytes. They are used
-    /// where a leaf is a hopscotch table. 0 disables them.
+    /// where a leaf is a hopscotch table, take their memory at once, and are limited to 16 GiB. 0
+    /// disables them.
     pub hot_bytes: u64,
 }
+
+/// Maximum of [`ChimeOptions::hot_bytes`].
+const MOST_HOT_BYTES: u64 = 16 << 30;
 
 /// The compute side of a CHIME index.
 pub type ChimeCompute<L> = EntrywiseCompute<L>;
@@ -49,6 +53,9 @@ impl<L: Layout> Design<L> for Chime {
     }
 
     fn compute(options: &ChimeOptions) -> Result<Self::Compute, IndexError> {
+        if options.hot_bytes > MOST_HOT_BYTES {
+            return Err(IndexError::InvalidArgument("hot entries take at most 16 GiB"));
+        }
         Ok(ChimeCompute::new(options.tree, None).with_hot_entries(options.hot_bytes))
     }
 

@@ -89,10 +89,11 @@ impl<L: Layout> Design<L> for PSherman {
         if !options.boundaries.is_sorted_by(|one, next| one < next) {
             return Err(IndexError::InvalidArgument("the boundaries must ascend"));
         }
+        if options.boundaries.len() > usize::from(u16::MAX) {
+            return Err(IndexError::InvalidArgument("p-sherman has at most 65,535 boundaries"));
+        }
         if options.sherman.by_versions {
-            return Err(IndexError::InvalidArgument(
-                "p-sherman has no locks, and so no versions: validate by sums",
-            ));
+            return Err(entrywise::NO_VERSIONS);
         }
         Ok(ShermanCompute::new(options.sherman, Some(options.boundaries.clone())))
     }

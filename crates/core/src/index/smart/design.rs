@@ -7,11 +7,12 @@
 use super::SmartOptions;
 use super::cache::SmartCache;
 use super::sides::{Sides, SmartCompute};
+use super::together::Unsettled;
 use crate::index::{
     Answer, Design, Encoded, IndexAdmin, IndexError, LeafEdit, Owned, RangeIndex, RecordsOf, Scan,
 };
-use crate::page::{Action, DesignId, Layout, MOST_RADIX_SERVERS, OwnedKey, Superblock};
-use crate::remote::{ROOT_SERVER, RadixClient, RpcClient};
+use crate::page::{self, Action, DesignId, Layout, MOST_RADIX_SERVERS, OwnedKey, Superblock};
+use crate::remote::{ROOT_SERVER, RadixClient, RemoteError, RpcClient};
 use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
 use std::borrow::Borrow;
 use std::ops::Bound;
@@ -57,6 +58,8 @@ pub struct SmartIndex<F: Fabric, L: Layout> {
     pub(super) is_divided: bool,
     /// Where the root slot is.
     pub(super) root: GlobalAddr,
+    /// Changes of this handle that other handles may still make.
+    pub(super) unsettled: Unsettled<page::Answer<u64>>,
 }
 
 impl<L: Layout<Key: Encoded, Value: Encoded>> Design<L> for Smart {
@@ -104,6 +107,9 @@ impl<L: Layout<Key: Encoded, Value: Encoded>> Design<L> for PSmart {
         let boundaries: Vec<u64> = boundaries.collect::<Result<_, _>>()?;
         if !boundaries.is_sorted_by(|one, next| one < next) {
             return Err(IndexError::InvalidArgument("the boundaries must ascend"));
+        }
+        if boundaries.len() > usize::from(u16::MAX) {
+            return Err(IndexError::InvalidArgument("p-smart has at most 65,535 boundaries"));
         }
         Ok(SmartCompute::new(options.smart, Some(boundaries)))
     }
@@ -174,7 +180,8 @@ async fn open<F: Fabric, L: Layout>(
     }
     let (options, sides) = (compute.options(), compute.sides(fabric.compute_server()));
     let radix = RadixClient::new(fabric, options.chunk_bytes);
-    Ok(SmartIndex { radix, sides, combines: options.combines, is_divided, root })
+    let (combines, unsettled) = (options.combines, Unsettled::new());
+    Ok(SmartIndex { radix, sides, combines, is_divided, root, unsettled })
 }
 
 impl<F: Fabric, L: Layout> SmartIndex<F, L> {
@@ -184,6 +191,14 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
 
     pub(super) fn cache(&self, key: u64) -> &SmartCache {
         &self.sides.of(key).cache
+    }
+
+    /// Settles doubts, and says so to the handles whose changes this one has executed.
+    pub(super) async fn settle_doubts(&self) {
+        self.radix.settle_doubts().await;
+        if !self.has_doubts() {
+            self.unsettled.settled();
+        }
     }
 
     /// Whether operations of this handle have ended without a known outcome, for tests.
@@ -279,15 +294,22 @@ impl<F: Fabric, L: Layout<Key: Encoded, Value: Encoded>> RangeIndex for SmartInd
         Ok(())
     }
 
+    /// Also returns [`IndexError::Contended`] while the client that executes a change of this handle
+    /// together with its own has not settled it (smart.T3).
     async fn settle(&self) -> Result<(), IndexError> {
-        Ok(self.radix.settle_all().await?)
+        self.radix.settle_all().await?;
+        self.unsettled.settled();
+        match self.unsettled.waits_for_others() {
+            true => Err(RemoteError::Contended { retries: 0 }.into()),
+            false => Ok(()),
+        }
     }
 }
 
 impl<F: Fabric, L: Layout<Key: Encoded, Value: Encoded>> IndexAdmin for SmartIndex<F, L> {
     /// Settles doubts; nothing is collected (smart.N1).
     async fn collect(&self) -> Result<(), IndexError> {
-        self.radix.settle_doubts().await;
+        self.settle_doubts().await;
         Ok(())
     }
 

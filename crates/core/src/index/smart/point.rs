@@ -46,7 +46,7 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
             Ok(lookups.iter().map(|()| value).collect())
         };
         let lookups = &self.sides.of(key).lookups;
-        lookups.execute(self.fabric(), (key, ()), self.root.server(), look_up).await
+        lookups.execute(self.fabric(), (key, ()), (self.root.server(), None), look_up).await
     }
 
     async fn look_up(&self, key: u64) -> Result<Option<u64>, IndexError> {
@@ -95,7 +95,7 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
         key: u64,
         action: Action<u64>,
     ) -> Result<Answer<u64>, IndexError> {
-        self.radix.settle_doubts().await;
+        self.settle_doubts().await;
         let server = self.root.server();
         let change = async |actions: &[Action<u64>], posted: &Cell<bool>| {
             self.change_together(key, actions, posted).await
@@ -103,7 +103,9 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
         if !self.combines {
             return only(change(&[action], &Cell::new(false)).await?, server);
         }
-        self.sides.of(key).changes.execute(self.fabric(), (key, action), server, change).await
+        let changes = &self.sides.of(key).changes;
+        let at = (server, Some(&self.unsettled));
+        changes.execute(self.fabric(), (key, action), at, change).await
     }
 
     /// Executes changes of one key, one after the other, by one WRITE (smart.T2). Sets `posted`

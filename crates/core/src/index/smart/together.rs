@@ -12,8 +12,10 @@
 //!   answers are those of one after the other, in the order in which they came.
 //! - smart.T3. If the leader's outcome is unknown, or if it is dropped after it may have posted a
 //!   change, the outcome of each change of the group is unknown. Otherwise a group that fails has
-//!   changed nothing, and each of its operations is executed by itself.
-//! - smart.T4. A group has at most [`MOST`] operations, and waits for a bounded time.
+//!   changed nothing, and each of its operations is executed by itself. A handle is settled only
+//!   when the leaders of its own unknown outcomes are ([`Unsettled`]).
+//! - smart.T4. A group has at most [`MOST`] operations, and waits for a bounded time, which is longer
+//!   than the pauses of its leader's operation.
 //!
 //! After Luo et al., *SMART* (OSDI 2023), which calls it read delegation and write combining.
 //!
@@ -22,17 +24,17 @@
 use crate::index::IndexError;
 use crate::remote::RemoteError;
 use crate::rules;
-use farleaf_fabric::sync::{Arc, Mutex, lock};
+use farleaf_fabric::sync::{Arc, AtomicBool, Mutex, Ordering, lock};
 use farleaf_fabric::{Fabric, ServerId};
 use smallvec::SmallVec;
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 
 /// Maximum number of operations of a group.
 const MOST: usize = 64;
 /// Looks at the outcome of a group. The first ones are close together, because a group takes a few
-/// round trips; all of them take a quarter of a second.
-const LOOKS: u32 = 32_768;
+/// round trips; all of them take a second, and an operation gives up after 0.8 s of pauses.
+const LOOKS: u32 = 131_072;
 const CLOSE_LOOKS: u32 = 64;
 const CLOSE_LOOK_NS: u64 = 500;
 const FAR_LOOK_NS: u64 = 8_000;
@@ -48,8 +50,61 @@ enum Outcome<A> {
     Answer(A),
     /// Nothing has changed.
     Nothing,
-    /// The change may have happened.
-    Unknown,
+    /// The change may have happened, or may still happen while the leader has doubts.
+    Unknown(Option<InDoubt>),
+}
+
+/// Whether a handle may have an unsettled outcome.
+type InDoubt = Arc<AtomicBool>;
+
+/// Changes of one handle whose outcomes are unknown.
+#[derive(Debug)]
+pub(super) struct Unsettled<A> {
+    /// Shared with those whose changes this handle has executed.
+    own: InDoubt,
+    /// Leaders of changes of this handle that had doubts. Each is there once.
+    leaders: RefCell<Vec<InDoubt>>,
+    /// Changes that other handles were executing when this one stopped waiting.
+    under_way: RefCell<Vec<Seat<A>>>,
+}
+
+impl<A> Unsettled<A> {
+    pub(super) fn new() -> Self {
+        let (leaders, under_way) = (RefCell::default(), RefCell::default());
+        Self { own: Arc::new(AtomicBool::new(false)), leaders, under_way }
+    }
+
+    /// Notes that this handle has no doubts.
+    pub(super) fn settled(&self) {
+        self.own.store(false, Ordering::Release);
+    }
+
+    /// Whether another handle may still make a change of this one.
+    pub(super) fn waits_for_others(&self) -> bool {
+        self.look();
+        !self.leaders.borrow().is_empty() || !self.under_way.borrow().is_empty()
+    }
+
+    fn note(&self, seat: Seat<A>) {
+        self.under_way.borrow_mut().push(seat);
+        self.look();
+    }
+
+    /// Drops what is settled.
+    fn look(&self) {
+        let mut leaders = self.leaders.borrow_mut();
+        self.under_way.borrow_mut().retain(|seat| match &*lock(seat) {
+            None => true,
+            Some(Outcome::Unknown(Some(leader))) => {
+                if !leaders.iter().any(|known| Arc::ptr_eq(known, leader)) {
+                    leaders.push(leader.clone());
+                }
+                false
+            }
+            Some(_) => false,
+        });
+        leaders.retain(|leader| leader.load(Ordering::Acquire));
+    }
 }
 
 /// The keys that clients of a compute server are at.
@@ -84,14 +139,22 @@ struct Lead<'a, O, A> {
     earlier: usize,
     /// Whether a change may have been posted.
     may_change: Cell<bool>,
+    /// The leader's handle.
+    leader: Option<InDoubt>,
 }
 
 impl<O, A> Drop for Lead<'_, O, A> {
     /// Tells those that have no answer, and lets another operation lead.
     fn drop(&mut self) {
+        let may_change = self.may_change.get();
+        if let Some(leader) = self.leader.as_ref().filter(|_| may_change) {
+            leader.store(true, Ordering::Release);
+        }
         for (_, seat) in self.others.drain(..) {
-            let outcome = if self.may_change.get() { Outcome::Unknown } else { Outcome::Nothing };
-            lock(&seat).get_or_insert(outcome);
+            lock(&seat).get_or_insert_with(|| match may_change {
+                true => Outcome::Unknown(self.leader.clone()),
+                false => Outcome::Nothing,
+            });
         }
         let mut keys = lock(&self.groups.keys);
         if let Some(key) = keys.get_mut(&self.key) {
@@ -108,11 +171,18 @@ struct Waiter<'a, O, A> {
     groups: &'a Groups<O, A>,
     key: u64,
     seat: Seat<A>,
+    /// Of its handle; `None` if the operation changes nothing.
+    unsettled: Option<&'a Unsettled<A>>,
 }
 
 impl<O, A> Drop for Waiter<'_, O, A> {
+    /// Leaves the group. If it is closed, its leader may make the change (smart.T3).
     fn drop(&mut self) {
-        self.withdraw();
+        if !self.withdraw()
+            && let Some(unsettled) = self.unsettled
+        {
+            unsettled.note(self.seat.clone());
+        }
     }
 }
 
@@ -136,10 +206,11 @@ impl<'a, O, A> Waiter<'a, O, A> {
         let key = keys.get_mut(&self.key).filter(|key| !key.is_led)?;
         let earlier = key.waiting.iter().position(|(_, seat)| Arc::ptr_eq(seat, &self.seat))?;
         key.is_led = true;
+        *lock(&self.seat) = Some(Outcome::Nothing); // it executes itself
         let mut others = std::mem::take(&mut key.waiting);
         others.remove(earlier);
         let (groups, key) = (self.groups, self.key);
-        Some(Lead { groups, key, others, earlier, may_change: Cell::new(false) })
+        Some(Lead { groups, key, others, earlier, may_change: Cell::new(false), leader: None })
     }
 }
 
@@ -148,23 +219,30 @@ impl<O: Copy, A: Clone> Groups<O, A> {
         Self { are_changes, keys: Mutex::new(BTreeMap::new()) }
     }
 
-    fn join(&self, number: u64, operation: O) -> Role<'_, O, A> {
+    fn join<'a>(
+        &'a self,
+        number: u64,
+        operation: O,
+        unsettled: Option<&'a Unsettled<A>>,
+    ) -> Role<'a, O, A> {
         let mut keys = lock(&self.keys);
         let Some(key) = keys.get_mut(&number) else {
             keys.insert(number, Key { is_led: true, waiting: Vec::new() });
-            let (others, may_change) = (Vec::new(), Cell::new(false));
-            return Role::Lead(Lead { groups: self, key: number, others, earlier: 0, may_change });
+            let (others, may_change, leader) = (Vec::new(), Cell::new(false), None);
+            let (groups, key, earlier) = (self, number, 0);
+            return Role::Lead(Lead { groups, key, others, earlier, may_change, leader });
         };
         if key.waiting.len() == MOST - 1 {
             return Role::Alone;
         }
         let seat: Seat<A> = Arc::new(Mutex::new(None));
         key.waiting.push((operation, seat.clone()));
-        Role::Wait(Waiter { groups: self, key: number, seat })
+        Role::Wait(Waiter { groups: self, key: number, seat, unsettled })
     }
 
     /// Executes an operation on `key`, alone or with others. `execute` gets the operations of a
-    /// group, and a flag to set before it posts a change. `server` has the index's root.
+    /// group, and a flag to set before it posts a change. `server` has the index's root;
+    /// `unsettled` is the handle's, if they are changes.
     ///
     /// # Errors
     /// Those of `execute`, and [`IndexError::Indeterminate`] if another client has executed the
@@ -173,33 +251,43 @@ impl<O: Copy, A: Clone> Groups<O, A> {
         &self,
         fabric: &F,
         (key, operation): (u64, O),
-        server: ServerId,
+        (server, unsettled): (ServerId, Option<&Unsettled<A>>),
         execute: impl AsyncFn(&[O], &Cell<bool>) -> Result<Answers<A>, IndexError>,
     ) -> Result<A, IndexError> {
         let alone = async || {
             let answers = execute(&[operation], &Cell::new(false)).await?;
             only(answers, server)
         };
-        let waiter = match self.join(key, operation) {
+        let lead = async |mut lead: Lead<'_, O, A>| {
+            lead.leader = unsettled.map(|unsettled| unsettled.own.clone());
+            self.led(fabric, lead, operation, server, &execute).await
+        };
+        let waiter = match self.join(key, operation, unsettled) {
             Role::Alone => return alone().await,
-            Role::Lead(lead) => return self.led(fabric, lead, operation, server, execute).await,
+            Role::Lead(first) => return lead(first).await,
             Role::Wait(waiter) => waiter,
         };
-        for look in 0..LOOKS {
-            let outcome = lock(&waiter.seat).take();
+        let mut is_open = false;
+        for look in 0..=LOOKS {
+            // The last look is at what came before the operation left the group.
+            is_open = look == LOOKS && waiter.withdraw();
+            let outcome = lock(&waiter.seat).clone();
             match outcome {
                 None => {}
                 Some(Outcome::Answer(answer)) => return Ok(answer),
                 Some(Outcome::Nothing) => return alone().await,
-                Some(Outcome::Unknown) => return Err(unknown(server)),
+                Some(Outcome::Unknown(_)) => return Err(unknown(server)),
             }
-            if let Some(lead) = waiter.lead() {
-                return self.led(fabric, lead, operation, server, execute).await;
+            if look == LOOKS {
+                break;
+            }
+            if let Some(next) = waiter.lead() {
+                return lead(next).await;
             }
             let far = look >= CLOSE_LOOKS;
             fabric.sleep(if far { FAR_LOOK_NS } else { CLOSE_LOOK_NS }).await;
         }
-        match waiter.withdraw() || !self.are_changes {
+        match is_open || !self.are_changes {
             true => alone().await,
             false => Err(unknown(server)),
         }
@@ -211,7 +299,7 @@ impl<O: Copy, A: Clone> Groups<O, A> {
         mut lead: Lead<'_, O, A>,
         own: O,
         server: ServerId,
-        execute: impl AsyncFn(&[O], &Cell<bool>) -> Result<Answers<A>, IndexError>,
+        execute: &impl AsyncFn(&[O], &Cell<bool>) -> Result<Answers<A>, IndexError>,
     ) -> Result<A, IndexError> {
         let mut operations = SmallVec::<[O; 1]>::new();
         operations.extend(lead.others.iter().map(|(operation, _)| *operation));
@@ -255,8 +343,12 @@ mod tests {
 
     type Changes = Groups<u64, u64>;
 
-    fn waiter(changes: &Changes, operation: u64) -> Waiter<'_, u64, u64> {
-        match changes.join(7, operation) {
+    fn waiter<'a>(
+        changes: &'a Changes,
+        operation: u64,
+        unsettled: &'a Unsettled<u64>,
+    ) -> Waiter<'a, u64, u64> {
+        match changes.join(7, operation, Some(unsettled)) {
             Role::Wait(waiter) => waiter,
             _ => panic!("{operation} does not wait"),
         }
@@ -267,36 +359,71 @@ mod tests {
     #[test]
     fn a_group_outlives_its_leader() {
         for changed in [false, true] {
-            let changes = Changes::new(true);
-            let Role::Lead(first) = changes.join(7, 1) else { panic!("none is before it") };
-            let [second, third] = [2, 3].map(|operation| waiter(&changes, operation));
+            let (changes, leader, other) = (Changes::new(true), Unsettled::new(), Unsettled::new());
+            let Role::Lead(first) = changes.join(7, 1, Some(&leader)) else {
+                panic!("none before it")
+            };
+            let [second, third] = [2, 3].map(|operation| waiter(&changes, operation, &other));
             assert!(third.lead().is_none(), "the first one is at it");
             drop(first);
-            let lead = third.lead().unwrap();
+            let mut lead = third.lead().unwrap();
+            lead.leader = Some(leader.own.clone());
             assert_eq!((lead.earlier, lead.others.iter().map(|other| other.0).sum()), (1, 2_u64));
-            let fourth = waiter(&changes, 4);
+            let fourth = waiter(&changes, 4, &other);
             assert!(!second.withdraw() && second.lead().is_none(), "its group is closed");
             lead.may_change.set(changed);
             drop(lead);
-            let outcome = lock(&second.seat).take();
+            let outcome = lock(&second.seat).clone();
             let expected = match changed {
-                true => matches!(outcome, Some(Outcome::Unknown)),
+                true => matches!(outcome, Some(Outcome::Unknown(_))),
                 false => matches!(outcome, Some(Outcome::Nothing)),
             };
             assert!(expected, "{outcome:?}");
             assert!(lock(&fourth.seat).is_none() && fourth.lead().is_some());
             drop((second, third, fourth));
             assert!(lock(&changes.keys).is_empty(), "nothing is left behind");
+            assert_eq!(other.waits_for_others(), changed, "the leader may be in doubt");
+            leader.settled();
+            assert!(!other.waits_for_others());
         }
+    }
+
+    /// A change that its handle waits for no longer may be made until its leader ends, or is
+    /// settled (smart.T3).
+    #[test]
+    fn a_change_under_way_is_unsettled() {
+        let groups = Changes::new(true);
+        let [leader, second, third, other] = [(); 4].map(|()| Unsettled::new());
+        let Role::Lead(first) = groups.join(7, 1, None) else { panic!("none is before it") };
+        let [next, one, two] =
+            [(2, &leader), (3, &second), (4, &third)].map(|(n, of)| waiter(&groups, n, of));
+        drop(waiter(&groups, 5, &other));
+        assert!(!other.waits_for_others(), "its group is open");
+        drop(first);
+        let mut lead = next.lead().unwrap();
+        lead.leader = Some(leader.own.clone());
+        drop((one, two));
+        let waiting = || [&second, &third].map(Unsettled::waits_for_others);
+        assert_eq!(waiting(), [true; 2]);
+        let (_, seat) = lead.others.remove(0);
+        *lock(&seat) = Some(Outcome::Answer(0));
+        assert_eq!(waiting(), [false, true], "one has an answer");
+        lead.may_change.set(true);
+        drop(lead);
+        assert_eq!(waiting(), [false, true], "the leader is in doubt");
+        leader.settled();
+        assert_eq!(waiting(), [false; 2]);
+        drop(next);
+        assert!(!leader.waits_for_others(), "it has led");
     }
 
     #[test]
     fn a_group_has_a_limit() {
-        let changes = Changes::new(true);
-        let Role::Lead(_first) = changes.join(7, 0) else { panic!("none is before it") };
-        let waiters: Vec<_> = (1..MOST as u64).map(|number| waiter(&changes, number)).collect();
-        assert!(matches!(changes.join(7, 0), Role::Alone));
+        let (changes, of) = (Changes::new(true), &Unsettled::new());
+        let Role::Lead(_first) = changes.join(7, 0, None) else { panic!("none is before it") };
+        let waiters: Vec<_> = (1..MOST as u64).map(|number| waiter(&changes, number, of)).collect();
+        assert!(matches!(changes.join(7, 0, None), Role::Alone));
         assert!(waiters[5].withdraw());
-        assert!(matches!(changes.join(7, 0), Role::Wait(_)));
+        assert!(matches!(changes.join(7, 0, None), Role::Wait(_)));
     }
 }

@@ -168,8 +168,10 @@ impl<F: Fabric, L: Layout> EntryTree<F, L> {
     /// if that takes the whole leaf: the window is torn, it is not of the key's leaf, or has no
     /// room.
     ///
-    /// A window does not show a lock on the whole page. That is held by others only while a root
-    /// becomes an inner page, so not of any other leaf (entries.E3).
+    /// A window does not show a lock on the whole page. A client without the entry lock can have
+    /// that one in two cases. One is a root that becomes an inner page, and this leaf is no root
+    /// (entries.E3). The other is a commit that got no log entry and could not unlock the page: it
+    /// has written nothing, and settling the doubt only unlocks word 0, which no entry shares.
     async fn change_window<'a>(
         &'a self,
         hold: EntryHold<'a>,

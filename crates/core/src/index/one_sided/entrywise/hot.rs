@@ -3,7 +3,8 @@
 //!
 //! *Invariants*
 //! - hot.G1. A guess is a hint: the entry is used only if its check matches, with the version of
-//!   the guess. In that version of the leaf, the record was in it, so the leaf is the key's.
+//!   the guess, and if it is live and has the key. A record is live only in its key's leaf, so the
+//!   leaf is the key's, even if the version only looks the same: the check has its low 24 bits.
 //! - hot.G2. The guesses take at most the given bytes. Each key has one place; it takes the place
 //!   of another key once that one has been asked for less often.
 //!

@@ -36,6 +36,10 @@ use crate::remote::{Image, PageClient, ROOT_SERVER, RpcClient};
 use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
 use sides::Sides;
 
+/// Divided keys are changed without locks.
+pub(crate) const NO_VERSIONS: IndexError =
+    IndexError::InvalidArgument("p-sherman has no locks, and so no versions: validate by sums");
+
 /// Creates an empty index on memory servers that have none. With `divided`, its keys are divided
 /// among compute servers.
 pub(crate) async fn create<F: Fabric, L: Layout>(
@@ -48,6 +52,9 @@ pub(crate) async fn create<F: Fabric, L: Layout>(
         return Err(IndexError::InvalidArgument(
             "validation by versions needs keys and values of 8 bytes, and lookups of whole leaves",
         ));
+    }
+    if options.by_versions && divided {
+        return Err(NO_VERSIONS);
     }
     let word = options.to_word(design, divided);
     let pages = PageClient::<F, L>::new(fabric.clone(), EntrywiseOptions::chunk_bytes(word));
