@@ -38,8 +38,8 @@ impl Drop for Owned {
 }
 
 impl FarArena {
-    /// A buffer with this content; `None` if the arena has no room. A memory server that fails while
-    /// the content is copied ends the process, as with every access to the arena's memory.
+    /// A buffer with this content; `None` if the arena has no room. A memory server that fails
+    /// while the content is copied ends the process, as with every access to the arena's memory.
     pub fn buffer(self: &Arc<Self>, content: &[u8]) -> Option<Buffer> {
         let layout = Layout::from_size_align(content.len(), ALIGN).ok()?;
         let memory = self.alloc(layout, false)?;

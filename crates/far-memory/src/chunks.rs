@@ -214,8 +214,8 @@ impl<S> Chunks<S> {
         Ok(self.find(page).expect("the chunk has just got its place"))
     }
 
-    /// Memory for the second copy of a chunk: on a server that works, or else on one that has failed
-    /// and may be tried again. On one that rests, the copy would miss the first WRITE.
+    /// Memory for the second copy of a chunk: on a server that works, or else on one that has
+    /// failed and may be tried again. On one that rests, the copy would miss the first WRITE.
     async fn take_second<F: Fabric>(
         &self,
         transfers: &Transfers<F>,
