@@ -36,7 +36,8 @@ pub(crate) fn now_ms() -> f64 {
     time.tv_sec as f64 * 1e3 + time.tv_nsec as f64 / 1e6
 }
 
-/// An arena for tables of `bytes` bytes, with a buffer of at least 8 pages whatever the setting says.
+/// An arena for tables of `bytes` bytes, with a buffer of at least 8 pages whatever the setting
+/// says.
 fn arena(setting: Setting, bytes: usize) -> Result<FarArena> {
     let page_bytes = setting.page << 10;
     // Rounded up to size classes, that is a fifth more at most. The rest is for what is freed and

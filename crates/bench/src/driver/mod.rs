@@ -240,8 +240,9 @@ impl<D: Design<O::Layout>, P: Provider, O: Form> Testbed<D, P, O> {
         Ok(elapsed_ns)
     }
 
-    /// Fills the empty index by the clients of `run`: they take each of its keys once, in a scattered
-    /// order, and some of them again. Then lets the work that this leaves behind come to an end.
+    /// Fills the empty index by the clients of `run`: they take each of its keys once, in a
+    /// scattered order, and some of them again. Then lets the work that this leaves behind come to
+    /// an end.
     ///
     /// # Errors
     /// Those of [`Self::measure`] and [`Self::settle`], and [`BenchError::Load`].

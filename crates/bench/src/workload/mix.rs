@@ -162,8 +162,8 @@ impl Mix {
     }
 
     /// Returns the mix with this name. In addition to [`NAMED_MIXES`], there are `scan:N`, scans of
-    /// N records, `full-scan`, scans of all, `insert:P`, P percent insertions with lookups otherwise, and
-    /// `random-read-random-write:P`, P percent lookups with upserts otherwise.
+    /// N records, `full-scan`, scans of all, `insert:P`, P percent insertions with lookups
+    /// otherwise, and `random-read-random-write:P`, P percent lookups with upserts otherwise.
     ///
     /// # Errors
     /// [`UnknownMix`] if there is no such mix.

@@ -163,8 +163,8 @@ pub trait RangeIndex {
 
     /// Settles unknown outcomes of this handle's operations: pages that it may hold, and WRITEs
     /// that may still land. Only this handle can settle them, except that some designs execute
-    /// operations of several handles together: then this returns [`IndexError::Contended`] until the
-    /// handle that has executed them is settled. So after an operation that ended as
+    /// operations of several handles together: then this returns [`IndexError::Contended`] until
+    /// the handle that has executed them is settled. So after an operation that ended as
     /// indeterminate, call this before dropping the handle; otherwise other clients wait for these
     /// pages forever. Does nothing in designs without such pages.
     fn settle(&self) -> impl Future<Output = Result<(), IndexError>> {

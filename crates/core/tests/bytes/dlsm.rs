@@ -150,9 +150,9 @@ async fn lookups<F: Fabric>(
 }
 
 /// What the model says of an index: READs of one record for a key that is there and for one that is
-/// not, with tables in all levels; the same for a key that is there with many tables in level 0, and
-/// for an absent one for each of these tables; bytes on the compute server, and bytes flushed, for
-/// each record.
+/// not, with tables in all levels; the same for a key that is there with many tables in level 0,
+/// and for an absent one for each of these tables; bytes on the compute server, and bytes flushed,
+/// for each record.
 #[derive(Clone, Copy)]
 struct Model {
     index: IndexKind,

@@ -294,8 +294,8 @@ impl<F: Fabric, L: Layout<Key: Encoded, Value: Encoded>> RangeIndex for SmartInd
         Ok(())
     }
 
-    /// Also returns [`IndexError::Contended`] while the client that executes a change of this handle
-    /// together with its own has not settled it (smart.T3).
+    /// Also returns [`IndexError::Contended`] while the client that executes a change of this
+    /// handle together with its own has not settled it (smart.T3).
     async fn settle(&self) -> Result<(), IndexError> {
         self.radix.settle_all().await?;
         self.unsettled.settled();

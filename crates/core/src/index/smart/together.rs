@@ -14,8 +14,8 @@
 //!   change, the outcome of each change of the group is unknown. Otherwise a group that fails has
 //!   changed nothing, and each of its operations is executed by itself. A handle is settled only
 //!   when the leaders of its own unknown outcomes are ([`Unsettled`]).
-//! - smart.T4. A group has at most [`MOST`] operations, and waits for a bounded time, which is longer
-//!   than the pauses of its leader's operation.
+//! - smart.T4. A group has at most [`MOST`] operations, and waits for a bounded time, which is
+//!   longer than the pauses of its leader's operation.
 //!
 //! After Luo et al., *SMART* (OSDI 2023), which calls it read delegation and write combining.
 //!
