@@ -158,7 +158,7 @@ fn what_trees_cannot_do_is_refused_by_one_line() {
     for (words, text_of) in [
         (&["--index", "dex", "--shards", "2"][..], "--shards is for --index dlsm"),
         (&["--index", "dlsm", "--shards", "65"], "not in 1..=64"),
-        (&["--index", "btree", "--shards", "1"], "neither dex nor dlsm"),
+        (&["--index", "btree", "--shards", "1"], "possible values: dex, dlsm"),
         (&["--index", "dlsm", "--shards", "64", "--compute-servers", "17"], "at most 1024"),
     ] {
         let servers = ["--memory-servers", "1", "--compute-servers", "1", "--transport", "tcp"];
