@@ -266,7 +266,8 @@ fn compute_servers_with_lsm_trees_keep_their_keys() {
         let server = &server.threads.as_ref().unwrap().shared.server;
         let trees = <ShardedDlsm as ClusterDesign<Fixed8>>::trees(server.state()).unwrap();
         assert_eq!(trees.shards, 2);
-        assert!(trees.table_bytes >= 2_000 * 32, "{trees:?}");
+        // The boundary between them is one record above the middle.
+        assert!(trees.table_bytes >= 1_999 * 32, "{trees:?}");
     }
 }
 
