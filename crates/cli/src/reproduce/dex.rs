@@ -152,6 +152,7 @@ const T2: Figure = Figure {
             Value::Of(Reads, (WI, BY_VERSIONS, 144.0)),
             Rule::Within(2.71, COUNT),
         )
+        .from(Scale::Paper)
         .because(
             "without repetitions it is 2.5, and how often a leaf is read again depends on timing",
         ),
@@ -194,6 +195,7 @@ const T2: Figure = Figure {
             Value::Of(Writes, (WI, "SMART", 144.0)),
             Rule::Within(0.11, COUNT),
         )
+        .from(Scale::Paper)
         .because(UNCHANGED),
         Claim::new(
             "P-SMART, read-only: READs",
@@ -214,6 +216,7 @@ const T2: Figure = Figure {
             Value::Of(Writes, (WI, "P-SMART", 144.0)),
             Rule::Within(0.13, COUNT),
         )
+        .from(Scale::Paper)
         .because(UNCHANGED),
         Claim::new(
             "77% fewer than SMART",
