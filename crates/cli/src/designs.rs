@@ -5,6 +5,7 @@
 
 use clap::ValueEnum;
 use farleaf_bench::single_machine::{SingleMachine, SingleMachineOptions};
+use farleaf_core::index::Design;
 use farleaf_core::index::blocks::{BlockOptions, Blocks};
 use farleaf_core::index::chime::{Chime, ChimeOptions};
 use farleaf_core::index::coarse::{Coarse, CoarseOptions, Partitioning};
@@ -17,7 +18,6 @@ use farleaf_core::index::hybrid::{Hybrid, HybridOptions};
 use farleaf_core::index::one_sided::entrywise::EntrywiseOptions;
 use farleaf_core::index::sherman::{PSherman, PShermanOptions, Sherman};
 use farleaf_core::index::smart::{PSmart, PSmartOptions, Smart, SmartOptions};
-use farleaf_core::index::{Design, Encoded};
 use farleaf_core::page::{Bytes, Fixed8, Layout, OwnedKey};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::SimConfig;
@@ -326,7 +326,7 @@ pub(crate) fn run<L: Providers, T: Task<L>>(
 
 /// A layout, and which providers share a copy of the designs on it: each provider by itself is
 /// another copy.
-pub(crate) trait Providers: Layout<Key: Encoded, Value: Encoded> {
+pub(crate) trait Providers: Layout {
     /// Runs `task` with a design on a fabric.
     fn on_fabric<D: Design<Self>, T: Task<Self>>(
         options: &D::Options,

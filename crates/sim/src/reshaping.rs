@@ -9,9 +9,7 @@ use crate::scenario::{DesignSpec, Scenario};
 use crate::workload;
 use farleaf_core::index::dex::Dex;
 use farleaf_core::index::dlsm::{Dlsm, Shard};
-use farleaf_core::index::{
-    Background, Design, Encoded, IndexAdmin, IndexError, RangeIndex, Reshaped,
-};
+use farleaf_core::index::{Background, Design, IndexAdmin, IndexError, RangeIndex, Reshaped};
 use farleaf_core::page::{Layout, Named};
 use farleaf_core::partition::ComputePool;
 use farleaf_fabric::Fabric;
@@ -109,7 +107,7 @@ pub(crate) async fn balancer<L, F>(
 /// Flushes and merges until the run is over.
 pub(crate) async fn lsm_worker<L, F>(fabric: F, shard: &Arc<Shard>, board: &Board)
 where
-    L: Layout<Key: Encoded, Value: Encoded>,
+    L: Layout,
     F: Fabric,
 {
     let Some(index) = board.open::<L, Dlsm, F>(&fabric, shard).await else { return };

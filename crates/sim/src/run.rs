@@ -32,7 +32,7 @@ use farleaf_core::index::fine::Fine;
 use farleaf_core::index::hybrid::Hybrid;
 use farleaf_core::index::one_sided::entrywise::EntrywiseOptions;
 use farleaf_core::index::sherman::Sherman;
-use farleaf_core::index::{ByName, Design, Encoded, InLeaves, IndexError, RangeIndex, Scan};
+use farleaf_core::index::{ByName, Design, InLeaves, IndexError, RangeIndex, Scan};
 use farleaf_core::page::{Bytes, CHOSEN, Fixed8, Layout, Named, with_page_words};
 use farleaf_core::server::MemoryServer;
 use farleaf_fabric::sim::SimCluster;
@@ -292,7 +292,7 @@ fn count_blocks<De: Design<WithBlocks>>(
 
 fn play_design<L>(scenario: &Scenario, seed: u64, board: &Board) -> Result<(), String>
 where
-    L: Named<Entries: Named, Hops: Named> + Layout<Key: Encoded, Value: Encoded>,
+    L: Named<Entries: Named, Hops: Named>,
 {
     match &scenario.design {
         DesignSpec::Coarse { partitioning } => {
@@ -332,7 +332,7 @@ where
 /// Runs a scenario of dLSM and inspects its tree during the run and at the end.
 fn play_dlsm<L>(scenario: &Scenario, seed: u64, board: &Board) -> Result<(), String>
 where
-    L: Named + Layout<Key: Encoded, Value: Encoded>,
+    L: Named,
 {
     if scenario.crash.is_some() {
         return takeover::play::<L>(scenario, seed, board);

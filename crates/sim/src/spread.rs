@@ -7,7 +7,7 @@ use farleaf_core::index::smart::{
     PSmart, PSmartOptions, Smart, SmartCompute, SmartIndex, SmartOptions,
 };
 use farleaf_core::index::{
-    Answer, Design, Encoded, IndexAdmin, IndexError, LeafEdit, Owned, RangeIndex, RecordsOf, Scan,
+    Answer, Design, IndexAdmin, IndexError, LeafEdit, Owned, RangeIndex, RecordsOf, Scan,
 };
 use farleaf_core::page::{Layout, Named, OwnedKey};
 use farleaf_fabric::Fabric;
@@ -68,7 +68,7 @@ pub(crate) struct SpreadIndex<F: Fabric, L: Layout> {
     spread: bool,
 }
 
-impl<L: Named + Layout<Key: Encoded, Value: Encoded>> Design<L> for SpreadSmart {
+impl<L: Named> Design<L> for SpreadSmart {
     const NAME: &'static str = "smart";
     type Options = SpreadOptions;
     type Compute = (SmartCompute, bool);
@@ -122,7 +122,7 @@ impl<F: Fabric, L: Named> SpreadIndex<F, L> {
 impl<F, L> RangeIndex for SpreadIndex<F, L>
 where
     F: Fabric,
-    L: Named + Layout<Key: Encoded, Value: Encoded>,
+    L: Named,
 {
     type Key = L::Key;
     type Value = L::Value;
@@ -174,7 +174,7 @@ where
 impl<F, L> IndexAdmin for SpreadIndex<F, L>
 where
     F: Fabric,
-    L: Named + Layout<Key: Encoded, Value: Encoded>,
+    L: Named,
 {
     async fn collect(&self) -> Result<(), IndexError> {
         self.index.collect().await

@@ -20,7 +20,7 @@ use crate::scenario::{DesignSpec, LoadSpec, Scenario};
 use crate::setup::{Servers, dlsm_options, sim_config, start};
 use crate::workload;
 use farleaf_core::index::dlsm::{Dlsm, DlsmOptions, Shard};
-use farleaf_core::index::{ByName, Design, Encoded, IndexError};
+use farleaf_core::index::{ByName, Design, IndexError};
 use farleaf_core::page::{Layout, Named};
 use farleaf_core::server::MemoryServer;
 use farleaf_fabric::sim::{LastWords, SimCluster};
@@ -43,7 +43,7 @@ struct Run<'a, L: Layout> {
 /// Runs all rounds and adds their histories to `board`.
 pub(crate) fn play<L>(scenario: &Scenario, seed: u64, board: &Board) -> Result<(), String>
 where
-    L: Named + Layout<Key: Encoded, Value: Encoded>,
+    L: Named,
 {
     let (Some(spec), DesignSpec::Dlsm { workers, .. }) = (&scenario.crash, &scenario.design) else {
         return Err("this is no scenario of dlsm with [crash]".to_owned());
@@ -112,7 +112,7 @@ where
 
 impl<L> Run<'_, L>
 where
-    L: Named + Layout<Key: Encoded, Value: Encoded>,
+    L: Named,
 {
     /// The compute side of a process that has not opened the tree yet.
     fn process(&self) -> Result<Arc<Shard>, String> {

@@ -5,7 +5,9 @@ use crate::ending::{metrics, number};
 use crate::launched::{Launched, farleaf};
 use crate::moving::{must, owners};
 use crate::serving::{DEADLINE, compute, connect_to, serving};
-use crate::strings::{Model, assert_same, client, next_life, path, work_with};
+use crate::strings::{
+    Model, assert_comes_back_from_a_file, assert_same, client, next_life, work_with,
+};
 use farleaf_core::index::{IndexError, RangeIndex};
 use farleaf_core::page::Bytes;
 use farleaf_core::wire::MOST_VALUE_BYTES;
@@ -65,16 +67,7 @@ fn long_values_are_served(transport: &str) {
     next_life(&mut cluster, 0, Signal::TERM);
     assert_same(&cluster, &model);
 
-    // Files have all of them, and a bulk load and one of many upserts take them.
-    let file = path(&cluster, "long.csv");
-    assert_eq!(client(&cluster, &["export", &file]).0, Some(0));
-    for bulk in [&["--bulk"][..], &[]] {
-        assert_eq!(client(&cluster, &["clear"]).0, Some(0));
-        assert_same(&cluster, &Model::new());
-        let (code, out, said) = client(&cluster, &[&["load", &file][..], bulk].concat());
-        assert_eq!((code, &*out), (Some(0), &*format!("{} records\n", model.len())), "{said}");
-        assert_same(&cluster, &model);
-    }
+    assert_comes_back_from_a_file(&cluster, &model);
     work(&cluster, &mut model, 4);
     assert_same(&cluster, &model);
     // The launcher reports the one that was killed by its exit code.

@@ -91,6 +91,19 @@ pub(crate) fn work_with(
     *model = worked.unwrap();
 }
 
+/// A file has all records, and both a bulk load and one of many upserts take them from it.
+pub(crate) fn assert_comes_back_from_a_file(cluster: &Launched, model: &Model) {
+    let file = path(cluster, "all.csv");
+    assert_eq!(client(cluster, &["export", &file]).0, Some(0));
+    for bulk in [&["--bulk"][..], &[]] {
+        assert_eq!(client(cluster, &["clear"]).0, Some(0));
+        assert_same(cluster, &Model::new());
+        let (code, out, said) = client(cluster, &[&["load", &file][..], bulk].concat());
+        assert_eq!((code, &*out), (Some(0), &*format!("{} records\n", model.len())), "{said}");
+        assert_same(cluster, model);
+    }
+}
+
 /// Reads everything by gets, and by scans of everything, of ranges and of prefixes, both ways.
 pub(crate) fn assert_same(cluster: &Launched, model: &Model) {
     let connection = connect_to::<Bytes>(cluster, DEADLINE * 5);

@@ -5,7 +5,9 @@ use crate::crashing::{kill_and_await, read_in_every_way, spread};
 use crate::ending::{metrics, number};
 use crate::launched::{Launched, eventually, farleaf, signal, text};
 use crate::serving::{DEADLINE, compute, connect, connect_to, serving};
-use crate::strings::{Model, assert_same, client, next_life, path, work_with};
+use crate::strings::{
+    Model, assert_comes_back_from_a_file, assert_same, client, next_life, work_with,
+};
 use farleaf_core::index::{IndexError, RangeIndex, Scan};
 use farleaf_core::page::Bytes;
 use farleaf_core::wire::MOST_VALUE_BYTES;
@@ -118,15 +120,7 @@ fn long_byte_strings_are_served_from_trees() {
     work(&cluster, &mut model, 2);
     next_life(&mut cluster, 1, Signal::TERM);
     assert_same(&cluster, &model);
-    let file = path(&cluster, "trees.csv");
-    assert_eq!(client(&cluster, &["export", &file]).0, Some(0));
-    for bulk in [&["--bulk"][..], &[]] {
-        assert_eq!(client(&cluster, &["clear"]).0, Some(0));
-        assert_same(&cluster, &Model::new());
-        let (code, out, said) = client(&cluster, &[&["load", &file][..], bulk].concat());
-        assert_eq!((code, &*out), (Some(0), &*format!("{} records\n", model.len())), "{said}");
-        assert_same(&cluster, &model);
-    }
+    assert_comes_back_from_a_file(&cluster, &model);
     assert_eq!(client(&cluster, &["flush"]).0, Some(0));
     for server in [0, 1] {
         let seen = metrics(&compute(&cluster, server).unwrap().metrics.unwrap()).unwrap();

@@ -20,6 +20,7 @@ mod partitioned;
 mod range_index;
 mod reshape;
 pub mod sherman;
+mod sides;
 pub mod smart;
 mod values;
 

@@ -1,6 +1,7 @@
 //! dLSM as an index: the suite of all designs with tables of a few records, random operations, what
 //! operations cost, and what becomes of extents.
 
+use super::blocks::spent;
 use super::designs::{loads, random_operations};
 use super::providers::{AnyProvider, local, rough, sim, tcp};
 use farleaf_core::index::conformance::{self, Setup};
@@ -12,7 +13,7 @@ use farleaf_core::table::IndexKind;
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::SimConfig;
 use farleaf_fabric::sync::Arc;
-use farleaf_fabric::{Cluster, CounterSnapshot, Fabric};
+use farleaf_fabric::{Cluster, Fabric};
 
 type Small = Bytes<128>;
 
@@ -94,15 +95,6 @@ fn long_values_in_dlsm() {
 
 pub(super) fn compute(options: &DlsmOptions) -> Arc<Shard> {
     <Dlsm as Design<Small>>::compute(options).unwrap()
-}
-
-pub(super) async fn spent<F: Fabric>(
-    fabric: &F,
-    operation: impl Future<Output = ()>,
-) -> CounterSnapshot {
-    let start = fabric.counters().snapshot();
-    operation.await;
-    fabric.counters().snapshot() - start
 }
 
 const RECORDS: u64 = 20_000;

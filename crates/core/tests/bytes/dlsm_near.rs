@@ -1,6 +1,7 @@
 //! Merges of dLSM on memory servers: what they cost, what a server refuses, and what damage does.
 
-use super::dlsm::{KINDS, compute, key, paper, setup, spent, tiny, value};
+use super::blocks::spent;
+use super::dlsm::{KINDS, compute, key, paper, setup, tiny, value};
 use super::dlsm_work::check_extents;
 use super::providers::{local, rough, sim, tcp};
 use farleaf_core::index::conformance::{self, Setup};

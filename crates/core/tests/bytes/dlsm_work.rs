@@ -1,6 +1,7 @@
 //! Flushes and merges of dLSM: beside one another, in the background, and given up half-way.
 
-use super::dlsm::{KINDS, compute, setup, spent, tiny};
+use super::blocks::spent;
+use super::dlsm::{KINDS, compute, setup, tiny};
 use super::providers::{AnyProvider, local, rough, sim};
 use farleaf_core::index::conformance::Setup;
 use farleaf_core::index::dlsm::{Dlsm, DlsmOptions, Shard};

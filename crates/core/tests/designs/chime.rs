@@ -2,7 +2,7 @@
 //! and old guesses cost READs and nothing else, and that a client that dies half-way through a
 //! change harms no other client.
 
-use super::clients::{counts, dying_holder, late_and_lossy, rough, setup, spent};
+use super::clients::{Stages, counts, dying_holder, late_and_lossy, rough, setup, spent};
 use farleaf_core::index::chime::{Chime, ChimeCompute, ChimeIndex, ChimeOptions};
 use farleaf_core::index::one_sided::entrywise::EntrywiseOptions;
 use farleaf_core::index::{Design, IndexAdmin, RangeIndex, Scan};
@@ -10,7 +10,6 @@ use farleaf_core::page::{Fixed8, Layout};
 use farleaf_core::server::MemoryServer;
 use farleaf_fabric::sim::SimConfig;
 use farleaf_fabric::{Cluster, Fabric, Provider};
-use std::sync::Mutex;
 
 type SimFabric = <<SimConfig as Provider>::Cluster<MemoryServer<Fixed8>> as Cluster>::Fabric;
 type Leaves<L> = <L as Layout>::Hops;
@@ -170,21 +169,15 @@ fn old_hints_cost_reads_and_nothing_else() {
     let options = few(1 << 16);
     let cluster = setup(&provider, 3, 16 << 20, options).with_index::<Small, Chime>();
     let compute = &<Chime as Design<Small>>::compute(&options).unwrap();
-    let stage = &Mutex::new(0);
+    let stages = &Stages::default();
     cluster.run(&[0, 1], |fabric, client| async move {
         let index = open::<_, Small>(fabric.clone(), compute).await;
-        let reach = async |wanted: u32| {
-            while *stage.lock().unwrap() < wanted {
-                fabric.sleep(1_000).await;
-            }
-        };
-        let done = || *stage.lock().unwrap() += 1;
         if client == 1 {
-            reach(1).await;
+            stages.reach(&fabric, 1).await;
             for key in 0..4_000 {
                 index.upsert(&key, &(key * 2 + 1)).await.unwrap();
             }
-            return done();
+            return stages.done();
         }
         index.bulk_load((0..400).map(|n| (n * 10, n)), 1.0).await.unwrap();
         for key in (0..4_000).step_by(10) {
@@ -192,8 +185,8 @@ fn old_hints_cost_reads_and_nothing_else() {
                 assert_eq!(index.get(&key).await, Ok(Some(key / 10)));
             }
         }
-        done();
-        reach(2).await;
+        stages.done();
+        stages.reach(&fabric, 2).await;
         let get_all = async || {
             for key in 0..4_000 {
                 assert_eq!(index.get(&key).await, Ok(Some(key * 2 + 1)));

@@ -54,6 +54,24 @@ pub(crate) async fn fill_until_refused(
     model
 }
 
+/// Stages that clients reach one after the other.
+#[derive(Debug, Default)]
+pub(crate) struct Stages(Mutex<u32>);
+
+impl Stages {
+    /// Waits until so many stages are done.
+    pub(crate) async fn reach(&self, fabric: &impl Fabric, wanted: u32) {
+        while *self.0.lock().unwrap() < wanted {
+            fabric.sleep(1_000).await;
+        }
+    }
+
+    /// The next stage is done.
+    pub(crate) fn done(&self) {
+        *self.0.lock().unwrap() += 1;
+    }
+}
+
 /// A client's knowledge of a key: the last acknowledged value, and the value in flight.
 pub(crate) type Known = BTreeMap<u64, (Option<u64>, Option<Option<u64>>)>;
 

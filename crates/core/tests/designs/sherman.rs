@@ -2,7 +2,7 @@
 //! memory, and that a client that dies half-way through a change harms no other client.
 
 use super::clients::{
-    counts, dying_holder, fill_until_refused, late_and_lossy, rough, setup, spent,
+    Stages, counts, dying_holder, fill_until_refused, late_and_lossy, rough, setup, spent,
 };
 use farleaf_core::index::conformance::Setup;
 use farleaf_core::index::sherman::{
@@ -260,26 +260,20 @@ fn old_cached_parents_cost_reads_and_nothing_else() {
     let options = ShermanOptions { chunk_nodes_log2: 4, ..ShermanOptions::default() };
     let cluster = setup(&provider, 3, 16 << 20, options).with_index::<Tiny, Sherman>();
     let compute = &compute::<Tiny>(&options);
-    let stage = &Mutex::new(0);
+    let stages = &Stages::default();
     cluster.run(&[0, 1], |fabric, client| async move {
         let index = open::<_, Tiny>(fabric.clone(), compute).await;
-        let reach = async |wanted: u32| {
-            while *stage.lock().unwrap() < wanted {
-                fabric.sleep(1_000).await;
-            }
-        };
-        let done = || *stage.lock().unwrap() += 1;
         if client == 1 {
-            reach(1).await;
+            stages.reach(&fabric, 1).await;
             for key in 0..4_000 {
                 index.upsert(&key, &(key * 2)).await.unwrap();
             }
-            return done();
+            return stages.done();
         }
         index.bulk_load((0..400).map(|n| (n * 10, n * 20)), 1.0).await.unwrap();
         index.scan(&Scan::range(..)).await.unwrap();
-        done();
-        reach(2).await;
+        stages.done();
+        stages.reach(&fabric, 2).await;
         let all: Vec<_> = (0..4_000).map(|key| (key, key * 2)).collect();
         let get_all = async || {
             for (key, value) in &all {

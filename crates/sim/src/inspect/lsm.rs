@@ -59,7 +59,7 @@ struct Seen {
 
 impl<'a, L> Tree<'a, L>
 where
-    L: Named + Layout<Key: Encoded, Value: Encoded>,
+    L: Named,
 {
     pub(crate) fn new(pool: Pool<L>, shard: &'a Arc<Shard>, scenario: &Scenario) -> Self {
         let loses_extents = pool.is_uncertain || pool.clients_die;
@@ -291,7 +291,7 @@ impl Seen {
     /// The records by their names.
     fn records<L>(self) -> Result<Records, String>
     where
-        L: Named + Layout<Key: Encoded, Value: Encoded>,
+        L: Named,
     {
         let there = self.keys.into_iter().filter_map(|(key, newest)| Some((key, newest.value?)));
         let decoded = |(key, value): (Vec<u8>, Vec<u8>)| {

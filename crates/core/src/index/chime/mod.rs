@@ -56,7 +56,7 @@ impl<L: Layout> Design<L> for Chime {
         if options.hot_bytes > MOST_HOT_BYTES {
             return Err(IndexError::InvalidArgument("hot entries take at most 16 GiB"));
         }
-        Ok(ChimeCompute::new(options.tree, None).with_hot_entries(options.hot_bytes))
+        Ok(ChimeCompute::new(options.tree, None)?.with_hot_entries(options.hot_bytes))
     }
 
     async fn open_handle<F: Fabric>(

@@ -60,7 +60,7 @@ impl<L: Layout> Design<L> for Sherman {
     }
 
     fn compute(options: &ShermanOptions) -> Result<Self::Compute, IndexError> {
-        Ok(ShermanCompute::new(*options, None))
+        ShermanCompute::new(*options, None)
     }
 
     async fn open_handle<F: Fabric>(
@@ -86,16 +86,10 @@ impl<L: Layout> Design<L> for PSherman {
     }
 
     fn compute(options: &Self::Options) -> Result<Self::Compute, IndexError> {
-        if !options.boundaries.is_sorted_by(|one, next| one < next) {
-            return Err(IndexError::InvalidArgument("the boundaries must ascend"));
-        }
-        if options.boundaries.len() > usize::from(u16::MAX) {
-            return Err(IndexError::InvalidArgument("p-sherman has at most 65,535 boundaries"));
-        }
         if options.sherman.by_versions {
             return Err(entrywise::NO_VERSIONS);
         }
-        Ok(ShermanCompute::new(options.sherman, Some(options.boundaries.clone())))
+        ShermanCompute::new(options.sherman, Some(options.boundaries.clone()))
     }
 
     async fn open_handle<F: Fabric>(

@@ -6,12 +6,12 @@
 
 use super::SmartOptions;
 use super::cache::SmartCache;
-use super::sides::{Sides, SmartCompute};
+use super::sides::{OwnSides, SmartCompute};
 use super::together::Unsettled;
 use crate::index::{
     Answer, Design, Encoded, IndexAdmin, IndexError, LeafEdit, Owned, RangeIndex, RecordsOf, Scan,
 };
-use crate::page::{self, Action, DesignId, Layout, MOST_RADIX_SERVERS, OwnedKey, Superblock};
+use crate::page::{self, Action, DesignId, Layout, MOST_RADIX_SERVERS, OwnedKey};
 use crate::remote::{ROOT_SERVER, RadixClient, RemoteError, RpcClient};
 use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
 use std::borrow::Borrow;
@@ -51,7 +51,7 @@ pub struct PSmartOptions<K> {
 #[derive(Debug)]
 pub struct SmartIndex<F: Fabric, L: Layout> {
     pub(super) radix: RadixClient<F, L>,
-    pub(super) sides: Sides,
+    pub(super) sides: OwnSides,
     /// Whether clients of a compute server execute operations on one key together.
     pub(super) combines: bool,
     /// Whether a leaf is changed in a turn of its key's owner, instead of under a lock.
@@ -62,7 +62,7 @@ pub struct SmartIndex<F: Fabric, L: Layout> {
     pub(super) unsettled: Unsettled<page::Answer<u64>>,
 }
 
-impl<L: Layout<Key: Encoded, Value: Encoded>> Design<L> for Smart {
+impl<L: Layout> Design<L> for Smart {
     const NAME: &'static str = "smart";
     type Options = SmartOptions;
     type Compute = SmartCompute;
@@ -75,7 +75,7 @@ impl<L: Layout<Key: Encoded, Value: Encoded>> Design<L> for Smart {
 
     fn compute(options: &SmartOptions) -> Result<SmartCompute, IndexError> {
         options.check()?;
-        Ok(SmartCompute::new(*options, None))
+        SmartCompute::new(*options, None)
     }
 
     async fn open_handle<F: Fabric>(
@@ -90,7 +90,7 @@ impl<L: Layout<Key: Encoded, Value: Encoded>> Design<L> for Smart {
     }
 }
 
-impl<L: Layout<Key: Encoded, Value: Encoded>> Design<L> for PSmart {
+impl<L: Layout> Design<L> for PSmart {
     const NAME: &'static str = "p-smart";
     type Options = PSmartOptions<OwnedKey<L>>;
     type Compute = SmartCompute;
@@ -105,13 +105,7 @@ impl<L: Layout<Key: Encoded, Value: Encoded>> Design<L> for PSmart {
         options.smart.check()?;
         let boundaries = options.boundaries.iter().map(owned_number::<L::Key>);
         let boundaries: Vec<u64> = boundaries.collect::<Result<_, _>>()?;
-        if !boundaries.is_sorted_by(|one, next| one < next) {
-            return Err(IndexError::InvalidArgument("the boundaries must ascend"));
-        }
-        if boundaries.len() > usize::from(u16::MAX) {
-            return Err(IndexError::InvalidArgument("p-smart has at most 65,535 boundaries"));
-        }
-        Ok(SmartCompute::new(options.smart, Some(boundaries)))
+        SmartCompute::new(options.smart, Some(boundaries))
     }
 
     async fn open_handle<F: Fabric>(
@@ -156,28 +150,8 @@ async fn open<F: Fabric, L: Layout>(
         let (found, options) = rpc.claimed(ServerId::new(number), DesignId::Smart).await?;
         (root, word) = (found.root, options);
     }
-    let is_divided = compute.is_divided();
-    match (word & DIVIDED != 0, is_divided) {
-        (true, false) => {
-            return Err(IndexError::InvalidArgument(
-                "the keys of this index are divided among compute servers: open it as p-smart",
-            ));
-        }
-        (false, true) => {
-            return Err(IndexError::InvalidArgument(
-                "the compute servers of this index share all keys: open it as smart",
-            ));
-        }
-        (true, true) => {
-            let at = GlobalAddr::new(ROOT_SERVER, Superblock::SIDE_WORD as u64 * 8);
-            if !rpc.enter(at, compute.number(fabric.unique())).await? {
-                return Err(IndexError::InvalidArgument(
-                    "this index belongs to another process, or to another compute side of this one",
-                ));
-            }
-        }
-        (false, false) => {}
-    }
+    let is_divided = word & DIVIDED != 0;
+    compute.all.check_open(&rpc, is_divided).await?;
     let (options, sides) = (compute.options(), compute.sides(fabric.compute_server()));
     let radix = RadixClient::new(fabric, options.chunk_bytes);
     let (combines, unsettled) = (options.combines, Unsettled::new());
@@ -230,7 +204,7 @@ fn bound_of<T: Encoded + ?Sized>(bound: &Bound<Owned<T>>) -> Result<Bound<u64>, 
     })
 }
 
-impl<F: Fabric, L: Layout<Key: Encoded, Value: Encoded>> RangeIndex for SmartIndex<F, L> {
+impl<F: Fabric, L: Layout> RangeIndex for SmartIndex<F, L> {
     type Key = L::Key;
     type Value = L::Value;
 
@@ -306,7 +280,7 @@ impl<F: Fabric, L: Layout<Key: Encoded, Value: Encoded>> RangeIndex for SmartInd
     }
 }
 
-impl<F: Fabric, L: Layout<Key: Encoded, Value: Encoded>> IndexAdmin for SmartIndex<F, L> {
+impl<F: Fabric, L: Layout> IndexAdmin for SmartIndex<F, L> {
     /// Settles doubts; nothing is collected (smart.N1).
     async fn collect(&self) -> Result<(), IndexError> {
         self.settle_doubts().await;

@@ -48,7 +48,7 @@ impl<F: Fabric, L: Layout> EntryTree<F, L> {
             self.read(at).await?;
             at = self.leaf_of(Probe::At(edit.key)).await?;
         }
-        let mut owner = self.sides.owner(Probe::At(edit.key));
+        let mut owner = self.sides.owner_of(Probe::At(edit.key));
         for _ in 0..MAX_STEPS {
             match self.change_at(at, owner, edit, spare).await? {
                 Turn::Done(answer) => return Ok(answer),
@@ -110,7 +110,7 @@ impl<F: Fabric, L: Layout> EntryTree<F, L> {
                 _ => Err(Miss::Restart),
             };
         }
-        let of_leaf = self.sides.owner(Probe::At(L::key(&L::low(copy.page()))));
+        let of_leaf = self.sides.owner_of(Probe::At(L::key(&L::low(copy.page()))));
         if of_leaf != owner {
             pages.release_entries(hold).await;
             return Ok(Turn::Of(of_leaf));

@@ -31,10 +31,10 @@ pub use sides::EntrywiseCompute;
 
 use super::BlinkTree;
 use crate::index::IndexError;
-use crate::page::{DesignId, Layout, Superblock};
-use crate::remote::{Image, PageClient, ROOT_SERVER, RpcClient};
+use crate::page::{DesignId, Layout};
+use crate::remote::{Image, PageClient, RpcClient};
 use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
-use sides::Sides;
+use sides::OwnSides;
 
 /// Divided keys are changed without locks.
 pub(crate) const NO_VERSIONS: IndexError =
@@ -85,28 +85,7 @@ pub(crate) async fn open<F: Fabric, L: Layout>(
             "the locks of this index have versions, or have none: validate as when it was created",
         ));
     }
-    match (EntrywiseOptions::is_divided(word), compute.is_divided()) {
-        (true, false) => {
-            return Err(IndexError::InvalidArgument(
-                "the keys of this index are divided among compute servers: open it as p-sherman",
-            ));
-        }
-        (false, true) => {
-            return Err(IndexError::InvalidArgument(
-                "the compute servers of this index share all keys: open it as sherman",
-            ));
-        }
-        // The turns of its owners, and the boundaries, are in one process's memory (entrywise.O2).
-        (true, true) => {
-            let at = GlobalAddr::new(ROOT_SERVER, Superblock::SIDE_WORD as u64 * 8);
-            if !rpc.enter(at, compute.number(fabric.unique())).await? {
-                return Err(IndexError::InvalidArgument(
-                    "this index belongs to another process, or to another compute side of this one",
-                ));
-            }
-        }
-        (false, false) => {}
-    }
+    compute.all.check_open(&rpc, EntrywiseOptions::is_divided(word)).await?;
     let sides = compute.sides(fabric.compute_server());
     let pages = PageClient::new(fabric, EntrywiseOptions::chunk_bytes(word));
     let pages = pages.with_entry_locks(sides.any_locks());
@@ -117,7 +96,7 @@ pub(crate) async fn open<F: Fabric, L: Layout>(
 #[derive(Debug)]
 pub struct EntryTree<F: Fabric, L: Layout> {
     tree: BlinkTree<F, L>,
-    sides: Sides<L>,
+    sides: OwnSides<L>,
     /// Whether lookups read the versions in locks (entries.V1).
     by_versions: bool,
 }

@@ -3,36 +3,42 @@
 //! *Invariants*
 //! - entrywise.O1. In the partitioned form, a leaf belongs to the compute server that owns its
 //!   lowest key, which never changes. Its entries are changed in a turn of that compute server.
-//! - entrywise.O2. A partitioned index is open to one compute side only, because the turns and the
-//!   boundaries are in its memory. Its number is in the superblock of server 0, for good.
+//! - entrywise.O2. A partitioned index is open to one compute side only ([`AllSides`]).
 //!
 //! *Thread safety*: shared by all threads of a process.
 
 use super::EntrywiseOptions;
 use super::cache::NodeCache;
 use super::hot::HotEntries;
+use crate::index::IndexError;
+use crate::index::sides::{AllSides, Refusals, Sides};
 use crate::page::{Layout, OwnedKey, Probe};
 use crate::remote::EntryLocks;
-use farleaf_fabric::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
-use std::collections::BTreeMap;
+use farleaf_fabric::sync::Arc;
+
+const REFUSALS: Refusals = Refusals {
+    is_divided: "the keys of this index are divided among compute servers: open it as p-sherman",
+    is_shared: "the compute servers of this index share all keys: open it as sherman",
+    too_many: "p-sherman has at most 65,535 boundaries",
+};
 
 /// What the clients of one compute server share.
 #[derive(Debug)]
-struct Side<L: Layout> {
+pub(super) struct Side<L: Layout> {
     cache: NodeCache<L>,
     hot: HotEntries<L>,
     locks: Arc<EntryLocks>,
 }
 
 impl<L: Layout> Side<L> {
-    fn new(options: EntrywiseOptions, hot_bytes: u64, is_exclusive: bool) -> Arc<Self> {
+    fn new(options: EntrywiseOptions, hot_bytes: u64, is_exclusive: bool) -> Self {
         let locks = match is_exclusive {
             true => EntryLocks::exclusive(),
             false if options.by_versions => EntryLocks::new(options.hand_overs).with_versions(),
             false => EntryLocks::new(options.hand_overs),
         };
         let (cache, hot) = (NodeCache::new(options.cache_bytes), HotEntries::new(hot_bytes));
-        Arc::new(Self { cache, hot, locks: Arc::new(locks) })
+        Self { cache, hot, locks: Arc::new(locks) }
     }
 }
 
@@ -41,27 +47,26 @@ impl<L: Layout> Side<L> {
 pub struct EntrywiseCompute<L: Layout> {
     options: EntrywiseOptions,
     hot_bytes: u64,
-    /// Where the keys of each compute server but the first begin; `None` if they share all keys.
-    boundaries: Option<Arc<Vec<OwnedKey<L>>>>,
-    sides: Arc<Mutex<BTreeMap<u16, Arc<Side<L>>>>>,
-    /// 0 until it is drawn.
-    number: Arc<AtomicU64>,
+    pub(super) all: Arc<AllSides<OwnedKey<L>, Side<L>>>,
 }
 
 // Not derived: the derive would require more of `L`.
 impl<L: Layout> Clone for EntrywiseCompute<L> {
     fn clone(&self) -> Self {
-        let Self { options, hot_bytes, boundaries, sides, number } = self;
-        let (boundaries, sides) = (boundaries.clone(), sides.clone());
-        Self { options: *options, hot_bytes: *hot_bytes, boundaries, sides, number: number.clone() }
+        Self { options: self.options, hot_bytes: self.hot_bytes, all: self.all.clone() }
     }
 }
 
 impl<L: Layout> EntrywiseCompute<L> {
-    pub(crate) fn new(options: EntrywiseOptions, boundaries: Option<Vec<OwnedKey<L>>>) -> Self {
-        let sides = Arc::new(Mutex::new(BTreeMap::new()));
-        let number = Arc::new(AtomicU64::new(0));
-        Self { options, hot_bytes: 0, boundaries: boundaries.map(Arc::new), sides, number }
+    /// With `boundaries`, each compute server owns a range of keys.
+    ///
+    /// # Errors
+    /// Those of [`AllSides::new`].
+    pub(crate) fn new(
+        options: EntrywiseOptions,
+        boundaries: Option<Vec<OwnedKey<L>>>,
+    ) -> Result<Self, IndexError> {
+        Ok(Self { options, hot_bytes: 0, all: AllSides::new(boundaries, &REFUSALS)? })
     }
 
     /// Gives each compute server so many bytes for guesses where popular records are.
@@ -70,84 +75,52 @@ impl<L: Layout> EntrywiseCompute<L> {
         self
     }
 
-    /// Whether each compute server owns a range of keys.
-    pub(super) fn is_divided(&self) -> bool {
-        self.boundaries.is_some()
-    }
-
     /// Whether entry locks have versions.
     pub(super) fn is_by_versions(&self) -> bool {
         self.options.by_versions
     }
 
-    /// The number of this compute side: the first one that was drawn.
-    pub(super) fn number(&self, drawn: u64) -> u64 {
-        match self.number.compare_exchange(0, drawn, Ordering::Relaxed, Ordering::Relaxed) {
-            Ok(_) => drawn,
-            Err(earlier) => earlier,
-        }
-    }
-
-    fn side(&self, compute_server: u16) -> Arc<Side<L>> {
-        let new = || Side::new(self.options, self.hot_bytes, self.boundaries.is_some());
-        lock(&self.sides).entry(compute_server).or_insert_with(new).clone()
-    }
-
     /// The sides that a client on a compute server takes.
-    pub(super) fn sides(&self, compute_server: u16) -> Sides<L> {
-        match &self.boundaries {
-            None => {
-                let own = self.side(compute_server);
-                Sides { boundaries: Arc::default(), of: vec![own] }
-            }
-            Some(boundaries) => {
-                let numbers = 0..=boundaries.len() as u16;
-                let of = numbers.map(|number| self.side(number)).collect();
-                Sides { boundaries: boundaries.clone(), of }
-            }
-        }
+    pub(super) fn sides(&self, compute_server: u16) -> OwnSides<L> {
+        let is_exclusive = self.all.is_divided();
+        self.all.sides(compute_server, || Side::new(self.options, self.hot_bytes, is_exclusive))
     }
 
     pub(crate) fn cached_bytes(&self) -> u64 {
-        lock(&self.sides).values().map(|side| side.cache.bytes() + side.hot.bytes()).sum()
+        self.all.bytes(|side| side.cache.bytes() + side.hot.bytes())
     }
 }
 
-/// The sides that one client takes: that of its compute server for all keys, or for each key that
-/// of its owner.
-#[derive(Debug)]
-pub(super) struct Sides<L: Layout> {
-    boundaries: Arc<Vec<OwnedKey<L>>>,
-    of: Vec<Arc<Side<L>>>,
-}
+/// The sides that one client takes.
+pub(super) type OwnSides<L> = Sides<OwnedKey<L>, Side<L>>;
 
-impl<L: Layout> Sides<L> {
+impl<L: Layout> OwnSides<L> {
     /// The number of the side for a probe.
     #[inline]
-    pub(super) fn owner(&self, probe: Probe<'_, L::Key>) -> usize {
+    pub(super) fn owner_of(&self, probe: Probe<'_, L::Key>) -> usize {
         match probe {
-            Probe::At(key) => self.boundaries.partition_point(|low| L::key(low) <= key),
-            Probe::Before(key) => self.boundaries.partition_point(|low| L::key(low) < key),
-            Probe::Last => self.boundaries.len(),
+            Probe::At(key) => self.owner(|low| L::key(low) <= key),
+            Probe::Before(key) => self.owner(|low| L::key(low) < key),
+            Probe::Last => self.owner(|_| true),
         }
     }
 
     #[inline]
     pub(super) fn cache(&self, probe: Probe<'_, L::Key>) -> &NodeCache<L> {
-        &self.of[self.owner(probe)].cache
+        &self.side(self.owner_of(probe)).cache
     }
 
     pub(super) fn hot(&self, probe: Probe<'_, L::Key>) -> &HotEntries<L> {
-        &self.of[self.owner(probe)].hot
+        &self.side(self.owner_of(probe)).hot
     }
 
     pub(super) fn locks(&self, owner: usize) -> &Arc<EntryLocks> {
-        &self.of[owner].locks
+        &self.side(owner).locks
     }
 
     /// The locks of the first side, for recovery and for a bulk load, which locks the root: the
     /// first side owns its lowest key (entrywise.O1).
     pub(super) fn any_locks(&self) -> Arc<EntryLocks> {
-        self.of[0].locks.clone()
+        self.locks(0).clone()
     }
 }
