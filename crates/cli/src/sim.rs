@@ -3,8 +3,9 @@
 use crate::{units, usage};
 use clap::Args;
 use farleaf_sim::{
-    CommandError, DeathAt, Deaths, run_as_published, run_command, run_mutants, run_random,
+    CommandError, DeathAt, Deaths, Seeds, run_as_published, run_command, run_mutants, run_random,
 };
+use std::thread;
 
 /// Options of `farleaf sim`.
 #[derive(Debug, Args)]
@@ -25,6 +26,10 @@ pub(crate) struct Arguments {
     /// Run this many seeds, counted up from the first
     #[arg(long, value_name = "K", default_value = "1", value_parser = units::positive)]
     count: u64,
+    /// Make this many runs side by side, as many as there are processors by default; the output is
+    /// the same for any number
+    #[arg(long, value_name = "N", value_parser = units::limited::<usize>(1, 256))]
+    jobs: Option<usize>,
     /// In a scenario with crashes: repeat each seed for every WRITE at which compute servers can
     /// die, and for every outcome of the WRITEs in flight
     #[arg(long, conflicts_with = "death")]
@@ -52,7 +57,10 @@ pub(crate) struct Arguments {
 
 /// Runs scenarios; `false` if one of them failed.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<bool> {
-    let Arguments { scenario, seed, count, sweep, death, random, kind, mutants, .. } = arguments;
+    let Arguments { scenario, sweep, death, random, kind, mutants, .. } = arguments;
+    let processors = || thread::available_parallelism().map_or(1, usize::from);
+    let jobs = arguments.jobs.unwrap_or_else(processors);
+    let seeds = Seeds { first: arguments.seed, count: random.unwrap_or(arguments.count), jobs };
     let deaths = match (sweep, death) {
         (true, _) => Deaths::Sweep,
         (false, Some(death)) => Deaths::At(*death),
@@ -60,12 +68,12 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<bool> {
     };
     let mut out = std::io::stdout().lock();
     if let Some(names) = &arguments.as_published {
-        return ended(run_as_published(names, *seed, *count, &mut out));
+        return ended(run_as_published(names, seeds, &mut out));
     }
     ended(match (random, mutants) {
-        (Some(count), _) => run_random(kind, *seed, *count, &mut out),
-        (None, Some(bugs)) => run_mutants(bugs, *seed, *count, &mut out),
-        (None, None) => run_command(scenario, *seed, *count, deaths, &mut out),
+        (Some(_), _) => run_random(kind, seeds, &mut out),
+        (None, Some(bugs)) => run_mutants(bugs, seeds, &mut out),
+        (None, None) => run_command(scenario, seeds, deaths, &mut out),
     })
 }
 

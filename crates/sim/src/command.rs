@@ -7,6 +7,9 @@ use crate::random::{Kind, random_scenario, reduced};
 use crate::registry::SCENARIOS;
 use crate::run::{RunOutcome, RunReport, run_seed, run_with_death};
 use crate::scenario::{Scenario, ScenarioError};
+use crate::side_by_side::side_by_side;
+use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::io::{self, Write};
 use std::path::Path;
 use thiserror::Error;
@@ -58,6 +61,31 @@ pub enum CommandError {
     Output(#[from] io::Error),
 }
 
+/// Which seeds to run.
+#[derive(Clone, Copy, Debug)]
+pub struct Seeds {
+    /// The first seed.
+    pub first: u64,
+    /// The number of seeds, counted up from the first.
+    pub count: u64,
+    /// The number of runs side by side, at least 1. The output is the same for any number.
+    pub jobs: usize,
+}
+
+impl Seeds {
+    /// `count` seeds from `first`, one run after the other.
+    pub const fn new(first: u64, count: u64) -> Self {
+        Self { first, count, jobs: 1 }
+    }
+
+    fn iter(self) -> Result<impl Iterator<Item = u64> + Clone, CommandError> {
+        let Self { first: seed, count, .. } = self;
+        let last = seed.checked_add(count.saturating_sub(1));
+        let last = last.ok_or(CommandError::TooManySeeds { seed, count })?;
+        Ok((seed..=last).take_while(move |_| count > 0))
+    }
+}
+
 /// When compute servers die, in crash scenarios.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Deaths {
@@ -70,10 +98,9 @@ pub enum Deaths {
     Sweep,
 }
 
-/// Runs `count` consecutive seeds, starting at `seed`, with every scenario that `scenario` selects:
-/// the name of a registered one, a file (with a `/` or the ending `.toml`), `all` for every
-/// registered scenario without a planted bug, or `canary` for those with one, each of which must be
-/// caught.
+/// Runs `seeds` with every scenario that `scenario` selects: the name of a registered one, a file
+/// (with a `/` or the ending `.toml`), `all` for every registered scenario without a planted bug, or
+/// `canary` for those with one, each of which must be caught.
 ///
 /// Writes a line for each run: scenario, seed, the death if it was given or swept, history hash,
 /// number of operations, `ok`. After a violation it writes the report and the command that replays
@@ -85,43 +112,42 @@ pub enum Deaths {
 /// [`CommandError`]. In that case nothing has run, except after [`CommandError::Output`].
 pub fn run_command(
     scenario: &str,
-    seed: u64,
-    count: u64,
+    seeds: Seeds,
     deaths: Deaths,
     out: &mut impl Write,
 ) -> Result<bool, CommandError> {
     if scenario == "canary" {
-        return catch_canaries(seed, count, out);
+        return catch_canaries(seeds, out);
     }
     let scenarios = select(scenario)?;
-    let seeds = seeds(seed, count)?;
+    let each = seeds.iter()?;
     if deaths != Deaths::AsSeeded
         && let Some(calm) = scenarios.iter().find(|scenario| scenario.crash.is_none())
     {
         return Err(CommandError::NobodyDies(calm.name.clone()));
     }
-    let mut all_well = true;
-    for scenario in &scenarios {
-        for seed in seeds.clone() {
-            let is_well = match deaths {
-                Deaths::AsSeeded => say(&run_seed(scenario, seed), None, out)?,
-                Deaths::At(death) => say(&run_with_death(scenario, seed, death), Some(death), out)?,
-                Deaths::Sweep => sweep(scenario, seed, out)?,
-            };
+    // A scenario ends with its first seed that fails.
+    let failed = RefCell::new(BTreeSet::new());
+    let runs = scenarios.iter().flat_map(|scenario| each.clone().map(move |seed| (scenario, seed)));
+    let runs = runs.filter(|(scenario, _)| !failed.borrow().contains(&scenario.name));
+    side_by_side(
+        seeds.jobs,
+        runs,
+        |(scenario, seed), out| match deaths {
+            Deaths::AsSeeded => say(&run_seed(scenario, *seed), None, out),
+            Deaths::At(death) => say(&run_with_death(scenario, *seed, death), Some(death), out),
+            Deaths::Sweep => sweep(scenario, *seed, out),
+        },
+        |(scenario, _), is_well| {
+            let counts = !failed.borrow().contains(&scenario.name);
             if !is_well {
-                all_well = false;
-                break;
+                failed.borrow_mut().insert(scenario.name.clone());
             }
-        }
-    }
-    Ok(all_well)
-}
-
-/// `count` consecutive seeds, starting at `seed`.
-fn seeds(seed: u64, count: u64) -> Result<impl Iterator<Item = u64> + Clone, CommandError> {
-    let last = seed.checked_add(count.saturating_sub(1));
-    let last = last.ok_or(CommandError::TooManySeeds { seed, count })?;
-    Ok((seed..=last).take_while(move |_| count > 0))
+            counts
+        },
+        out,
+    )?;
+    Ok(failed.into_inner().is_empty())
 }
 
 /// Runs a seed with each possible death. Returns whether all runs passed.
@@ -172,45 +198,52 @@ fn say_outcome(
     Ok(false)
 }
 
-/// Runs `count` random scenarios, with seeds starting at `seed`. After a violation, writes the
-/// report, the command that replays it, and the scenario, reduced to a simpler one if one that
-/// still fails is found quickly. Then continues.
+/// Runs a random scenario with each of `seeds`. After a violation, writes the report, the command
+/// that replays it, and the scenario, reduced to a simpler one if one that still fails is found
+/// quickly. Then continues.
 ///
 /// Returns whether all runs passed.
 ///
 /// # Errors
 /// [`CommandError`].
-pub fn run_random(
-    kind: &str,
-    seed: u64,
-    count: u64,
-    out: &mut impl Write,
-) -> Result<bool, CommandError> {
+pub fn run_random(kind: &str, seeds: Seeds, out: &mut impl Write) -> Result<bool, CommandError> {
     let no_kind = || CommandError::NoSuchKind(kind.to_owned());
     let drawn = if kind == "all" { Kind::default() } else { Kind::of(kind).ok_or_else(no_kind)? };
     let mut all_well = true;
-    for seed in seeds(seed, count)? {
-        let scenario = random_scenario(drawn, seed);
-        let report = run_seed(&scenario, seed);
-        let again = format!("farleaf sim --random 1 --kind {kind} --seed {seed}");
-        if say_outcome(&report, None, &again, out)? {
-            continue;
-        }
-        if matches!(report.outcome, RunOutcome::GaveUp(_)) {
-            continue; // Too much for the checkers: it proves nothing.
-        }
-        all_well = false;
-        // Runs that do not make progress take long each time, so do not reduce them.
-        let is_quick = !matches!(&report.outcome, RunOutcome::Violation(text) if text.contains("gave up") || text.contains("endless"));
-        let shown = if is_quick { reduced(&scenario, seed) } else { scenario };
-        writeln!(out, "the scenario, as simple as it still fails with this seed, for a file:")?;
-        writeln!(out, "{}", shown.to_text())?;
-    }
+    side_by_side(
+        seeds.jobs,
+        seeds.iter()?,
+        |seed, out| random_run(kind, drawn, *seed, out),
+        |_, is_well| {
+            all_well &= is_well;
+            true
+        },
+        out,
+    )?;
     Ok(all_well)
 }
 
+/// One run of [`run_random`]. Returns whether it passed.
+fn random_run(kind: &str, drawn: Kind, seed: u64, out: &mut impl Write) -> io::Result<bool> {
+    let scenario = random_scenario(drawn, seed);
+    let report = run_seed(&scenario, seed);
+    let again = format!("farleaf sim --random 1 --kind {kind} --seed {seed}");
+    if say_outcome(&report, None, &again, out)? {
+        return Ok(true);
+    }
+    if matches!(report.outcome, RunOutcome::GaveUp(_)) {
+        return Ok(true); // Too much for the checkers: it proves nothing.
+    }
+    // Runs that do not make progress take long each time, so do not reduce them.
+    let is_quick = !matches!(&report.outcome, RunOutcome::Violation(text) if text.contains("gave up") || text.contains("endless"));
+    let shown = if is_quick { reduced(&scenario, seed) } else { scenario };
+    writeln!(out, "the scenario, as simple as it still fails with this seed, for a file:")?;
+    writeln!(out, "{}", shown.to_text())?;
+    Ok(false)
+}
+
 /// Hunts each planted bug of the table, or only those in `bugs`. Runs the scenarios that should
-/// show a bug in turn, at most `count` runs, and writes how many runs it took.
+/// show a bug in turn, at most as many as there are seeds, and writes how many runs it took.
 ///
 /// Returns whether all bugs were caught, except those that no run can show according to the table.
 ///
@@ -218,8 +251,7 @@ pub fn run_random(
 /// [`CommandError`].
 pub fn run_mutants(
     bugs: &[String],
-    seed: u64,
-    count: u64,
+    seeds: Seeds,
     out: &mut impl Write,
 ) -> Result<bool, CommandError> {
     let unknown = |bug: &&String| !MUTANTS.iter().any(|mutant| mutant.bug == **bug);
@@ -227,36 +259,50 @@ pub fn run_mutants(
         return Err(CommandError::NoSuchBug(bug.clone()));
     }
     let wanted = |mutant: &&Mutant| bugs.is_empty() || bugs.iter().any(|bug| bug == mutant.bug);
-    hunt_all(MUTANTS.iter().filter(wanted), seed, count, out)
+    hunt_all(MUTANTS.iter().filter(wanted), seeds, out)
 }
 
 fn hunt_all<'a>(
     mutants: impl IntoIterator<Item = &'a Mutant>,
-    seed: u64,
-    count: u64,
+    seeds: Seeds,
     out: &mut impl Write,
 ) -> Result<bool, CommandError> {
+    let count = seeds.count;
     let (mut all, mut caught, mut expected) = (0, 0, true);
-    for mutant in mutants {
-        all += 1;
-        match mutant.hunt(seed, count)? {
-            Some(found) => {
-                caught += 1;
-                let what = found.report.lines().next().unwrap_or_default();
-                let (runs, scenario, seed) = (found.runs, found.scenario, found.seed);
-                writeln!(
-                    out,
-                    "{} caught in run {runs} by {scenario} seed {seed}: {what}",
-                    mutant.bug
-                )?;
+    let mut unknown = None;
+    side_by_side(
+        seeds.jobs,
+        mutants.into_iter(),
+        |mutant, out| {
+            let bug = mutant.bug;
+            let found = mutant.hunt(seeds.first, count);
+            match &found {
+                Ok(Some(found)) => {
+                    let what = found.report.lines().next().unwrap_or_default();
+                    let (runs, scenario, seed) = (found.runs, &found.scenario, found.seed);
+                    writeln!(out, "{bug} caught in run {runs} by {scenario} seed {seed}: {what}")?;
+                }
+                Ok(None) if mutant.survives.is_empty() => {
+                    writeln!(out, "{bug} SURVIVED {count} runs")?;
+                }
+                Ok(None) => writeln!(out, "{bug} survives {count} runs: {}", mutant.survives)?,
+                Err(_) => {}
             }
-            None if mutant.survives.is_empty() => {
-                expected = false;
-                writeln!(out, "{} SURVIVED {count} runs", mutant.bug)?;
+            Ok(found.map(|found| found.is_some()))
+        },
+        |mutant, is_caught| {
+            all += 1;
+            match is_caught {
+                Ok(true) => caught += 1,
+                Ok(false) => expected &= !mutant.survives.is_empty(),
+                Err(error) => unknown = Some(error),
             }
-            None => writeln!(out, "{} survives {count} runs: {}", mutant.bug, mutant.survives)?,
-        }
-        out.flush()?;
+            true
+        },
+        out,
+    )?;
+    if let Some(error) = unknown {
+        return Err(error.into());
     }
     writeln!(out, "{caught} of {all} planted bugs were caught within {count} runs each")?;
     Ok(expected)
@@ -271,8 +317,7 @@ fn hunt_all<'a>(
 /// [`CommandError`].
 pub fn run_as_published(
     names: &[String],
-    seed: u64,
-    count: u64,
+    seeds: Seeds,
     out: &mut impl Write,
 ) -> Result<bool, CommandError> {
     let unknown = |name: &&String| !AS_PUBLISHED.iter().any(|known| known.name == **name);
@@ -283,33 +328,42 @@ pub fn run_as_published(
     for published in AS_PUBLISHED {
         if names.is_empty() || names.iter().any(|name| name == published.name) {
             writeln!(out, "{}: {}", published.name, published.does)?;
-            all_caught &= hunt_all([&published.mutant], seed, count, out)?;
+            all_caught &= hunt_all([&published.mutant], seeds, out)?;
         }
     }
     Ok(all_caught)
 }
 
 /// Runs every scenario with a planted bug until the bug is caught. Returns whether all bugs are
-/// caught within `count` seeds.
-fn catch_canaries(seed: u64, count: u64, out: &mut impl Write) -> Result<bool, CommandError> {
-    let seeds = seeds(seed, count)?;
+/// caught within the seeds.
+fn catch_canaries(seeds: Seeds, out: &mut impl Write) -> Result<bool, CommandError> {
+    let each = seeds.iter()?;
+    let count = seeds.count;
     let mut all_caught = true;
-    for scenario in with_canary(true)? {
-        let found = seeds.clone().find_map(|seed| match run_seed(&scenario, seed).outcome {
-            RunOutcome::Violation(report) => Some((seed, report)),
-            _ => None,
-        });
-        match found {
-            Some((seed, report)) => {
-                let what = report.lines().next().unwrap_or_default();
-                writeln!(out, "{} caught by seed {seed}: {what}", scenario.name)?;
+    side_by_side(
+        seeds.jobs,
+        with_canary(true)?.into_iter(),
+        |scenario, out| {
+            let name = &scenario.name;
+            let found = each.clone().find_map(|seed| match run_seed(scenario, seed).outcome {
+                RunOutcome::Violation(report) => Some((seed, report)),
+                _ => None,
+            });
+            match &found {
+                Some((seed, report)) => {
+                    let what = report.lines().next().unwrap_or_default();
+                    writeln!(out, "{name} caught by seed {seed}: {what}")?;
+                }
+                None => writeln!(out, "{name} went UNNOTICED in {count} runs")?,
             }
-            None => {
-                all_caught = false;
-                writeln!(out, "{} went UNNOTICED in {count} runs", scenario.name)?;
-            }
-        }
-    }
+            Ok(found.is_some())
+        },
+        |_, is_caught| {
+            all_caught &= is_caught;
+            true
+        },
+        out,
+    )?;
     Ok(all_caught)
 }
 

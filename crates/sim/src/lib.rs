@@ -5,7 +5,7 @@
 //! operations and their answers, and [`checker`] decides whether a correct index could have given
 //! these answers. [`run_command`] is the command `farleaf sim`.
 //!
-//! *Thread safety*: a run is one thread; runs share nothing.
+//! *Thread safety*: a run is one thread; runs share nothing, so they can go side by side.
 
 #![forbid(unsafe_code)]
 
@@ -26,11 +26,14 @@ mod reshaping;
 mod run;
 pub mod scenario;
 mod setup;
+mod side_by_side;
 mod spread;
 mod takeover;
 mod workload;
 
-pub use command::{CommandError, Deaths, run_as_published, run_command, run_mutants, run_random};
+pub use command::{
+    CommandError, Deaths, Seeds, run_as_published, run_command, run_mutants, run_random,
+};
 pub use death::DeathAt;
 pub use mutants::{AS_PUBLISHED, AsPublished, MUTANTS, Mutant};
 pub use random::{Kind, random_scenario};

@@ -3,8 +3,8 @@
 
 use farleaf_sim::history::{Action, Outcome};
 use farleaf_sim::{
-    DeathAt, Deaths, RunOutcome, SCENARIOS, Scenario, run_and_keep, run_command, run_mutants,
-    run_random, run_seed, run_with_death,
+    DeathAt, Deaths, RunOutcome, SCENARIOS, Scenario, Seeds, run_and_keep, run_command,
+    run_mutants, run_random, run_seed, run_with_death,
 };
 
 const SEEDS: std::ops::Range<u64> = 1..6;
@@ -187,7 +187,7 @@ const RANDOM_ONCE_WRONG: [(&str, u64, &str); 15] = [
 fn random_seeds_that_were_once_wrong_hold() {
     for (kind, seed, story) in RANDOM_ONCE_WRONG {
         let mut out = Vec::new();
-        let all_well = run_random(kind, seed, 1, &mut out).unwrap();
+        let all_well = run_random(kind, Seeds::new(seed, 1), &mut out).unwrap();
         assert!(all_well, "{kind}, seed {seed}: {story}\n{}", String::from_utf8_lossy(&out));
     }
 }
@@ -286,8 +286,13 @@ fn every_kind_of_answer_shows() {
 fn the_planted_bug_is_caught_and_can_be_replayed() {
     let name = "canary-skipped-validation";
     let mut out = Vec::new();
-    assert!(!run_command(name, 1, 200, Deaths::AsSeeded, &mut out).unwrap());
+    assert!(!run_command(name, Seeds::new(1, 200), Deaths::AsSeeded, &mut out).unwrap());
     let text = String::from_utf8(out).unwrap();
+    // Runs side by side have gone on past the one that failed, and must not show.
+    let mut side_by_side = Vec::new();
+    let seeds = Seeds { jobs: 3, ..Seeds::new(1, 200) };
+    assert!(!run_command(name, seeds, Deaths::AsSeeded, &mut side_by_side).unwrap());
+    assert_eq!(String::from_utf8(side_by_side).unwrap(), text);
     let replay = text.lines().last().unwrap();
     let seed: u64 = replay
         .strip_prefix("replay: farleaf sim --scenario canary-skipped-validation --seed ")
@@ -295,7 +300,7 @@ fn the_planted_bug_is_caught_and_can_be_replayed() {
         .and_then(|seed| seed.parse().ok())
         .unwrap_or_else(|| panic!("no replay command: {text}"));
     let mut again = Vec::new();
-    assert!(!run_command(name, seed, 1, Deaths::AsSeeded, &mut again).unwrap());
+    assert!(!run_command(name, Seeds::new(seed, 1), Deaths::AsSeeded, &mut again).unwrap());
     let again = String::from_utf8(again).unwrap();
     assert!(text.ends_with(&again), "a replay shows the same: {again}");
 }
@@ -303,7 +308,7 @@ fn the_planted_bug_is_caught_and_can_be_replayed() {
 #[test]
 fn canaries_succeed_when_all_are_caught() {
     let mut out = Vec::new();
-    let none = run_command("canary", 1, 0, Deaths::AsSeeded, &mut out).unwrap();
+    let none = run_command("canary", Seeds::new(1, 0), Deaths::AsSeeded, &mut out).unwrap();
     let text = String::from_utf8(out).unwrap();
     let unnoticed = text.lines().filter(|line| line.ends_with("went UNNOTICED in 0 runs")).count();
     let canaries = SCENARIOS.iter().filter(|(name, _)| name.starts_with("canary-")).count();
@@ -314,19 +319,19 @@ fn canaries_succeed_when_all_are_caught() {
 fn mutants_are_hunted_by_name() {
     let mut out = Vec::new();
     let bugs = ["skips_checksum".to_owned()];
-    assert!(run_mutants(&bugs, 1, 400, &mut out).unwrap());
+    assert!(run_mutants(&bugs, Seeds::new(1, 400), &mut out).unwrap());
     let text = String::from_utf8(out).unwrap();
     assert!(text.starts_with("skips_checksum caught in run "), "{text}");
     let mut out = Vec::new();
-    assert!(!run_mutants(&bugs, 1, 0, &mut out).unwrap(), "nothing was run");
-    assert!(run_mutants(&["nope".to_owned()], 1, 1, &mut Vec::new()).is_err());
+    assert!(!run_mutants(&bugs, Seeds::new(1, 0), &mut out).unwrap(), "nothing was run");
+    assert!(run_mutants(&["nope".to_owned()], Seeds::new(1, 1), &mut Vec::new()).is_err());
 }
 
 #[test]
 fn random_scenarios_hold_and_repeat() {
     let run = |kind: &str, seed, count| {
         let mut out = Vec::new();
-        let well = run_random(kind, seed, count, &mut out);
+        let well = run_random(kind, Seeds::new(seed, count), &mut out);
         (well, String::from_utf8(out).unwrap())
     };
     let (well, text) = run("fine", 1, 40);
@@ -342,7 +347,7 @@ fn random_scenarios_hold_and_repeat() {
 #[test]
 fn a_long_collection_on_a_lossy_network_is_no_endless_loop() {
     let mut out = Vec::new();
-    let well = run_random("all", 530_001_195, 1, &mut out).unwrap();
+    let well = run_random("all", Seeds::new(530_001_195, 1), &mut out).unwrap();
     assert!(well, "{}", String::from_utf8(out).unwrap());
 }
 
@@ -350,7 +355,7 @@ fn a_long_collection_on_a_lossy_network_is_no_endless_loop() {
 fn the_command_says_what_it_ran_and_what_is_wrong() {
     let run = |scenario: &str, seed, count| {
         let mut out = Vec::new();
-        let result = run_command(scenario, seed, count, Deaths::AsSeeded, &mut out);
+        let result = run_command(scenario, Seeds::new(seed, count), Deaths::AsSeeded, &mut out);
         (result, String::from_utf8(out).unwrap())
     };
     let (result, text) = run("coarse-range-calm", 3, 2);
@@ -371,7 +376,7 @@ fn the_command_says_what_it_ran_and_what_is_wrong() {
     );
 
     let mut out = Vec::new();
-    let calm = run_command("coarse-range-calm", 1, 1, Deaths::Sweep, &mut out);
+    let calm = run_command("coarse-range-calm", Seeds::new(1, 1), Deaths::Sweep, &mut out);
     assert!(calm.unwrap_err().to_string().contains("has no crashes"), "nothing to sweep");
     assert!(out.is_empty());
 
@@ -391,7 +396,8 @@ fn the_command_says_what_it_ran_and_what_is_wrong() {
 #[test]
 fn a_death_at_every_write_leaves_what_it_may() {
     let mut out = Vec::new();
-    let all_well = run_command("dex-crash-sweep", 1, 1, Deaths::Sweep, &mut out).unwrap();
+    let all_well =
+        run_command("dex-crash-sweep", Seeds::new(1, 1), Deaths::Sweep, &mut out).unwrap();
     let text = String::from_utf8(out).unwrap();
     assert!(all_well, "{}", text.lines().rev().take(20).collect::<Vec<_>>().join("\n"));
     assert!(text.lines().count() > 300, "{} runs", text.lines().count());
