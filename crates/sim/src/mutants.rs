@@ -354,6 +354,12 @@ pub const MUTANTS: &[Mutant] = &[
         &["dlsm-takeover-late"],
         "a process that has died has few WRITEs in flight, and the extents of those are seldom used again while they are; a test with a process that lives on shows it",
     ),
+    seen("bounds_each_shard", &["canary-dlsm-bounds-each-shard"]),
+    unseen(
+        "forgets_jobs",
+        &["dlsm-near-faults"],
+        "a step of unknown outcome is repeated after a reset, so none of them is late when its job is given up (F9); and no further merge of the shard begins there, because the job is open",
+    ),
     seen("begins_unfenced", &["dex-late-former-life"]),
     seen("declares_nobody_dead", &["random-dex-crash", "dex-crash-shared"]),
     seen("leaves_logged_changes", &["random-dex-crash", "dex-crash-shared"]),

@@ -29,6 +29,10 @@ pub const SCENARIOS: &[(&str, &str)] = &[
         include_str!("../scenarios/canary-dex-unlogged-inner-node.toml"),
     ),
     (
+        "canary-dlsm-bounds-each-shard",
+        include_str!("../scenarios/canary-dlsm-bounds-each-shard.toml"),
+    ),
+    (
         "canary-dlsm-decided-unsettled",
         include_str!("../scenarios/canary-dlsm-decided-unsettled.toml"),
     ),
@@ -220,6 +224,11 @@ pub const SCENARIOS: &[(&str, &str)] = &[
     ("dlsm-near-faults", include_str!("../scenarios/dlsm-near-faults.toml")),
     ("dlsm-one-level", include_str!("../scenarios/dlsm-one-level.toml")),
     ("dlsm-server-dies", include_str!("../scenarios/dlsm-server-dies.toml")),
+    ("dlsm-shards", include_str!("../scenarios/dlsm-shards.toml")),
+    ("dlsm-shards-bulk", include_str!("../scenarios/dlsm-shards-bulk.toml")),
+    ("dlsm-shards-die", include_str!("../scenarios/dlsm-shards-die.toml")),
+    ("dlsm-shards-server-dies", include_str!("../scenarios/dlsm-shards-server-dies.toml")),
+    ("dlsm-shards-snapshots", include_str!("../scenarios/dlsm-shards-snapshots.toml")),
     ("dlsm-small-pool", include_str!("../scenarios/dlsm-small-pool.toml")),
     ("dlsm-snapshots", include_str!("../scenarios/dlsm-snapshots.toml")),
     ("dlsm-takeover", include_str!("../scenarios/dlsm-takeover.toml")),
