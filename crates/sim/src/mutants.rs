@@ -354,6 +354,8 @@ pub const MUTANTS: &[Mutant] = &[
         &["dlsm-takeover-late"],
         "a process that has died has few WRITEs in flight, and the extents of those are seldom used again while they are; a test with a process that lives on shows it",
     ),
+    seen("merges_overlapping", &["canary-dlsm-overlapping-merges"]),
+    seen("skips_boundary_keys", &["canary-dlsm-skipped-boundary"]),
     seen("bounds_each_shard", &["canary-dlsm-bounds-each-shard"]),
     unseen(
         "forgets_jobs",

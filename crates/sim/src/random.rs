@@ -150,6 +150,7 @@ fn design(dice: &mut Dice, design: &str, memory_servers: u16) -> DesignSpec {
             writers: dice.of(&[1, 3, 1_024]),
             workers: dice.of(&[0, 0, 1, 3]),
             merges: dice.of(&[MergesSpec::Compute, MergesSpec::Memory, MergesSpec::ByCost]),
+            merges_together: dice.of(&[1, 2, 4]),
         },
         "sherman" => DesignSpec::Sherman {
             chunk_nodes_log2,

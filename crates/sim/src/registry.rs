@@ -52,10 +52,18 @@ pub const SCENARIOS: &[(&str, &str)] = &[
     ("canary-dlsm-freed-tables", include_str!("../scenarios/canary-dlsm-freed-tables.toml")),
     ("canary-dlsm-merged-alone", include_str!("../scenarios/canary-dlsm-merged-alone.toml")),
     ("canary-dlsm-newest-first", include_str!("../scenarios/canary-dlsm-newest-first.toml")),
+    (
+        "canary-dlsm-overlapping-merges",
+        include_str!("../scenarios/canary-dlsm-overlapping-merges.toml"),
+    ),
     ("canary-dlsm-pinned-late", include_str!("../scenarios/canary-dlsm-pinned-late.toml")),
     (
         "canary-dlsm-reclaimed-tables",
         include_str!("../scenarios/canary-dlsm-reclaimed-tables.toml"),
+    ),
+    (
+        "canary-dlsm-skipped-boundary",
+        include_str!("../scenarios/canary-dlsm-skipped-boundary.toml"),
     ),
     ("canary-dlsm-unlisted-tables", include_str!("../scenarios/canary-dlsm-unlisted-tables.toml")),
     (

@@ -359,10 +359,17 @@ pub enum DesignSpec {
         /// Tasks that flush and merge; without any, the writers do.
         #[serde(default)]
         workers: u16,
+        /// Merges of a tree that run at a time.
+        #[serde(default = "two")]
+        merges_together: usize,
         /// Where merges run.
         #[serde(default)]
         merges: MergesSpec,
     },
+}
+
+fn two() -> usize {
+    2
 }
 
 fn many_writers() -> usize {

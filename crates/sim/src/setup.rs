@@ -144,6 +144,7 @@ pub(crate) fn dlsm_options(scenario: &Scenario) -> Result<DlsmOptions, String> {
         level_ratio,
         levels,
         writers,
+        merges_together,
         merges,
         ..
     } = scenario.design
@@ -171,6 +172,7 @@ pub(crate) fn dlsm_options(scenario: &Scenario) -> Result<DlsmOptions, String> {
         level_ratio,
         levels,
         writers,
+        workers: merges_together,
         merges: match merges {
             MergesSpec::Compute => MergePlace::Compute,
             MergesSpec::Memory => MergePlace::Memory,
