@@ -176,6 +176,10 @@ rules! {
     TABLES_LISTED: "publishes_unlisted_tables", "lsm.V6", "The directory has a change of the tables before the version has it.";
     ORPHANS_ONLY: "reclaims_listed_extents", "lsm.K5", "A process that opens a shard keeps the memory of all tables in its directory.";
     OWNERS_FENCED: "opens_unfenced", "lsm.H4", "A process that takes a shard over fences all compute servers of the process before.";
+    MERGES_APART: "merges_overlapping", "lsm.V7", "Merges that run together write no key to the same level.";
+    RANGES_MEET: "skips_boundary_keys", "lsm.J9", "The parts of a merge take all keys, also those at their bounds.";
+    ONE_BOUND: "bounds_each_shard", "lsm.H6", "A scan sees all trees of a compute server as of one bound.";
+    JOBS_CLOSED: "forgets_jobs", "lsm.J3", "The extents lent to a job that was given up are used again only after its close.";
     // Moving keys, and lives.
     BOUNDARY_LOOKED_AT: "trusts_the_plan", "H1", "Before it gives keys up, a compute server checks again that a leaf begins at the boundary.";
     GIVEN_UP_CLEAN: "gives_up_dirty_nodes", "H2", "A node is clean before another compute server owns its keys.";

@@ -165,6 +165,7 @@ impl Board {
             IndexError::Contended { .. } => ErrorKind::Contended,
             IndexError::Damaged { .. } => ErrorKind::Damaged,
             IndexError::Fabric(FabricError::Restarted { .. }) => ErrorKind::Restarted,
+            IndexError::NotServed { .. } => ErrorKind::NotServed,
             IndexError::Refused { refusal: Refusal::DeclaredDead, .. } => ErrorKind::DeclaredDead,
             _ => return false,
         };

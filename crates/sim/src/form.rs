@@ -1,68 +1,120 @@
-//! The forms in which simulated compute servers keep values: all in leaves, or longer ones in
-//! blocks, as scenarios with `inline_bytes` have it.
+//! What simulated compute servers keep as processes: DEX with all values in leaves, or with longer
+//! ones in blocks, as scenarios with `inline_bytes` have it, or the shards of dLSM.
 //!
 //! *Thread safety*: plain functions.
 
-use crate::inspect::Pool;
+use crate::inspect::{Expect, Pool, Records, Shards};
 use crate::scenario::Scenario;
-use crate::setup::block_options;
+use crate::setup::{block_options, dex_options, sharded_options};
 use farleaf_core::index::blocks::{Blocks, InBlocks, SharedBlocks};
 use farleaf_core::index::dex::{Dex, DexOptions};
-use farleaf_core::index::{Design, InLeaves, IndexError, ValueForm};
+use farleaf_core::index::dlsm::ShardedDlsm;
+use farleaf_core::index::{Design, InLeaves, IndexError, Partitioned, ValueForm};
 use farleaf_core::page::{BlockRef, Layout, Named, OwnedKey, Stored};
+use farleaf_core::partition::{ComputePool, ComputeServer, end_former_life};
 use farleaf_core::remote::BlockUsage;
+use farleaf_fabric::Fabric;
+use farleaf_fabric::sync::Arc;
 
-/// A form, and how to look at values from outside the compute servers.
-pub(crate) trait Form<L: Named>: ValueForm<L> {
+/// An index behind compute servers, and how to look at it from outside.
+pub(crate) trait Form<L: Named>: Sized + 'static {
+    /// The design of the index.
+    type Design: Partitioned;
+    /// How it keeps values.
+    type Values: ValueForm<L>;
     /// A reader of the whole index at the end of a run.
     type Reader: Design<L>;
+    /// What looks at the pool during a run.
+    type Inspector: Sync;
 
-    fn reader_options(
-        scenario: &Scenario,
-        options: DexOptions<OwnedKey<L>>,
-    ) -> <Self::Reader as Design<L>>::Options;
+    fn options(scenario: &Scenario) -> Result<<Self::Design as Partitioned>::Options<L>, String>;
+
+    fn reader_options(scenario: &Scenario) -> Result<<Self::Reader as Design<L>>::Options, String>;
+
+    /// Makes the index readable after all processes have ended.
+    fn end_all<F: Fabric>(
+        _fabric: &F,
+        _reader: &<Self::Reader as Design<L>>::Compute,
+    ) -> impl Future<Output = Result<(), IndexError>> {
+        async { Ok(()) }
+    }
 
     /// What the threads of a compute server share when it begins a life.
-    fn shared(scenario: &Scenario) -> Result<Self::Shared, IndexError>;
+    fn shared(scenario: &Scenario) -> Result<<Self::Values as ValueForm<L>>::Shared, IndexError>;
 
     /// How the space of blocks is used in a life, if there are blocks.
-    fn usage(shared: &Self::Shared) -> Option<BlockUsage>;
+    fn usage(_shared: &<Self::Values as ValueForm<L>>::Shared) -> Option<BlockUsage> {
+        None
+    }
 
-    /// The same inspector, which finds values of this form.
-    fn inspector(pool: Pool<L>) -> Pool<L>;
+    fn inspector(pool: Pool<L>, scenario: &Scenario) -> Self::Inspector;
+
+    /// A process serves.
+    fn begins(_inspector: &Self::Inspector, _server: &Arc<ComputeServer<Self::Design, L>>) {}
+
+    /// A process has died.
+    fn dies(_inspector: &Self::Inspector, _number: u16) {}
+
+    /// Looks at the index at any moment.
+    fn look(inspector: &Self::Inspector) -> Result<(), String>;
+
+    /// The records that the pool holds at the end of a run, once a reader has opened the index.
+    fn held(
+        inspector: &Self::Inspector,
+        reader: &<Self::Reader as Design<L>>::Compute,
+        expect: Expect,
+    ) -> Result<Records, String>;
 }
 
 impl<L: Named> Form<L> for InLeaves {
+    type Design = Dex;
+    type Values = Self;
     type Reader = Dex;
+    type Inspector = Pool<L>;
 
-    fn reader_options(
-        _scenario: &Scenario,
-        options: DexOptions<OwnedKey<L>>,
-    ) -> DexOptions<OwnedKey<L>> {
-        options
+    fn options(scenario: &Scenario) -> Result<DexOptions<OwnedKey<L>>, String> {
+        dex_options::<L>(scenario)
+    }
+
+    /// One that owns all keys.
+    fn reader_options(scenario: &Scenario) -> Result<DexOptions<OwnedKey<L>>, String> {
+        Ok(DexOptions { boundaries: Vec::new(), ..dex_options::<L>(scenario)? })
     }
 
     fn shared(_scenario: &Scenario) -> Result<(), IndexError> {
         Ok(())
     }
 
-    fn usage((): &()) -> Option<BlockUsage> {
-        None
+    fn inspector(pool: Pool<L>, _scenario: &Scenario) -> Pool<L> {
+        pool
     }
 
-    fn inspector(pool: Pool<L>) -> Pool<L> {
-        pool
+    fn look(inspector: &Pool<L>) -> Result<(), String> {
+        inspector.look(Expect::WellFormed).map(drop)
+    }
+
+    fn held(
+        inspector: &Pool<L>,
+        _reader: &<Dex as Design<L>>::Compute,
+        expect: Expect,
+    ) -> Result<Records, String> {
+        inspector.look(expect)
     }
 }
 
 impl<L: Named + Layout<Key = [u8], Value = [u8]>> Form<L> for InBlocks {
+    type Design = Dex;
+    type Values = Self;
     type Reader = Blocks<Dex>;
+    type Inspector = Pool<L>;
 
-    fn reader_options(
-        scenario: &Scenario,
-        options: DexOptions<OwnedKey<L>>,
-    ) -> <Blocks<Dex> as Design<L>>::Options {
-        block_options(scenario.cluster.inline_bytes.unwrap_or(usize::MAX), options)
+    fn options(scenario: &Scenario) -> Result<DexOptions<OwnedKey<L>>, String> {
+        dex_options::<L>(scenario)
+    }
+
+    fn reader_options(scenario: &Scenario) -> Result<<Blocks<Dex> as Design<L>>::Options, String> {
+        let options = <InLeaves as Form<L>>::reader_options(scenario)?;
+        Ok(block_options(scenario.cluster.inline_bytes.unwrap_or(usize::MAX), options))
     }
 
     fn shared(scenario: &Scenario) -> Result<SharedBlocks, IndexError> {
@@ -74,8 +126,81 @@ impl<L: Named + Layout<Key = [u8], Value = [u8]>> Form<L> for InBlocks {
         Some(shared.usage())
     }
 
-    fn inspector(pool: Pool<L>) -> Pool<L> {
+    fn inspector(pool: Pool<L>, _scenario: &Scenario) -> Pool<L> {
         pool.with_blocks(value_in::<L>)
+    }
+
+    fn look(inspector: &Pool<L>) -> Result<(), String> {
+        <InLeaves as Form<L>>::look(inspector)
+    }
+
+    fn held(
+        inspector: &Pool<L>,
+        _reader: &<Blocks<Dex> as Design<L>>::Compute,
+        expect: Expect,
+    ) -> Result<Records, String> {
+        inspector.look(expect)
+    }
+}
+
+/// The shards of dLSM.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct InShards;
+
+impl<L: Named> Form<L> for InShards {
+    type Design = ShardedDlsm;
+    type Values = InLeaves;
+    type Reader = ShardedDlsm;
+    type Inspector = Shards<L>;
+
+    fn options(scenario: &Scenario) -> Result<<ShardedDlsm as Partitioned>::Options<L>, String> {
+        sharded_options::<L>(scenario)
+    }
+
+    /// One in whose process all compute servers are.
+    fn reader_options(scenario: &Scenario) -> Result<<ShardedDlsm as Design<L>>::Options, String> {
+        sharded_options::<L>(scenario)
+    }
+
+    /// No process has the shards any longer.
+    async fn end_all<F: Fabric>(
+        fabric: &F,
+        reader: &Arc<ComputePool<ShardedDlsm, L>>,
+    ) -> Result<(), IndexError> {
+        for server in reader.servers() {
+            let range = reader.map().range_of(server.number());
+            end_former_life::<ShardedDlsm, _, L>(fabric.clone(), server.number(), &range).await?;
+        }
+        Ok(())
+    }
+
+    fn shared(_scenario: &Scenario) -> Result<(), IndexError> {
+        Ok(())
+    }
+
+    fn inspector(pool: Pool<L>, scenario: &Scenario) -> Shards<L> {
+        Shards::new(pool, scenario)
+    }
+
+    fn begins(inspector: &Shards<L>, server: &Arc<ComputeServer<ShardedDlsm, L>>) {
+        inspector.begins(server.number(), server.state().shards());
+    }
+
+    fn dies(inspector: &Shards<L>, number: u16) {
+        inspector.dies(number);
+    }
+
+    fn look(inspector: &Shards<L>) -> Result<(), String> {
+        inspector.look()
+    }
+
+    fn held(
+        inspector: &Shards<L>,
+        reader: &Arc<ComputePool<ShardedDlsm, L>>,
+        _expect: Expect,
+    ) -> Result<Records, String> {
+        let shards = reader.servers().iter().flat_map(|server| server.state().shards());
+        inspector.held(shards)
     }
 }
 

@@ -13,15 +13,15 @@
 
 use crate::client::{self, Board, join_all, settle};
 use crate::form::Form;
-use crate::inspect::{Expect, Pool, at_the_end};
+use crate::inspect::{Expect, Pool, at_the_end, watch};
 use crate::reshaping::pick;
 use crate::scenario::{DesignSpec, ErrorKind, ProcessesSpec, Scenario};
-use crate::setup::{Servers, dex_options, sim_config, start};
+use crate::setup::{Servers, sim_config, start};
 use crate::workload;
 use farleaf_core::client::{ClientIndex, ClientOptions, Directory};
-use farleaf_core::index::dex::{Dex, DexOptions};
 use farleaf_core::index::{
-    BalanceOptions, ByName, Design, IndexError, RangeIndex, Reshaped, Scan, ValueForm,
+    BalanceOptions, ByName, Design, IndexError, PartitionOptions, Partitioned, RangeIndex,
+    Reshaped, Scan, ValueForm,
 };
 use farleaf_core::page::{Layout, Named, OwnedKey};
 use farleaf_core::partition::{
@@ -180,7 +180,7 @@ impl<L: Layout> Answering<L> {
     }
 
     /// Repeatedly writes everything back, then sends the answers given before.
-    async fn send<F: Fabric, V: ValueForm<L>>(&self, worker: &Worker<Dex, F, L, V>) {
+    async fn send<D: Partitioned, F: Fabric, V: ValueForm<L>>(&self, worker: &Worker<D, F, L, V>) {
         loop {
             let some = poll_fn(|context| match self.unsent.take() {
                 none if none.is_empty() => {
@@ -339,19 +339,20 @@ impl<L: Named> Design<L> for Deployed {
     }
 }
 
-struct Run<'a, L: Layout, V: ValueForm<L>> {
+struct Run<'a, L: Named, V: Form<L>> {
     scenario: &'a Scenario,
     spec: &'a ProcessesSpec,
     seed: u64,
     board: &'a Board,
-    options: DexOptions<OwnedKey<L>>,
+    options: <V::Design as Partitioned>::Options<L>,
+    inspector: V::Inspector,
     fronts: Vec<Arc<Front<L>>>,
     compute: DeployedCompute<OwnedKey<L>>,
     /// The values of each process's latest life.
-    values: Mutex<BTreeMap<u16, V::Shared>>,
+    values: Mutex<BTreeMap<u16, <V::Values as ValueForm<L>>::Shared>>,
 }
 
-/// Runs a scenario with `[processes]`, whose compute servers keep values in the form `V`.
+/// Runs a scenario with `[processes]`, whose compute servers have an index of the form `V`.
 pub(crate) fn play<L, V>(
     scenario: &Scenario,
     spec: &ProcessesSpec,
@@ -362,14 +363,14 @@ where
     L: Named,
     V: Form<L>,
 {
-    let options = dex_options::<L>(scenario)?;
-    let memory: Servers<L> = start::<L, Dex>(scenario, &options)?;
+    let options = V::options(scenario)?;
+    let memory: Servers<L> = start::<L, V::Design>(scenario, &options)?;
     let pool = LocalConfig::default().start(memory.clone());
-    let marked = pool.run_one(async |fabric| V::mark(&fabric).await);
+    let marked = pool.run_one(async |fabric| V::Values::mark(&fabric).await);
     marked.map_err(|error| format!("the index cannot be marked: {error}"))?;
-    let map = PartitionMap::new::<L>(1, options.boundaries.clone());
+    let map = PartitionMap::new::<L>(1, options.boundaries().to_vec());
     let map = map.map_err(|error| format!("there is no first map: {error}"))?;
-    let servers = map.ranges() + options.spare_compute_servers;
+    let servers = map.ranges() + options.spare_compute_servers();
     let record = Record { state: MapState { map, moving: None }, version: 1, late: Vec::new() };
     let run: Run<'_, L, V> = Run {
         values: Mutex::default(),
@@ -378,6 +379,7 @@ where
         seed,
         board,
         options,
+        inspector: V::inspector(Pool::new(&memory, scenario), scenario),
         fronts: (0..servers).map(|_| Arc::new(Front::new())).collect(),
         compute: DeployedCompute {
             record: Arc::new(Mutex::new(record)),
@@ -392,16 +394,15 @@ where
     let sim = sim_config(scenario, &mut workload::rng(seed, 0));
     let cluster = SimCluster::start(sim, nodes.collect());
     board.reports_progress_to(cluster.control());
-    let inspector = V::inspector(Pool::new(&memory, scenario));
-    run.play(&cluster, &inspector);
+    run.play(&cluster);
     if board.fault().is_some() {
         return Ok(());
     }
     if scenario.allowed_errors.contains(&ErrorKind::Indeterminate) {
-        inspector.look(Expect::WellFormed).map_err(at_the_end)?;
+        V::look(&run.inspector).map_err(at_the_end)?;
         return run.count_blocks(&cluster);
     }
-    run.look_at_the_end(&cluster, &inspector)
+    run.look_at_the_end(&cluster)
 }
 
 impl<L: Named, V: Form<L>> Run<'_, L, V> {
@@ -433,7 +434,7 @@ impl<L: Named, V: Form<L>> Run<'_, L, V> {
         Rc::new(SimStore { record, fabric: fabric.clone(), fails_one_in })
     }
 
-    fn play(&self, cluster: &SimCluster<Node<L>>, inspector: &Pool<L>) {
+    fn play(&self, cluster: &SimCluster<Node<L>>) {
         let (scenario, board, seed) = (self.scenario, self.board, self.seed);
         let spec = &scenario.cluster;
         let processes = usize::from(self.compute_servers());
@@ -474,7 +475,7 @@ impl<L: Named, V: Form<L>> Run<'_, L, V> {
                     )
                     .await;
                 }
-                1 => inspector.watch(fabric, board, seed).await,
+                1 => watch(fabric, board, seed, || V::look(&self.inspector)).await,
                 2 => self.mover(remote).await,
                 _ => self.balancer(remote).await,
             }
@@ -508,6 +509,7 @@ impl<L: Named, V: Form<L>> Run<'_, L, V> {
             if lived {
                 return;
             }
+            V::dies(&self.inspector, number);
             fabric.sleep(rng.random_range(1..=self.spec.restart_after_ns.max(1))).await;
         }
     }
@@ -564,18 +566,20 @@ impl<L: Named, V: Form<L>> Run<'_, L, V> {
         &self,
         fabric: &SimFabric,
         number: u16,
-    ) -> Result<Worker<Dex, SimFabric, L, V>, IndexError> {
+    ) -> Result<Worker<V::Design, SimFabric, L, V::Values>, IndexError> {
         let nobody = self.as_compute_server(&fabric.sibling(self.nobody()));
         fence_former_life(&nobody, number).await?;
         let map = begin_life(&nobody, &*self.store(fabric), number).await?;
         let mine = self.as_compute_server(&fabric.sibling(number));
-        end_former_life::<Dex, _, L>(mine.clone(), number, &map.range_of(number)).await?;
-        let server = ComputeServer::start(number, &self.options.cache, map)?;
-        let server = Arc::new(server.sampling(self.options.balance.one_in));
+        end_former_life::<V::Design, _, L>(mine.clone(), number, &map.range_of(number)).await?;
+        let server = ComputeServer::start(number, self.options.server(), map)?;
+        let server = Arc::new(server.sampling(self.options.balance().one_in));
         let values = V::shared(self.scenario)?;
-        V::adopt(&values, mine.clone()).await?;
+        V::Values::adopt(&values, mine.clone()).await?;
         lock(&self.values).insert(number, values.clone());
-        Worker::open(&server, mine, self.store(fabric), &values).await
+        let worker = Worker::open(&server, mine, self.store(fabric), &values).await?;
+        V::begins(&self.inspector, &server);
+        Ok(worker)
     }
 
     /// Moves keys at random moments, and lets servers die meanwhile.
@@ -639,27 +643,23 @@ impl<L: Named, V: Form<L>> Run<'_, L, V> {
                 self.board.count_balanced();
             }
         };
-        let options: BalanceOptions = self.options.balance.clone();
+        let options: BalanceOptions = self.options.balance().clone();
         Balancer::new(&index, options).run(|| self.board.is_over(), report).await;
     }
 
     /// What a fresh reader of the whole index has cached, which is nothing.
     fn reader(&self) -> Result<<V::Reader as Design<L>>::Compute, String> {
-        let options = DexOptions { boundaries: Vec::new(), ..self.options.clone() };
-        let compute = V::Reader::compute(&V::reader_options(self.scenario, options));
+        let compute = V::Reader::compute(&V::reader_options(self.scenario)?);
         compute.map_err(|error| format!("cannot set up a reader: {error}"))
     }
 
     /// Checks, once everything has been written back, that the pool holds exactly what a fresh
     /// reader finds in it.
-    fn look_at_the_end(
-        &self,
-        cluster: &SimCluster<Node<L>>,
-        inspector: &Pool<L>,
-    ) -> Result<(), String> {
+    fn look_at_the_end(&self, cluster: &SimCluster<Node<L>>) -> Result<(), String> {
         let compute = self.reader()?;
         let mut scanned = cluster.run(&[self.nobody()], async |fabric, _| {
             let fabric = self.as_compute_server(&fabric);
+            V::end_all(&fabric, &compute).await?;
             let index = V::Reader::open(fabric, &compute).await?;
             ByName::<L, _>::new(index).scan(&Scan::range(..)).await
         });
@@ -669,7 +669,7 @@ impl<L: Named, V: Form<L>> Run<'_, L, V> {
         };
         self.count_blocks(cluster)?;
         let expect = if self.spec.has_deaths() { Expect::Settled } else { Expect::Exact };
-        let held = inspector.look(expect).map_err(at_the_end)?;
+        let held = V::held(&self.inspector, &compute, expect).map_err(at_the_end)?;
         if held != records {
             return Err(at_the_end(format!("it holds {held:?}, but a reader finds {records:?}")));
         }

@@ -29,6 +29,10 @@ pub const SCENARIOS: &[(&str, &str)] = &[
         include_str!("../scenarios/canary-dex-unlogged-inner-node.toml"),
     ),
     (
+        "canary-dlsm-bounds-each-shard",
+        include_str!("../scenarios/canary-dlsm-bounds-each-shard.toml"),
+    ),
+    (
         "canary-dlsm-decided-unsettled",
         include_str!("../scenarios/canary-dlsm-decided-unsettled.toml"),
     ),
@@ -48,10 +52,18 @@ pub const SCENARIOS: &[(&str, &str)] = &[
     ("canary-dlsm-freed-tables", include_str!("../scenarios/canary-dlsm-freed-tables.toml")),
     ("canary-dlsm-merged-alone", include_str!("../scenarios/canary-dlsm-merged-alone.toml")),
     ("canary-dlsm-newest-first", include_str!("../scenarios/canary-dlsm-newest-first.toml")),
+    (
+        "canary-dlsm-overlapping-merges",
+        include_str!("../scenarios/canary-dlsm-overlapping-merges.toml"),
+    ),
     ("canary-dlsm-pinned-late", include_str!("../scenarios/canary-dlsm-pinned-late.toml")),
     (
         "canary-dlsm-reclaimed-tables",
         include_str!("../scenarios/canary-dlsm-reclaimed-tables.toml"),
+    ),
+    (
+        "canary-dlsm-skipped-boundary",
+        include_str!("../scenarios/canary-dlsm-skipped-boundary.toml"),
     ),
     ("canary-dlsm-unlisted-tables", include_str!("../scenarios/canary-dlsm-unlisted-tables.toml")),
     (
@@ -220,6 +232,11 @@ pub const SCENARIOS: &[(&str, &str)] = &[
     ("dlsm-near-faults", include_str!("../scenarios/dlsm-near-faults.toml")),
     ("dlsm-one-level", include_str!("../scenarios/dlsm-one-level.toml")),
     ("dlsm-server-dies", include_str!("../scenarios/dlsm-server-dies.toml")),
+    ("dlsm-shards", include_str!("../scenarios/dlsm-shards.toml")),
+    ("dlsm-shards-bulk", include_str!("../scenarios/dlsm-shards-bulk.toml")),
+    ("dlsm-shards-die", include_str!("../scenarios/dlsm-shards-die.toml")),
+    ("dlsm-shards-server-dies", include_str!("../scenarios/dlsm-shards-server-dies.toml")),
+    ("dlsm-shards-snapshots", include_str!("../scenarios/dlsm-shards-snapshots.toml")),
     ("dlsm-small-pool", include_str!("../scenarios/dlsm-small-pool.toml")),
     ("dlsm-snapshots", include_str!("../scenarios/dlsm-snapshots.toml")),
     ("dlsm-takeover", include_str!("../scenarios/dlsm-takeover.toml")),

@@ -10,6 +10,7 @@ use crate::checker::{Verdict, check, check_snapshots};
 use crate::client::{Board, Counts, Death, client, observer};
 use crate::crash;
 use crate::death::DeathAt;
+use crate::form::InShards;
 use crate::history::{History, Outcome};
 use crate::inspect::{Expect, Pool, Tree, at_the_end, watch};
 use crate::processes;
@@ -337,9 +338,13 @@ where
     if scenario.crash.is_some() {
         return takeover::play::<L>(scenario, seed, board);
     }
+    if let Some(spec) = &scenario.processes {
+        return processes::play::<L, InShards>(scenario, spec, seed, board);
+    }
     let options = dlsm_options(scenario)?;
     let (servers, shard) = set_up::<L, Dlsm>(scenario, &options)?;
-    let tree = Tree::new(Pool::new(&servers, scenario), &shard, scenario);
+    let pool = Pool::new(&servers, scenario);
+    let tree = Tree::new(&pool, &shard, scenario);
     let DesignSpec::Dlsm { workers, .. } = scenario.design else {
         return Err("the scenario's design is not dlsm".to_owned());
     };

@@ -164,6 +164,8 @@ pub enum ErrorKind {
     DeclaredDead,
     /// A memory server was restarted, and its memory is lost.
     Restarted,
+    /// The compute server serves nothing, because it has lost a memory server.
+    NotServed,
 }
 
 /// The servers and clients of a scenario.
@@ -326,8 +328,11 @@ pub enum DesignSpec {
         #[serde(default)]
         balance_window_ns: u64,
     },
-    /// dLSM: one tree, which all compute servers share.
+    /// dLSM: one tree, which all compute servers share, or several of each compute server.
     Dlsm {
+        /// The shards of each compute server, which is a process; with 0, all share one tree.
+        #[serde(default)]
+        shards: u16,
         /// Bytes of a MemTable.
         memtable_bytes: usize,
         /// Numbers after which a MemTable is closed; with 0, only if it is full.
@@ -354,10 +359,17 @@ pub enum DesignSpec {
         /// Tasks that flush and merge; without any, the writers do.
         #[serde(default)]
         workers: u16,
+        /// Merges of a tree that run at a time.
+        #[serde(default = "two")]
+        merges_together: usize,
         /// Where merges run.
         #[serde(default)]
         merges: MergesSpec,
     },
+}
+
+fn two() -> usize {
+    2
 }
 
 fn many_writers() -> usize {
@@ -854,6 +866,11 @@ impl Scenario {
             }
         }
         self.crash.as_ref().map_or(Ok(()), |crash| self.check_crash(crash))?;
+        if let DesignSpec::Dlsm { shards, .. } = self.design
+            && (shards > 0) != self.processes.is_some()
+        {
+            return Err("dlsm needs [processes] for shards, and shards for [processes]".to_owned());
+        }
         self.check_smart()?;
         self.check_dex()
     }

@@ -10,7 +10,9 @@ use farleaf_core::cache::CacheOptions;
 use farleaf_core::index::blocks::BlockOptions;
 use farleaf_core::index::coarse::{CoarseOptions, Partitioning};
 use farleaf_core::index::dex::DexOptions;
-use farleaf_core::index::dlsm::{DlsmOptions, MemTableOptions, MergePlace};
+use farleaf_core::index::dlsm::{
+    DlsmOptions, DlsmServerOptions, MemTableOptions, MergePlace, ShardedOptions,
+};
 use farleaf_core::index::fine::FineOptions;
 use farleaf_core::index::hybrid::HybridOptions;
 use farleaf_core::index::one_sided::entrywise::EntrywiseOptions;
@@ -142,6 +144,7 @@ pub(crate) fn dlsm_options(scenario: &Scenario) -> Result<DlsmOptions, String> {
         level_ratio,
         levels,
         writers,
+        merges_together,
         merges,
         ..
     } = scenario.design
@@ -169,6 +172,7 @@ pub(crate) fn dlsm_options(scenario: &Scenario) -> Result<DlsmOptions, String> {
         level_ratio,
         levels,
         writers,
+        workers: merges_together,
         merges: match merges {
             MergesSpec::Compute => MergePlace::Compute,
             MergesSpec::Memory => MergePlace::Memory,
@@ -176,6 +180,22 @@ pub(crate) fn dlsm_options(scenario: &Scenario) -> Result<DlsmOptions, String> {
         },
         write_queue: false,
     })
+}
+
+/// Equal parts of the scenario's key space for the compute servers, each in equal shards.
+pub(crate) fn sharded_options<L: Named>(
+    scenario: &Scenario,
+) -> Result<ShardedOptions<OwnedKey<L>>, String> {
+    let DesignSpec::Dlsm { shards: shards @ 1.., .. } = scenario.design else {
+        return Err("the scenario's design has no shards".to_owned());
+    };
+    let servers = scenario.cluster.compute_servers;
+    let lows = |parts| workload::boundaries(&scenario.workload, parts).into_iter();
+    let boundaries: Vec<_> = lows(servers).map(L::key_named).collect();
+    let within = lows(servers * shards).map(L::key_named);
+    let within = within.filter(|low| !boundaries.contains(low)).collect();
+    let server = DlsmServerOptions { tree: dlsm_options(scenario)?, memtable_bytes: None };
+    Ok(ShardedOptions { within, ..ShardedOptions::with_boundaries(boundaries, server) })
 }
 
 /// Options with value blocks. Few blocks are cached, and lost blocks are reused soon.

@@ -34,7 +34,7 @@ type Sim<L> = SimCluster<MemoryServer<L>>;
 struct Run<'a, L: Layout> {
     scenario: &'a Scenario,
     seed: u64,
-    servers: Servers<L>,
+    pool: Pool<L>,
     options: DlsmOptions,
     /// Background tasks of each process.
     workers: u16,
@@ -51,7 +51,8 @@ where
     let (options, workers) = (dlsm_options(scenario)?, *workers);
     let servers: Servers<L> = start::<L, Dlsm>(scenario, &options)?;
     let sim = sim_config(scenario, &mut workload::rng(seed, 0)).start(servers.clone());
-    let run = Run { scenario, seed, servers, options, workers };
+    let pool = Pool::new(&servers, scenario);
+    let run = Run { scenario, seed, pool, options, workers };
     let mut rng = workload::rng(seed, u64::MAX / 7);
     let mut found = Found::default();
     if scenario.workload.load == LoadSpec::Bulk {
@@ -120,8 +121,8 @@ where
         shard.map_err(|error| format!("cannot set up the compute side: {error}"))
     }
 
-    fn tree<'t>(&self, shard: &'t Arc<Shard>) -> Tree<'t, L> {
-        Tree::new(Pool::new(&self.servers, self.scenario), shard, self.scenario)
+    fn tree<'t>(&'t self, shard: &'t Arc<Shard>) -> Tree<'t, L> {
+        Tree::new(&self.pool, shard, self.scenario)
     }
 
     /// The compute server number of the endpoints that never die.

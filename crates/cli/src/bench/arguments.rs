@@ -149,8 +149,9 @@ pub(crate) struct Arguments {
     pub(super) background: u16,
     /// Change the tree of the design `dlsm`: table=BYTES or tables=N, with all sizes in proportion,
     /// index=compact, full or blocks:BYTES, merges=compute, memory or cost, level0-stop=N tables
-    /// and immutables=N MemTables at which writers wait, write-queue in which they take turns on
-    /// `sim` [default: tables of a 160th of the records]
+    /// and immutables=N MemTables at which writers wait, workers=N merges that run at a time,
+    /// write-queue in which writers take turns on `sim` [default: tables of a 160th of the records,
+    /// 4 workers]
     #[arg(long, value_name = "KEY[=VALUE],…", value_delimiter = ',', value_parser = lsm::change)]
     pub(super) lsm: Vec<LsmChange>,
     /// Fill pages to this share when loading, from 0.1 to 1.0

@@ -25,6 +25,8 @@ pub(super) enum LsmChange {
     Level0Stop(usize),
     /// Closed MemTables that wait for their flush.
     Immutables(usize),
+    /// Merges that run at a time.
+    Workers(usize),
     /// Writers take turns.
     WriteQueue,
 }
@@ -49,6 +51,7 @@ pub(super) fn changed(options: DlsmOptions, changes: &[LsmChange], bytes: f64) -
             LsmChange::Merges(merges) => options.merges = merges,
             LsmChange::Level0Stop(tables) => options.level0_stop = tables,
             LsmChange::Immutables(tables) => options.most_immutables = tables,
+            LsmChange::Workers(workers) => options.workers = workers,
             LsmChange::WriteQueue => options.write_queue = true,
         }
     }
@@ -60,7 +63,7 @@ pub(super) fn change(text: &str) -> Result<LsmChange, String> {
     let wrong = || {
         "expected table=BYTES (16Ki to 1Gi), tables=N (1 to 1M), index=compact, full or \
          blocks:BYTES (1 to 1Mi), merges=compute, memory or cost, level0-stop=N (4 to 1000), \
-         immutables=N (1 to 64) or write-queue"
+         immutables=N (1 to 64), workers=N (1 to 16) or write-queue"
             .to_owned()
     };
     let (key, value) = text.split_once('=').unwrap_or((text, ""));
@@ -84,6 +87,7 @@ pub(super) fn change(text: &str) -> Result<LsmChange, String> {
         ("merges", "cost") => LsmChange::Merges(MergePlace::ByCost),
         ("level0-stop", _) => LsmChange::Level0Stop(within(4, 1_000)? as usize),
         ("immutables", _) => LsmChange::Immutables(within(1, 64)? as usize),
+        ("workers", _) => LsmChange::Workers(within(1, 16)? as usize),
         ("write-queue", "") => LsmChange::WriteQueue,
         _ => return Err(wrong()),
     })
@@ -111,6 +115,7 @@ mod tests {
             "level0-stop=3",
             "level0-stop=1001",
             "immutables=0",
+            "workers=17",
             "write-queue=1",
         ] {
             assert!(change(wrong).is_err(), "{wrong}");

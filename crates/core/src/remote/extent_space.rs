@@ -22,6 +22,7 @@
 //! *Thread safety*: any number of threads; a mutex that is never held across a wait.
 
 use crate::page::NodeCarver;
+use crate::table::{EPOCH_JOBS_LOG2, LANE_JOBS_LOG2};
 use farleaf_fabric::sync::{Arc, AtomicBool, Mutex, Ordering, lock};
 use farleaf_fabric::{GlobalAddr, ServerId};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -51,13 +52,16 @@ pub struct JobId {
     pub job: u64,
 }
 
-/// Jobs of an epoch, as a power of two.
-const EPOCH_JOBS_LOG2: u32 = 40;
-
 impl JobId {
     /// The number before all jobs of an epoch.
     pub fn first(server: ServerId, shard: u64, epoch: u64) -> Self {
         Self { server, owner: shard, job: epoch << EPOCH_JOBS_LOG2 }
+    }
+
+    /// Job `number` of a lane of this job's epoch, which is the number before all its jobs.
+    pub fn in_lane(self, lane: u8, number: u32) -> Self {
+        let job = self.job + (u64::from(lane) << LANE_JOBS_LOG2) + u64::from(number);
+        Self { job, ..self }
     }
 }
 

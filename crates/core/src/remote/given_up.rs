@@ -9,6 +9,7 @@
 use super::extent_space::{ExtentSpace, JobId, Lease};
 use super::{RemoteError, RpcClient};
 use crate::page::Layout;
+use crate::rules::JOBS_CLOSED;
 use crate::wire::MergeRequest;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, ServerId};
@@ -67,6 +68,7 @@ impl Doubtful {
         servers: &mut Servers,
     ) -> Result<(), RemoteError> {
         match &mut self.doubt {
+            Doubt::Job(_) if rpc.fabric().breaks(JOBS_CLOSED) => Ok(()),
             Doubt::Job(job) => {
                 servers.check(job.server)?;
                 servers.note(job.server, job.close(rpc).await)

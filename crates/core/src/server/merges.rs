@@ -21,6 +21,7 @@ use crate::table::{
     Below, Builder, Clip, ExtentRun, FOOTER_WORDS, Finishing, Footer, IndexKind, JobTable, Merge,
     MergeError, MergeJob, MergeOptions, Meta, Progress,
 };
+use crate::table::{EPOCH_JOBS_LOG2, LANE_JOBS_LOG2};
 use crate::wire::Refusal;
 use farleaf_fabric::sync::{Mutex, Ordering, lock};
 use farleaf_fabric::{Cpu, Region, Work};
@@ -34,7 +35,7 @@ const FEED_WORDS: u32 = 1 << 12;
 const STEP_KEYS: usize = 1 << 14;
 /// Jobs at a time.
 const MOST_JOBS: usize = 16;
-/// Processes whose latest job is remembered. An index has one.
+/// Shards whose latest jobs are remembered.
 const MOST_OWNERS: usize = 64;
 
 /// The merges of a memory server.
@@ -48,7 +49,31 @@ pub(super) struct Merges {
 struct Owner {
     /// Jobs up to this number are closed.
     closed: u64,
+    lanes: BTreeMap<u8, Lane>,
+}
+
+/// Jobs of a shard that follow one another. Those of different lanes run at the same time.
+#[derive(Debug, Default)]
+struct Lane {
+    /// Jobs of the lane up to this number are closed.
+    closed: u64,
     open: Option<(u64, Slot)>,
+}
+
+/// The lane of a job: 8 bits above its number in the lane.
+fn lane_of(job: u64) -> u8 {
+    (job >> LANE_JOBS_LOG2) as u8
+}
+
+/// Whether the number is the one before all jobs of an epoch.
+fn ends_epoch(job: u64) -> bool {
+    job.is_multiple_of(1 << EPOCH_JOBS_LOG2)
+}
+
+impl Owner {
+    fn lane(&mut self, job: u64) -> Option<&mut Lane> {
+        self.lanes.get_mut(&lane_of(job))
+    }
 }
 
 #[derive(Debug)]
@@ -169,9 +194,11 @@ impl Merges {
             return Err(Refusal::Malformed);
         }
         let mut owners = lock(&self.owners);
-        let open = owners.values().filter(|owner| owner.open.is_some()).count();
+        let lanes = owners.values().flat_map(|owner| owner.lanes.values());
+        let open = lanes.filter(|lane| lane.open.is_some()).count();
         let known = owners.get(&owner);
-        match known.and_then(|known| known.open.as_ref()) {
+        let lane = known.and_then(|known| known.lanes.get(&lane_of(job)));
+        match lane.and_then(|lane| lane.open.as_ref()) {
             // A request of another process under this name must not get this one's job.
             Some((number, Slot::Idle(begun))) if *number == job => {
                 let is_same = begun.description == description;
@@ -181,7 +208,8 @@ impl Merges {
             Some(_) => return Err(Refusal::TooManyMerges),
             None => {}
         }
-        if known.is_some_and(|known| job <= known.closed) {
+        let closed = known.map_or(0, |known| known.closed).max(lane.map_or(0, |lane| lane.closed));
+        if job <= closed {
             return Err(Refusal::NoSuchJob);
         }
         if open == MOST_JOBS || (known.is_none() && owners.len() == MOST_OWNERS) {
@@ -189,7 +217,8 @@ impl Merges {
         }
         // Only now: a refused request changes nothing (M2 of `memory_server.rs`).
         let begun = Box::new(Job::new(description));
-        owners.entry(owner).or_default().open = Some((job, Slot::Idle(begun)));
+        let lanes = &mut owners.entry(owner).or_default().lanes;
+        lanes.entry(lane_of(job)).or_default().open = Some((job, Slot::Idle(begun)));
         Ok(())
     }
 
@@ -233,7 +262,8 @@ impl Merges {
     /// Takes a job for a step.
     fn take(&self, (owner, number): (u64, u64)) -> Result<Taken<'_>, Refusal> {
         let mut owners = lock(&self.owners);
-        let open = owners.get_mut(&owner).and_then(|owner| owner.open.as_mut());
+        let lane = owners.get_mut(&owner).and_then(|owner| owner.lane(number));
+        let open = lane.and_then(|lane| lane.open.as_mut());
         let (_, slot) = open.filter(|(open, _)| *open == number).ok_or(Refusal::NoSuchJob)?;
         match std::mem::replace(slot, Slot::Busy) {
             Slot::Idle(job) => Ok(Taken { merges: self, id: (owner, number), job: Some(job) }),
@@ -244,16 +274,18 @@ impl Merges {
     /// Puts a job back after a step, or ends it.
     fn put_back(&self, (owner, number): (u64, u64), job: Option<Box<Job>>) {
         let mut owners = lock(&self.owners);
-        let Some(owner) = owners.get_mut(&owner) else { return };
-        if owner.open.as_ref().is_some_and(|(open, _)| *open == number) {
-            owner.open = job.map(|job| (number, Slot::Idle(job)));
-            if owner.open.is_none() {
-                owner.closed = owner.closed.max(number);
+        let lane = owners.get_mut(&owner).and_then(|owner| owner.lane(number));
+        let Some(lane) = lane else { return };
+        if lane.open.as_ref().is_some_and(|(open, _)| *open == number) {
+            lane.open = job.map(|job| (number, Slot::Idle(job)));
+            if lane.open.is_none() {
+                lane.closed = lane.closed.max(number);
             }
         }
     }
 
-    /// Ends a job, and keeps it from beginning later (J3).
+    /// Ends the jobs of a lane up to `job`, or all of earlier epochs if it is the number before
+    /// those of an epoch, and keeps them from beginning later (J3).
     pub(super) fn close(&self, (owner, job): (u64, u64)) -> Result<(), Refusal> {
         let mut owners = lock(&self.owners);
         if !owners.contains_key(&owner) && owners.len() == MOST_OWNERS {
@@ -261,13 +293,26 @@ impl Merges {
             return Ok(());
         }
         let state = owners.entry(owner).or_default();
-        match &state.open {
-            // Its step may write.
+        if ends_epoch(job) {
+            let is_busy =
+                |lane: &Lane| matches!(&lane.open, Some((number, Slot::Busy)) if *number <= job);
+            if state.lanes.values().any(is_busy) {
+                return Err(Refusal::Contended); // its step may write
+            }
+            state.lanes.retain(|_, lane| {
+                lane.open.take_if(|(number, _)| *number <= job);
+                lane.open.is_some() || lane.closed > job
+            });
+            state.closed = state.closed.max(job);
+            return Ok(());
+        }
+        let lane = state.lanes.entry(lane_of(job)).or_default();
+        match &lane.open {
             Some((number, Slot::Busy)) if *number <= job => return Err(Refusal::Contended),
-            Some((number, Slot::Idle(_))) if *number <= job => state.open = None,
+            Some((number, Slot::Idle(_))) if *number <= job => lane.open = None,
             _ => {}
         }
-        state.closed = state.closed.max(job);
+        lane.closed = lane.closed.max(job);
         Ok(())
     }
 }
@@ -291,7 +336,7 @@ impl Drop for Taken<'_> {
 impl Job {
     fn new(description: MergeJob) -> Self {
         let options = MergeOptions {
-            range: Clip::default(),
+            range: description.range.clone(),
             snapshots: description.snapshots.clone(),
             below: Below::tables(description.below.clone()),
             cuts: Vec::new(),
@@ -364,14 +409,15 @@ impl Job {
                 return self.merge.end(source).map(|()| 0).map_err(refusal_of);
             };
             self.merge.begin(source, table.id, &Clip::default()).map_err(refusal_of)?;
-            input.now = Some((table, 0));
+            let first = table.words.start;
+            input.now = Some((table, first));
         }
         let Some((table, word)) = &mut input.now else { return Ok(0) };
         let words = most.min(FEED_WORDS.into()) as u32; // J2
-        let end = word.saturating_add(words).min(table.data_words);
+        let end = word.saturating_add(words).min(table.words.end);
         let words = memory.words(table, *word, end).ok_or(Refusal::NoSuchTable)?;
         *word = end;
-        if end == table.data_words {
+        if end == table.words.end {
             input.now = None;
         }
         self.merge.feed(source, &words).map_err(refusal_of)?;

@@ -5,11 +5,12 @@
 //! word 0   [words of an extent:32][level:8][index:8][bits:8][0:8]     1 [block bytes:32][0:32]
 //! word 2   words after which an output ends                           3 the first output's id
 //! word 4   [outputs:32][extents:32]                                   5 [sources:32][snapshots:32]
-//! word 6   [ranges below:32][0:32]
+//! word 6   [ranges below:32][bounds of the range:32]
 //! then     where each extent lies, and the snapshots
 //!          for each range below its smallest and its largest key, each its bytes and its words
+//!          the lower bound of the range (bit 0) and the upper one (bit 1), if it has them
 //!          for each source [tables:32][0:32], and for each of its tables
-//!              its id, [words of records:32][pieces:32]
+//!              its id, [words of records:32][pieces:32], [first word to merge:32][the end:32]
 //!              of each piece where it lies, and its words
 //! ```
 //!
@@ -20,8 +21,15 @@
 use super::builder::IndexKind;
 use super::filter::MAX_BLOOM_BITS;
 use super::key::KeyBuf;
-use super::meta::{push_key, take_key};
+use super::meta::{Clip, push_key, take_key};
 use super::packed::{halves, joined, take};
+use std::ops::Range;
+
+/// Jobs of an epoch of a shard, as a power of two: numbers of later epochs are higher.
+pub const EPOCH_JOBS_LOG2: u32 = 40;
+/// Jobs of a lane in an epoch, as a power of two. A shard has 256 lanes, whose jobs run at the same
+/// time; those of one lane follow one another.
+pub const LANE_JOBS_LOG2: u32 = 32;
 
 /// Most sources of a job.
 const MAX_SOURCES: u32 = 1_024;
@@ -33,15 +41,19 @@ pub struct JobTable {
     pub id: u64,
     /// Number of words of its records.
     pub data_words: u32,
+    /// Those that may have keys of the job's range: whole groups of records.
+    pub words: Range<u32>,
     /// Where all its words lie, with its index: offsets, and words at each.
     pub pieces: Vec<(u64, u64)>,
 }
 
-/// A merge for a memory server. All tables count with all their keys.
+/// A merge for a memory server. All tables count with all their keys of the range.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MergeJob {
     /// Each has tables with ascending keys.
     pub sources: Vec<Vec<JobTable>>,
+    /// The keys that are merged.
+    pub range: Clip,
     /// The bounds of the snapshots in use.
     pub snapshots: Vec<u64>,
     /// The smallest and largest keys of the tables below.
@@ -72,6 +84,8 @@ impl MergeJob {
         };
         let kinds = u32::from(self.level) << 24 | index << 16 | u32::from(bits) << 8;
         let count = |length: usize| length as u32;
+        let Clip { lower, upper } = &self.range;
+        let bounds = u32::from(lower.is_some()) | u32::from(upper.is_some()) << 1;
         let mut out = vec![
             joined(self.extent_words, kinds),
             joined(block, 0),
@@ -79,7 +93,7 @@ impl MergeJob {
             self.first_output,
             joined(self.outputs, count(self.extents.len())),
             joined(count(self.sources.len()), count(self.snapshots.len())),
-            joined(count(self.below.len()), 0),
+            joined(count(self.below.len()), bounds),
         ];
         out.extend_from_slice(&self.extents);
         out.extend_from_slice(&self.snapshots);
@@ -87,11 +101,13 @@ impl MergeJob {
             push_key(smallest, &mut out);
             push_key(largest, &mut out);
         }
+        lower.iter().chain(upper).for_each(|bound| push_key(bound, &mut out));
         for tables in &self.sources {
             out.push(joined(count(tables.len()), 0));
             for table in tables {
                 out.push(table.id);
                 out.push(joined(table.data_words, count(table.pieces.len())));
+                out.push(joined(table.words.start, table.words.end));
                 out.extend(table.pieces.iter().flat_map(|&(at, words)| [at, words]));
             }
         }
@@ -114,14 +130,19 @@ impl MergeJob {
         };
         let (outputs, extents) = halves(head[4]);
         let (sources, snapshots) = halves(head[5]);
-        let (below, also_zero) = halves(head[6]);
-        if kinds as u8 != 0 || zero != 0 || also_zero != 0 || sources > MAX_SOURCES {
+        let (below, bounds) = halves(head[6]);
+        if kinds as u8 != 0 || zero != 0 || bounds > 3 || sources > MAX_SOURCES {
             return None;
         }
         let extents = take(from, extents as usize)?.to_vec();
         let snapshots = take(from, snapshots as usize)?.to_vec();
         let range = |from: &mut &[u64]| Some((take_key(from)?, take_key(from)?));
         let below = (0..below).map(|_| range(from)).collect::<Option<_>>()?;
+        let mut bound = |bit: u32| match bounds & bit {
+            0 => Some(None),
+            _ => take_key(from).map(Some),
+        };
+        let range = Clip { lower: bound(1)?, upper: bound(2)? };
         let sources = (0..sources).map(|_| take_source(from)).collect::<Option<_>>()?;
         let table_words = u32::try_from(head[2]).ok()?;
         // The outputs' ids, and the one behind them.
@@ -129,6 +150,7 @@ impl MergeJob {
         let is_sensible = from.is_empty() && extent_words > 0 && outputs > 0 && has_ids;
         is_sensible.then_some(Self {
             sources,
+            range,
             snapshots,
             below,
             table_words,
@@ -145,11 +167,15 @@ impl MergeJob {
 fn take_source(from: &mut &[u64]) -> Option<Vec<JobTable>> {
     let (tables, zero) = halves(take(from, 1)?[0]);
     let table = |from: &mut &[u64]| {
-        let head = take(from, 2)?;
+        let head = take(from, 3)?;
         let (data_words, pieces) = halves(head[1]);
-        let words = take(from, (pieces as usize).checked_mul(2)?)?;
-        let pieces = words.chunks_exact(2).map(|piece| (piece[0], piece[1])).collect();
-        Some(JobTable { id: head[0], data_words, pieces })
+        let (first, end) = halves(head[2]);
+        if first > end || end > data_words {
+            return None;
+        }
+        let places = take(from, (pieces as usize).checked_mul(2)?)?;
+        let pieces = places.chunks_exact(2).map(|piece| (piece[0], piece[1])).collect();
+        Some(JobTable { id: head[0], data_words, words: first..end, pieces })
     };
     (zero == 0).then(|| (0..tables).map(|_| table(from)).collect())?
 }
@@ -160,9 +186,11 @@ mod tests {
 
     fn job(index: IndexKind) -> MergeJob {
         let key = KeyBuf::from_number;
-        let table = |id| JobTable { id, data_words: 9, pieces: vec![(4096, 20), (8192, 5)] };
+        let pieces = vec![(4096, 20), (8192, 5)];
+        let table = |id| JobTable { id, data_words: 9, words: 3..9, pieces: pieces.clone() };
         MergeJob {
             sources: vec![vec![table(1), table(2)], vec![], vec![table(7)]],
+            range: Clip { lower: Some(key(2)), upper: Some(KeyBuf::from_bytes(b"upper bound")) },
             snapshots: vec![3, 99],
             below: vec![(key(1), key(5)), (KeyBuf::from_bytes(b""), KeyBuf::from_bytes(b"abc"))],
             table_words: 1000,
@@ -183,11 +211,15 @@ mod tests {
             IndexKind::Blocks { block_bytes: 512, bloom_bits: 20 },
         ] {
             let (job, words) = (job(index), job(index).encode());
-            assert_eq!(MergeJob::decode(&words), Some(job));
+            assert_eq!(MergeJob::decode(&words), Some(job.clone()));
             for length in 0..words.len() {
                 assert_eq!(MergeJob::decode(&words[..length]), None, "{length} words");
             }
             assert_eq!(MergeJob::decode(&[&words[..], &[0]].concat()), None);
+            for range in [Clip::default(), Clip { lower: None, ..job.range.clone() }] {
+                let other = MergeJob { range, ..job.clone() };
+                assert_eq!(MergeJob::decode(&other.encode()), Some(other));
+            }
         }
     }
 

@@ -10,7 +10,7 @@ use farleaf_core::index::{Design, IndexAdmin, IndexError, RangeIndex, Scan};
 use farleaf_core::page::Bytes;
 use farleaf_core::remote::{RemoteError, RpcClient};
 use farleaf_core::server::MemoryServerConfig;
-use farleaf_core::table::{IndexKind, JobTable, MergeJob, Meta};
+use farleaf_core::table::{Clip, IndexKind, JobTable, MergeJob, Meta};
 use farleaf_core::wire::{MergeRequest, PoolRequest, Refusal, Reply};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::SimConfig;
@@ -93,11 +93,13 @@ fn job_of(tables: &[TableView], extents: &[u64]) -> MergeJob {
         vec![JobTable {
             id: view.meta.footer.table,
             data_words: view.meta.footer.data_words,
+            words: 0..view.meta.footer.data_words,
             pieces: view.pieces.iter().map(|(at, words)| (at.offset(), *words)).collect(),
         }]
     };
     MergeJob {
         sources: tables.iter().map(table).collect(),
+        range: Clip::default(),
         snapshots: Vec::new(),
         below: Vec::new(),
         table_words: 1 << 20,

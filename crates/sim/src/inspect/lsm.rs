@@ -28,13 +28,13 @@ use farleaf_core::table::{
     Damaged, Found, Index, KeyBuf, Kind, MAX_SEQUENCE, Meta, Placed, Record, Run, in_table_order,
 };
 use farleaf_fabric::sim::SimCluster;
-use farleaf_fabric::sync::Arc;
+use farleaf_fabric::sync::{Arc, Mutex, lock};
 use farleaf_fabric::{Cluster, GlobalAddr};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A tree, and the memory that its tables lie in.
 pub(crate) struct Tree<'a, L: Layout> {
-    pool: Pool<L>,
+    pool: &'a Pool<L>,
     shard: &'a Arc<Shard>,
     /// Whether a WRITE may still land when its table is given up and its handle is gone.
     loses_extents: bool,
@@ -61,7 +61,7 @@ impl<'a, L> Tree<'a, L>
 where
     L: Named,
 {
-    pub(crate) fn new(pool: Pool<L>, shard: &'a Arc<Shard>, scenario: &Scenario) -> Self {
+    pub(crate) fn new(pool: &'a Pool<L>, shard: &'a Arc<Shard>, scenario: &Scenario) -> Self {
         let loses_extents = pool.is_uncertain || pool.clients_die;
         let may_fail = !scenario.allowed_errors.is_empty();
         Self { pool, shard, loses_extents, may_fail }
@@ -239,6 +239,77 @@ where
         }
         Ok(())
     }
+}
+
+/// The trees of compute servers that are processes.
+pub(crate) struct Shards<L: Layout> {
+    pool: Pool<L>,
+    scenario: Scenario,
+    /// By compute server: the trees of its present life.
+    living: Mutex<BTreeMap<u16, Vec<Arc<Shard>>>>,
+}
+
+impl<L: Named> Shards<L> {
+    pub(crate) fn new(pool: Pool<L>, scenario: &Scenario) -> Self {
+        Self { pool, scenario: scenario.clone(), living: Mutex::default() }
+    }
+
+    pub(crate) fn begins(&self, compute_server: u16, shards: Vec<Arc<Shard>>) {
+        lock(&self.living).insert(compute_server, shards);
+    }
+
+    /// The directory goes on without what this life knows.
+    pub(crate) fn dies(&self, compute_server: u16) {
+        lock(&self.living).remove(&compute_server);
+    }
+
+    fn tree<'t>(&'t self, shard: &'t Arc<Shard>) -> Tree<'t, L> {
+        Tree::new(&self.pool, shard, &self.scenario)
+    }
+
+    /// Inspects all trees at any moment.
+    pub(crate) fn look(&self) -> Result<(), String> {
+        let living = lock(&self.living);
+        let shards: Vec<_> = living.values().flatten().collect();
+        shards.iter().try_for_each(|shard| self.tree(shard).look().map_err(|f| of(shard, f)))?;
+        apart(shards.into_iter())
+    }
+
+    /// Inspects the trees that a reader has opened at the end. Returns their records.
+    pub(crate) fn held(&self, shards: impl Iterator<Item = Arc<Shard>>) -> Result<Records, String> {
+        let (mut records, shards) = (Records::new(), Vec::from_iter(shards));
+        for shard in &shards {
+            let tree = self.tree(shard);
+            let seen = tree.look_at_rest().and_then(|()| tree.seen()?.records::<L>());
+            records.extend(seen.map_err(|fault| of(shard, fault))?);
+        }
+        apart(shards.iter()).map(|()| records)
+    }
+}
+
+fn of(shard: &Shard, fault: String) -> String {
+    format!("shard {}: {fault}", shard.id())
+}
+
+/// No memory is in tables of two shards.
+fn apart<'s>(shards: impl Iterator<Item = &'s Arc<Shard>>) -> Result<(), String> {
+    let mut used: BTreeMap<GlobalAddr, (u64, u64)> = BTreeMap::new();
+    for shard in shards {
+        for (at, words) in shard.tables().into_iter().flat_map(|table| table.pieces) {
+            used.insert(at, (words, shard.id()));
+        }
+    }
+    let mut before: Option<(GlobalAddr, u64)> = None;
+    for (at, (words, shard)) in used {
+        if let Some((end, other)) = before
+            && end.server() == at.server()
+            && end.offset() > at.offset()
+        {
+            return Err(format!("shards {other} and {shard} have the memory at {at:?}"));
+        }
+        before = Some((at.plus(words * 8), shard));
+    }
+    Ok(())
 }
 
 /// Checks a table's level, and that it lies behind the one before.

@@ -39,13 +39,13 @@ use rand::RngExt;
 use std::collections::BTreeSet;
 use walk::{Stop, Walk};
 
-pub(crate) use lsm::Tree;
+pub(crate) use lsm::{Shards, Tree};
 
 /// Longest time between two inspections, in nanoseconds; it grows with the length of the run.
 const MAX_PAUSE_NS: u64 = 20_000;
 
 /// Records as (key, value) by their names, ordered by key.
-type Records = Vec<(u64, u64)>;
+pub(crate) type Records = Vec<(u64, u64)>;
 
 /// How the value for what a leaf has is found in a pool.
 type ValueIn<L> = fn(&Pool<L>, &<L as Layout>::Value) -> Option<OwnedValue<L>>;

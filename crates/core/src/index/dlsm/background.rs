@@ -1,17 +1,16 @@
 //! Flushes and merges: by the writer that meets a full MemTable, or by tasks in the background.
 //!
-//! A flush and a merge have rights of their own, so that MemTables are flushed while a long merge
-//! runs. With background tasks, a writer that finds no room sleeps until there is some; if such a
+//! Flushes and merges have rights of their own, so that MemTables are flushed while long merges run.
+//! A task merges as much beside one another as the options let a tree merge. With background tasks, a writer that finds no room sleeps until there is some; if such a
 //! task has failed meanwhile, the writer tries for itself, and so learns why there is no room.
 //!
 //! *Thread safety*: that of the handle. Any number of tasks of any threads may work.
 
-use super::compact::due_level;
 use super::handle::DlsmIndex;
 use super::shard::{AtWork, Right, Shard};
 use crate::index::{IndexError, Reshaped};
 use crate::page::Layout;
-use crate::together::join;
+use crate::together::{all, join};
 use farleaf_fabric::Fabric;
 
 /// Flushes, or merges, that one call makes. The next one goes on, unless an operation waits for the
@@ -40,15 +39,10 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         Ok(STEPS)
     }
 
-    /// Merges what is due, unless another handle does. Returns the number of merges.
+    /// Merges what is due and others do not merge. Returns the number of merges.
     async fn merge_due(&self, worker: Option<&AtWork>) -> Result<u32, IndexError> {
-        if due_level(&self.shard.pin(), &self.shard.options).is_none() {
-            return Ok(0);
-        }
-        let merging = Shard::begin_due(&self.shard, Right::Merge, Shard::begin_merge);
-        let Some(merging) = merging else { return Ok(0) };
         for step in 0..STEPS {
-            let merged = self.merge_what_is_due(&merging).await;
+            let merged = self.merge_what_is_due().await;
             if !self.noted(merged, worker)? {
                 return Ok(step);
             }
@@ -95,7 +89,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
                 self.rest(flushed, at_work, (seen, look_ns), report).await;
             }
         };
-        let merges = async {
+        let merges = (0..self.shard.options.workers).map(|_| async {
             while !ended() {
                 let seen = self.shard.changed.count();
                 let merged = match at_work.rests_ns(self.fabric().now_ns()) {
@@ -104,8 +98,8 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
                 };
                 self.rest(merged, at_work, (seen, look_ns), report).await;
             }
-        };
-        join(flushes, merges).await;
+        });
+        join(flushes, all(merges)).await;
     }
 
     /// Sleeps after a round that did nothing, or after a failure of any task.

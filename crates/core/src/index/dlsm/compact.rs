@@ -1,24 +1,31 @@
 //! Merges of tables into the next level, on the compute side, and which one is due.
 //!
-//! *Thread safety*: that of the handle. One handle at a time merges.
+//! Several merges run beside one another if they have nothing to do with each other (lsm.V7).
+//!
+//! *Thread safety*: that of the handle.
 
 use super::DlsmOptions;
 use super::handle::DlsmIndex;
-use super::shard::Merging;
+use super::near::MergePart;
+use super::shard::{Claim, Merging, Shard};
 use super::table_writer::{TableWriter, merge_error};
 use super::version::{Table, TreeVersion};
 use crate::index::IndexError;
 use crate::page::Layout;
 use crate::remote::TRANSFER_WORDS;
-use crate::rules::{EXTENTS_PINNED, OLDEST_MERGED_FIRST};
-use crate::table::{Clip, KeyBuf, Merge, MergeOptions, Progress};
+use crate::rules::{MERGES_APART, OLDEST_MERGED_FIRST};
+use crate::table::{KeyBuf, Merge, MergeOptions, Progress};
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, Work};
+use std::ops::Range;
 
 /// Words of input that are merged before the output is sent on.
 const STEP_WORDS: u64 = TRANSFER_WORDS as u64;
 /// Words that are READ of one source together: 256 KiB.
 const READ_WORDS: u32 = 4 * TRANSFER_WORDS as u32;
+
+/// How often a task looks for something to merge that others have not just taken.
+const CLAIM_ATTEMPTS: u32 = 4;
 
 /// A merge that is due.
 struct Task {
@@ -28,76 +35,154 @@ struct Task {
     into: usize,
 }
 
+impl Task {
+    fn claim(&self) -> Option<Claim> {
+        let tables = || self.sources.iter().flatten();
+        Some(Claim {
+            inputs: tables().map(|table| table.id()).collect(),
+            into: self.into,
+            keys: range_of(tables())?,
+        })
+    }
+}
+
+fn range_of<'t>(tables: impl Iterator<Item = &'t Arc<Table>> + Clone) -> Option<(KeyBuf, KeyBuf)> {
+    let smallest = tables.clone().map(|table| &table.meta.smallest).min()?;
+    let largest = tables.map(|table| &table.meta.largest).max()?;
+    Some((smallest.clone(), largest.clone()))
+}
+
 fn bytes_of(tables: &[Arc<Table>]) -> u64 {
     tables.iter().map(|table| table.bytes()).sum()
 }
 
-/// The level whose merge is due most, if one is.
-pub(super) fn due_level(version: &TreeVersion, options: &DlsmOptions) -> Option<usize> {
-    let score = |level: usize| match level {
-        0 => version.levels[0].len() as f64 / options.level0_tables as f64,
-        _ => bytes_of(&version.levels[level]) as f64 / options.level_bytes(level) as f64,
-    };
-    let scores = (0..options.levels).map(|level| (level, score(level)));
-    let due =
-        scores.filter(|(level, score)| if *level == 0 { *score >= 1.0 } else { *score > 1.0 });
-    due.max_by(|(_, one), (_, other)| one.total_cmp(other)).map(|(level, _)| level)
+/// Those of `tables`, which ascend and do not overlap, that overlap a range.
+fn overlapping<'t>(
+    tables: &'t [Arc<Table>],
+    (smallest, largest): (&KeyBuf, &KeyBuf),
+) -> &'t [Arc<Table>] {
+    let first = tables.partition_point(|table| table.meta.largest < *smallest);
+    let end = tables.partition_point(|table| table.meta.smallest <= *largest);
+    &tables[first..end.max(first)]
 }
 
-/// The merge that is due most, if one is.
-fn pick(version: &TreeVersion, options: &DlsmOptions, takes_newest: bool) -> Option<Task> {
-    let level = due_level(version, options)?;
-    let next = &version.levels[level + 1];
-    let overlap = |range: (&KeyBuf, &KeyBuf)| -> Vec<Arc<Table>> {
-        next.iter().filter(|table| table.overlaps(range)).cloned().collect()
-    };
-    if level == 0 {
-        let tables = &version.levels[0];
-        // Only a planted bug leaves older ones behind.
-        let tables = if takes_newest { &tables[..1] } else { &tables[..] };
-        let smallest = tables.iter().map(|table| &table.meta.smallest).min()?;
-        let largest = tables.iter().map(|table| &table.meta.largest).max()?;
-        let mut sources: Vec<_> = tables.iter().map(|table| vec![Arc::clone(table)]).collect();
-        sources.push(overlap((smallest, largest)));
-        return Some(Task { sources, into: 1 });
+/// What is merged next, beside `claims`.
+struct Picking<'v> {
+    version: &'v TreeVersion,
+    options: &'v DlsmOptions,
+    claims: &'v [Claim],
+    conflict: fn(&Claim, &Claim) -> bool,
+    /// A planted bug: older tables of level 0 are left behind.
+    takes_newest: bool,
+}
+
+impl Picking<'_> {
+    /// The tables of a level that no merge has.
+    fn free(&self, level: usize) -> Vec<Arc<Table>> {
+        let is_free = |table: &&Arc<Table>| {
+            !self.claims.iter().any(|claim| claim.inputs.contains(&table.id()))
+        };
+        self.version.levels[level].iter().filter(is_free).cloned().collect()
     }
-    // The table that has the least below it, for its size.
-    let cost = |table: &Arc<Table>| {
-        let below = overlap((&table.meta.smallest, &table.meta.largest));
-        bytes_of(&below) as f64 / table.bytes().max(1) as f64
-    };
-    let tables = version.levels[level].iter();
-    let (_, table) = tables
-        .map(|table| (cost(table), table))
-        .min_by(|(one, _), (other, _)| one.total_cmp(other))?;
-    let below = overlap((&table.meta.smallest, &table.meta.largest));
-    Some(Task { sources: vec![vec![Arc::clone(table)], below], into: level + 1 })
+
+    /// How much a merge of these tables of a level is due: from 1 on.
+    fn score(&self, level: usize, tables: &[Arc<Table>]) -> f64 {
+        match level {
+            0 => tables.len() as f64 / self.options.level0_tables as f64,
+            _ => bytes_of(tables) as f64 / self.options.level_bytes(level) as f64,
+        }
+    }
+
+    /// The merge that is due most of those that conflict with none, and its claim.
+    fn pick(&self) -> Option<(Task, Claim)> {
+        let levels = (0..self.options.levels).map(|level| {
+            let free = self.free(level);
+            (self.score(level, &free), level, free)
+        });
+        let is_due = |(score, level, _): &(f64, usize, _)| {
+            if *level == 0 { *score >= 1.0 } else { *score > 1.0 }
+        };
+        let mut due: Vec<_> = levels.filter(is_due).collect();
+        due.sort_by(|(one, ..), (other, ..)| other.total_cmp(one));
+        due.into_iter().find_map(|(_, level, free)| match level {
+            0 => self.checked(self.of_level0(&free)?),
+            _ => self.of_level(level, &free),
+        })
+    }
+
+    fn checked(&self, task: Task) -> Option<(Task, Claim)> {
+        let claim = task.claim()?;
+        let is_apart = !self.claims.iter().any(|other| (self.conflict)(other, &claim));
+        is_apart.then_some((task, claim))
+    }
+
+    /// All tables of level 0 that no merge has: older ones that a merge has do not overlap them, or
+    /// the claims conflict (V4).
+    fn of_level0(&self, free: &[Arc<Table>]) -> Option<Task> {
+        let tables = if self.takes_newest { &free[..1] } else { free };
+        let (smallest, largest) = range_of(tables.iter())?;
+        let mut sources: Vec<_> = tables.iter().map(|table| vec![Arc::clone(table)]).collect();
+        sources.push(overlapping(&self.version.levels[1], (&smallest, &largest)).to_vec());
+        Some(Task { sources, into: 1 })
+    }
+
+    /// The table that has the least below it, for its size.
+    fn of_level(&self, level: usize, free: &[Arc<Table>]) -> Option<(Task, Claim)> {
+        let next = &self.version.levels[level + 1];
+        let below =
+            |table: &Arc<Table>| overlapping(next, (&table.meta.smallest, &table.meta.largest));
+        let cost = |table: &Arc<Table>| bytes_of(below(table)) as f64 / table.bytes().max(1) as f64;
+        let mut tables: Vec<_> = free.iter().map(|table| (cost(table), table)).collect();
+        tables.sort_by(|(one, _), (other, _)| one.total_cmp(other));
+        tables.into_iter().find_map(|(_, table)| {
+            let sources = vec![vec![Arc::clone(table)], below(table).to_vec()];
+            self.checked(Task { sources, into: level + 1 })
+        })
+    }
 }
 
 /// A source of a merge, as far as it was fed.
 struct Input {
-    tables: std::vec::IntoIter<Arc<Table>>,
-    /// The table that is fed, and the next word.
-    now: Option<(Arc<Table>, u32)>,
+    tables: std::vec::IntoIter<(Arc<Table>, Range<u32>)>,
+    /// The table that is fed, and its words that are left.
+    now: Option<(Arc<Table>, Range<u32>)>,
 }
 
 impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
-    /// Merges what is due most. Returns whether there was something.
-    pub(super) async fn merge_what_is_due(&self, merging: &Merging) -> Result<bool, IndexError> {
+    /// Merges what is due most, beside what others merge. Returns whether there was something.
+    pub(super) async fn merge_what_is_due(&self) -> Result<bool, IndexError> {
         self.settle_change().await?;
-        let version = self.shard.pin();
-        let takes_newest = self.fabric().breaks(OLDEST_MERGED_FIRST);
-        let task = pick(&version, &self.shard.options, takes_newest);
-        let Some(Task { mut sources, into }) = task else { return Ok(false) };
-        sources.retain(|tables| !tables.is_empty());
-        if let [tables] = &sources[..]
-            && let [table] = &tables[..]
-        {
-            self.publish(merging.moved(table, into)).await?;
+        let conflict = match self.fabric().breaks(MERGES_APART) {
+            true => Claim::shares,
+            false => Claim::conflicts,
+        };
+        for _ in 0..CLAIM_ATTEMPTS {
+            if !self.shard.has_lane() {
+                break;
+            }
+            let (version, claims) = self.shard.pin_with_claims();
+            let picking = Picking {
+                version: &version,
+                options: &self.shard.options,
+                claims: &claims,
+                conflict,
+                takes_newest: self.fabric().breaks(OLDEST_MERGED_FIRST),
+            };
+            let Some((Task { mut sources, into }, claim)) = picking.pick() else { break };
+            let Some(merging) = Shard::begin_merge_of(&self.shard, claim, conflict) else {
+                continue;
+            };
+            sources.retain(|tables| !tables.is_empty());
+            if let [tables] = &sources[..]
+                && let [table] = &tables[..]
+            {
+                self.publish(merging.moved(table, into)).await?;
+            } else {
+                self.merge_somewhere(&merging, &version, sources, into).await?;
+            }
             return Ok(true);
         }
-        self.merge_somewhere(merging, &version, sources, into).await?;
-        Ok(true)
+        Ok(false)
     }
 
     /// Merges everything into the deepest level, where nothing but the newest values stays, unless
@@ -120,18 +205,13 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         self.merge_somewhere(merging, &version, sources, deepest).await
     }
 
-    /// Merges tables of `version` into `level`, on this side.
-    pub(super) async fn merge(
-        &self,
-        merging: &Merging,
-        version: &TreeVersion,
-        sources: Vec<Vec<Arc<Table>>>,
-        level: usize,
-    ) -> Result<(), IndexError> {
+    /// Merges a part on this side. Returns the outputs.
+    pub(super) async fn merge(&self, part: MergePart<'_>) -> Result<Vec<Table>, IndexError> {
+        let MergePart { version, sources, level, range } = part;
         let inputs = sources.concat();
         let below = version.levels[level + 1..].iter().flatten();
         let options = MergeOptions {
-            range: Clip::default(),
+            range: range.clone(),
             // Later snapshots are newer than all inputs (J5).
             snapshots: self.snapshot_bounds(),
             below: self.below(below),
@@ -139,10 +219,14 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
             table_words: u32::try_from(self.shard.options.table_bytes / 8).unwrap_or(u32::MAX),
         };
         let mut merge = Merge::new(sources.len(), options);
-        let mut sources: Vec<Input> = sources
-            .into_iter()
-            .map(|tables| Input { tables: tables.into_iter(), now: None })
-            .collect();
+        let input = |tables: &Vec<Arc<Table>>| {
+            let words = |table: &Arc<Table>| Ok((Arc::clone(table), self.words_of(table, range)?));
+            let mut tables = tables.iter().map(words).collect::<Result<Vec<_>, IndexError>>()?;
+            tables.retain(|(_, words)| !words.is_empty());
+            Ok(Input { tables: tables.into_iter(), now: None })
+        };
+        let mut sources: Vec<Input> =
+            sources.iter().map(input).collect::<Result<_, IndexError>>()?;
         let failed = |error| {
             let inputs: Vec<&Table> = inputs.iter().map(|table| &**table).collect();
             merge_error(error, &inputs)
@@ -175,11 +259,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
             writer.abandon().await;
             return Err(error);
         }
-        self.publish(merging.merged(&inputs, level, outputs)).await?;
-        if self.fabric().breaks(EXTENTS_PINNED) {
-            inputs.iter().for_each(|table| table.lease.end());
-        }
-        Ok(())
+        Ok(outputs)
     }
 
     /// Gives a source its next words.
@@ -191,20 +271,19 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         failed: &impl Fn(crate::table::MergeError) -> IndexError,
     ) -> Result<(), IndexError> {
         if input.now.is_none() {
-            let Some(table) = input.tables.next() else {
+            let Some((table, words)) = input.tables.next() else {
                 return merge.end(source).map_err(failed);
             };
             merge.begin(source, table.id(), &table.meta.clip).map_err(failed)?;
-            input.now = Some((table, 0));
+            input.now = Some((table, words));
         }
-        let Some((table, word)) = &mut input.now else { return Ok(()) };
-        let data_words = table.meta.footer.data_words;
-        let end = word.saturating_add(READ_WORDS).min(data_words);
-        let words = self.read(table, *word..end).await?;
+        let Some((table, left)) = &mut input.now else { return Ok(()) };
+        let end = left.start.saturating_add(READ_WORDS).min(left.end);
+        let words = self.read(table, left.start..end).await?;
         self.fabric().charge(Work::CopyBytes(words.len() as u64 * 8)).await;
         self.shard.step();
-        *word = end;
-        if end == data_words {
+        left.start = end;
+        if left.start >= left.end {
             input.now = None;
         }
         merge.feed(source, &words).map_err(failed)

@@ -3,24 +3,39 @@
 //! A memory server merges only tables that lie on it alone. If one does not, or the server refuses
 //! the job, or its outcome is unknown, the compute side merges.
 //!
-//! *Thread safety*: that of the handle. One handle at a time merges.
+//! *Thread safety*: that of the handle.
 
 use super::handle::DlsmIndex;
 use super::place::MergePlace;
-use super::shard::Merging;
-use super::version::{Change, Table, TreeVersion};
+use super::shard::{Merging, Shard};
+use super::version::{Table, TreeVersion};
 use crate::index::IndexError;
 use crate::page::Layout;
 use crate::remote::{Lease, NearMerge, RemoteError};
-use crate::table::{ExtentRun, FOOTER_WORDS, Index, JobTable, MergeJob, Meta};
+use crate::rules::{EXTENTS_PINNED, RANGES_MEET};
+use crate::table::{Clip, ExtentRun, FOOTER_WORDS, Index, JobTable, KeyBuf, MergeJob, Meta};
+use crate::together::all;
 use farleaf_fabric::sync::{Arc, lock};
 use farleaf_fabric::{Fabric, GlobalAddr, MAX_MESSAGE_BYTES, ServerId};
+use std::ops::Range;
 
 /// A job that needs more than one step for this many words of input is given up: a server that
 /// never finishes must not keep the right to merge.
 const LEAST_STEP_WORDS: u64 = 1 << 10;
 /// Steps that a job may need for each output beside.
 const OUTPUT_STEPS: u64 = 16;
+
+/// The part of a merge that one side makes.
+#[derive(Clone, Copy)]
+pub(super) struct MergePart<'m> {
+    pub(super) version: &'m TreeVersion,
+    /// Each is a source: tables with ascending keys.
+    pub(super) sources: &'m [Vec<Arc<Table>>],
+    /// The level of the outputs.
+    pub(super) level: usize,
+    /// Only keys of this range.
+    pub(super) range: &'m Clip,
+}
 
 /// The job for a merge, and how much room its outputs need.
 struct Plan {
@@ -31,8 +46,22 @@ struct Plan {
     most_steps: u64,
 }
 
+/// Words of a part that count as being merged. Dropping it ends that.
+struct UnderWay<'s> {
+    shard: &'s Shard,
+    is_near: bool,
+    words: u64,
+}
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        lock(&self.shard.merge_costs).end(self.is_near, self.words);
+    }
+}
+
 impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
-    /// Merges tables of `version` into `level`, on the side that the options choose.
+    /// Merges tables of `version` into `level`: parts of the keys beside one another, each on the
+    /// side that the options choose, and all in one change.
     pub(super) async fn merge_somewhere(
         &self,
         merging: &Merging,
@@ -40,40 +69,90 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         sources: Vec<Vec<Arc<Table>>>,
         level: usize,
     ) -> Result<(), IndexError> {
-        let place = self.shard.options.merges;
-        let wants_near = match place {
+        let inputs = sources.concat();
+        let bytes: u64 = inputs.iter().map(|table| table.bytes()).sum();
+        let wanted = (bytes / self.shard.options.table_bytes.max(1)).max(1) as usize;
+        let mut more = Shard::more_lanes(&self.shard, merging, wanted - 1);
+        let ranges = cut(&inputs, 1 + more.len()).map_err(|table| Self::damaged(table))?;
+        more.truncate(ranges.len() - 1);
+        let lanes = std::iter::once(merging.lane).chain(more.iter().map(|claimed| claimed.lane));
+        let part = |(range, lane)| {
+            let part = MergePart { version, sources: &sources, level, range };
+            self.merge_part(part, lane)
+        };
+        let merged = all(ranges.iter().zip(lanes).map(part)).await;
+        let merged: Vec<_> = merged.into_iter().collect::<Result<_, _>>()?;
+        if merged.iter().all(|(_, is_near)| *is_near) {
+            self.shard.count_near_merge();
+        }
+        let outputs = merged.into_iter().flat_map(|(tables, _)| tables).collect();
+        self.publish(merging.merged(&inputs, level, outputs)).await?;
+        if self.fabric().breaks(EXTENTS_PINNED) {
+            inputs.iter().for_each(|table| table.lease.end());
+        }
+        Ok(())
+    }
+
+    /// Merges a part on the side where it would end first, or on the one that the options choose.
+    /// Returns its outputs, and whether the memory server has made them.
+    async fn merge_part(
+        &self,
+        part: MergePart<'_>,
+        lane: u8,
+    ) -> Result<(Vec<Table>, bool), IndexError> {
+        let options = &self.shard.options;
+        let words = |table: &Arc<Table>| self.words_of(table, part.range);
+        let tables = part.sources.iter().flatten();
+        let words: u64 =
+            tables.map(|table| words(table).map_or(0, |words| words.len() as u64)).sum();
+        let wants_near = match options.merges {
             MergePlace::Compute => false,
             MergePlace::Memory => true,
-            MergePlace::ByCost => lock(&self.shard.merge_costs).decide(),
+            MergePlace::ByCost => lock(&self.shard.merge_costs).decide(words, options.workers),
         };
-        let words: u64 = sources.iter().flatten().map(|table| table.bytes() / 8).sum();
+        let by_cost = options.merges == MergePlace::ByCost;
+        let _under_way =
+            by_cost.then(|| UnderWay { shard: &self.shard, is_near: wants_near, words });
         let began_ns = self.fabric().now_ns();
         let near = match wants_near {
-            true => self.merge_near(merging, version, &sources, level).await,
+            true => self.merge_near(part, lane).await,
             false => None,
         };
-        match near {
-            Some(change) => self.publish(change).await?,
-            None => self.merge(merging, version, sources, level).await?,
-        }
-        if place == MergePlace::ByCost {
+        let is_near = near.is_some();
+        let outputs = match near {
+            Some(outputs) => outputs,
+            None => self.merge(part).await?,
+        };
+        if by_cost {
             let took_ns = self.fabric().now_ns().saturating_sub(began_ns);
             let ns_per_word = took_ns as f64 / words.max(1) as f64;
             // A merge that the memory server could not make has cost what the attempt cost, too.
             lock(&self.shard.merge_costs).note(wants_near, ns_per_word);
         }
-        Ok(())
+        Ok((outputs, is_near))
+    }
+
+    /// The words of a table that may have keys of `range`: whole groups of records.
+    pub(super) fn words_of(
+        &self,
+        table: &Arc<Table>,
+        range: &Clip,
+    ) -> Result<Range<u32>, IndexError> {
+        let damaged = |_| Self::damaged(table);
+        let seek = match self.fabric().breaks(RANGES_MEET) {
+            true => Index::seek_behind,
+            false => Index::seek,
+        };
+        let lower = range.lower.as_ref().map(|lower| seek(&table.index, lower.key()));
+        let upper = range.upper.as_ref().map(|upper| table.index.seek_behind(upper.key()));
+        let first = lower.transpose().map_err(damaged)?.unwrap_or(0);
+        let end = upper.transpose().map_err(damaged)?.unwrap_or(table.meta.footer.data_words);
+        Ok(first..end.max(first))
     }
 
     /// Merges on the memory server of the tables. `None` if the compute side must do it.
-    async fn merge_near(
-        &self,
-        merging: &Merging,
-        version: &TreeVersion,
-        sources: &[Vec<Arc<Table>>],
-        level: usize,
-    ) -> Option<Change> {
-        let mut plan = self.plan(version, sources, level)?;
+    async fn merge_near(&self, part: MergePart<'_>, lane: u8) -> Option<Vec<Table>> {
+        let mut plan = self.plan(part)?;
         // Beside the words the request has a tag, the process and the job's number.
         let words = plan.job.encode().len() + plan.extents;
         if words * 8 + 64 > MAX_MESSAGE_BYTES {
@@ -83,37 +162,40 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         plan.job.extents = lease.places().iter().map(|place| place.offset()).collect();
         let words = plan.job.encode();
         // Whatever has failed, the compute side can merge. It finds a damaged table again.
-        let outputs = self.run_job(&plan, lease, words).await.ok()?;
-        self.shard.count_near_merge();
-        Some(merging.merged(&sources.concat(), level, outputs))
+        self.run_job(lane, &plan, lease, words).await.ok()
     }
 
     /// What the memory server is asked to do. `None` if the tables are on several servers.
-    fn plan(
-        &self,
-        version: &TreeVersion,
-        sources: &[Vec<Arc<Table>>],
-        level: usize,
-    ) -> Option<Plan> {
+    fn plan(&self, MergePart { version, sources, level, range }: MergePart<'_>) -> Option<Plan> {
         let shard = &self.shard;
         let server = sources.iter().flatten().next()?.lease.place().server();
         let job_table = |table: &Arc<Table>| {
             let is_there = |place: &GlobalAddr| place.server() == server;
             let words = u64::from(table.meta.footer.table_words());
             let pieces = table.lease.pieces(0, words, u64::MAX);
+            let words = self.words_of(table, range).ok()?;
             table.lease.places().iter().all(is_there).then(|| JobTable {
                 id: table.id(),
                 data_words: table.meta.footer.data_words,
+                words,
                 pieces: pieces.iter().map(|(at, words)| (at.offset(), *words)).collect(),
             })
         };
-        let of_source = |tables: &Vec<Arc<Table>>| tables.iter().map(job_table).collect();
-        let sources = sources.iter().map(of_source).collect::<Option<Vec<Vec<JobTable>>>>()?;
+        let job_tables = |tables: &Vec<Arc<Table>>| {
+            let mut tables = tables.iter().map(job_table).collect::<Option<Vec<_>>>()?;
+            tables.retain(|table| !table.words.is_empty());
+            Some(tables)
+        };
+        let sources = sources.iter().map(job_tables).collect::<Option<Vec<Vec<JobTable>>>>()?;
         let tables = sources.iter().flatten();
-        let all_words =
-            tables.clone().map(|table| table.pieces.iter().map(|piece| piece.1).sum::<u64>());
-        let all_words: u64 = all_words.sum();
-        let data_words: u64 = tables.map(|table| u64::from(table.data_words)).sum();
+        // The part of each table, with as much of its index.
+        let with_index = |table: &JobTable| {
+            let all: u64 = table.pieces.iter().map(|piece| piece.1).sum();
+            let part = table.words.len() as u64;
+            (all * part).div_ceil(u64::from(table.data_words.max(1)))
+        };
+        let all_words: u64 = tables.clone().map(with_index).sum();
+        let data_words: u64 = tables.map(|table| table.words.len() as u64).sum();
         let table_words = u32::try_from(shard.options.table_bytes / 8).unwrap_or(u32::MAX);
         let outputs = u32::try_from(data_words / u64::from(table_words.max(1)) + 1).ok()?;
         let extent_words = u32::try_from(shard.space.extent_bytes() / 8).ok()?;
@@ -128,6 +210,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
             most_steps: data_words / LEAST_STEP_WORDS + u64::from(outputs) * OUTPUT_STEPS + 64,
             job: MergeJob {
                 sources,
+                range: range.clone(),
                 // Later snapshots are newer than all inputs (J5).
                 snapshots: self.snapshot_bounds(),
                 below: self.ranges_below(below),
@@ -145,12 +228,13 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     /// Runs a job to its end. Returns its outputs.
     async fn run_job(
         &self,
+        lane: u8,
         plan: &Plan,
         lease: Lease,
         words: Vec<u64>,
     ) -> Result<Vec<Table>, RemoteError> {
         let server = plan.server;
-        let job = self.shard.next_job(server);
+        let job = self.shard.next_job(server, lane).ok_or(bad_reply(server))?;
         let mut merge = NearMerge::begin(&self.extents, job, lease, words).await?;
         let mut metas = Vec::new();
         let mut steps = 0;
@@ -190,6 +274,26 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         }
         Ok(tables)
     }
+}
+
+/// At most `parts` ranges of keys, with about as many records of `inputs` each, that follow one
+/// another. Fails with a table whose index is damaged.
+fn cut(inputs: &[Arc<Table>], parts: usize) -> Result<Vec<Clip>, &Arc<Table>> {
+    let mut keys = Vec::new();
+    for table in inputs.iter().filter(|_| parts > 1) {
+        keys.push(table.meta.smallest.clone());
+        keys.extend(table.index.split_keys(parts as u32).map_err(|_| table)?);
+    }
+    keys.sort();
+    let lowest = keys.first().cloned();
+    let mut cuts: Vec<KeyBuf> =
+        (1..parts).filter_map(|part| keys.get(keys.len() * part / parts).cloned()).collect();
+    cuts.dedup();
+    // The first range begins below all keys.
+    cuts.retain(|cut| lowest.as_ref().is_some_and(|lowest| lowest < cut));
+    let lowers = std::iter::once(None).chain(cuts.iter().cloned().map(Some));
+    let uppers = cuts.iter().cloned().map(Some).chain(std::iter::once(None));
+    Ok(lowers.zip(uppers).map(|(lower, upper)| Clip { lower, upper }).collect())
 }
 
 fn bad_reply(server: ServerId) -> RemoteError {

@@ -118,7 +118,7 @@ impl<F: Fabric, L: Layout> IndexAdmin for DlsmIndex<F, L> {
         self.settle_tree().await
     }
 
-    /// Flushes and merges. Any number of tasks may run this; one flushes and one merges at a time.
+    /// Flushes and merges. Any number of tasks may run this; one flushes at a time.
     async fn background(
         &self,
         work: Background,

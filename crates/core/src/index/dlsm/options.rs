@@ -9,6 +9,8 @@ use crate::table::{IndexKind, MAX_RUNS};
 
 /// The most levels below level 0.
 const MOST_LEVELS: usize = 12;
+/// The most merges of a tree at a time: a memory server runs as many.
+const MOST_WORKERS: usize = 16;
 /// The largest MemTable: its table, with its index, stays below the limit of tables.
 const MOST_MEMTABLE_BYTES: usize = 1 << 30;
 
@@ -39,6 +41,9 @@ pub struct DlsmOptions {
     pub levels: usize,
     /// Operations of one compute server that write at a time; others wait.
     pub writers: usize,
+    /// Merges of the tree that run at a time. Those on a memory server share its cores with
+    /// requests, so choose fewer than it has.
+    pub workers: usize,
     /// Where merges run.
     pub merges: MergePlace,
     /// Whether writers take turns in a queue, as those of RocksDB. For comparisons: only the
@@ -62,6 +67,7 @@ impl Default for DlsmOptions {
             level_ratio: 10,
             levels: 6,
             writers: 1024,
+            workers: 4,
             merges: MergePlace::Compute,
             write_queue: false,
         }
@@ -129,6 +135,9 @@ impl DlsmOptions {
         }
         if !(1..=64).contains(&self.most_immutables) {
             return refused("1 to 64 closed MemTables wait for their flush");
+        }
+        if !(1..=MOST_WORKERS).contains(&self.workers) {
+            return refused("1 to 16 merges of a tree run at a time");
         }
         if !(1..=1 << 16).contains(&self.writers) {
             return refused("1 to 65,536 operations write at a time");

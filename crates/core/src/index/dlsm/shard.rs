@@ -2,7 +2,9 @@
 //!
 //! *Invariants* (`docs/internals/lsm-tree.md`)
 //! - lsm.V2. One handle at a time flushes, the oldest MemTable first, so level 0 is in the order of
-//!   the numbers. One handle at a time merges. A flush and a merge may run together.
+//!   the numbers. A flush and merges may run together.
+//! - lsm.V7. Of merges that run together, no two have an input in common, and no two write to the
+//!   same level keys between which keys of the other lie.
 //! - lsm.V3. One change adds tables and takes away what they were made from.
 //! - memtable.Q6. A new MemTable is in the current version before a write to it returns.
 //!
@@ -15,9 +17,10 @@ use super::version::{Change, Table, TreeVersion};
 use super::writers::Writers;
 use super::{DlsmOptions, MemTable, MemTableError, Sequences};
 use crate::remote::{ExtentSpace, ExtentUsage, JobId};
-use crate::table::Meta;
+use crate::table::{KeyBuf, Meta};
 use farleaf_fabric::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
 use farleaf_fabric::{GlobalAddr, Region, ServerId};
+use std::collections::BTreeMap;
 use std::ops::AddAssign;
 
 /// One LSM tree.
@@ -47,8 +50,10 @@ struct State {
     tables: u64,
     /// Merge jobs on memory servers so far.
     jobs: u64,
-    /// The rights that handles have: to flush, to merge, and to edit.
+    /// The rights that handles have: to flush, to merge alone, and to edit.
     taken: [bool; 3],
+    /// What merges beside one another have claimed, by lane (V7).
+    claims: BTreeMap<u8, Claim>,
     /// Operations that wait for the right to flush, to merge, and to edit.
     waiting: [usize; 3],
     /// Tasks that flush and merge in the background.
@@ -152,6 +157,7 @@ pub(super) struct Opened {
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Right {
     Flush,
+    /// To merge alone. Merges of what is due run beside one another.
     Merge,
     /// To change the directory.
     Edit,
@@ -183,6 +189,7 @@ impl Shard {
             tables: 0,
             jobs: 0,
             taken: [false; 3],
+            claims: BTreeMap::new(),
             waiting: [0; 3],
             workers: 0,
             failures: 0,
@@ -327,12 +334,13 @@ impl Shard {
         state.tables - count + 1
     }
 
-    /// The next job on a memory server. Numbers ascend.
-    pub(super) fn next_job(&self, server: ServerId) -> JobId {
+    /// The next job of a merge on a memory server. Numbers of a lane ascend. `None` if the epoch
+    /// has no more.
+    pub(super) fn next_job(&self, server: ServerId, lane: u8) -> Option<JobId> {
         let mut state = lock(&self.state);
+        let number = u32::try_from(state.jobs + 1).ok()?;
         state.jobs += 1;
-        let first = JobId::first(server, self.id, state.epoch);
-        JobId { job: first.job + state.jobs, ..first }
+        Some(JobId::first(server, self.id, state.epoch).in_lane(lane, number))
     }
 
     /// Counts a merge on a memory server.
@@ -345,9 +353,65 @@ impl Shard {
         Held::begin(shard, Right::Flush).map(|held| Flushing { _held: held })
     }
 
-    /// The right to merge. `None` if another handle has it (V2).
+    /// The right to merge alone. `None` if another handle has it, or merges.
     pub(super) fn begin_merge(shard: &Arc<Self>) -> Option<Merging> {
-        Held::begin(shard, Right::Merge).map(|held| Merging { _held: held })
+        if !lock(&shard.state).claims.is_empty() {
+            return None;
+        }
+        let held = Held::begin(shard, Right::Merge)?;
+        // None begins from now on, but one may have begun in between.
+        let is_alone = lock(&shard.state).claims.is_empty();
+        is_alone.then_some(Merging { lane: 0, _alone: Some(held), _beside: None })
+    }
+
+    /// Whether a merge beside others may begin.
+    pub(super) fn has_lane(&self) -> bool {
+        let state = lock(&self.state);
+        state.has_lane(&self.options)
+    }
+
+    /// The current version, and what merges that are under way have claimed of it.
+    pub(super) fn pin_with_claims(&self) -> (Arc<TreeVersion>, Vec<Claim>) {
+        let state = lock(&self.state);
+        (Arc::clone(&state.version), state.claims.values().cloned().collect())
+    }
+
+    /// The right to merge what `claim` names, beside others (V7). `None` if it is not to be had:
+    /// the version or the claims have changed, or an operation waits for the right to merge alone.
+    pub(super) fn begin_merge_of(
+        shard: &Arc<Self>,
+        claim: Claim,
+        conflict: fn(&Claim, &Claim) -> bool,
+    ) -> Option<Merging> {
+        let mut state = lock(&shard.state);
+        let is_there = |id: &u64| state.version.tables().any(|table| table.id() == *id);
+        // A change that may still be made takes tables away that are still there.
+        if !state.has_lane(&shard.options)
+            || state.pending.is_some()
+            || !claim.inputs.iter().all(is_there)
+            || state.claims.values().any(|other| conflict(other, &claim))
+        {
+            return None;
+        }
+        let lane = (0..=u8::MAX).find(|lane| !state.claims.contains_key(lane))?;
+        state.claims.insert(lane, claim);
+        drop(state);
+        let claimed = Claimed { shard: Arc::clone(shard), lane };
+        Some(Merging { lane, _alone: None, _beside: Some(claimed) })
+    }
+
+    /// At most `most` further lanes, for the parts of a merge.
+    pub(super) fn more_lanes(shard: &Arc<Self>, merging: &Merging, most: usize) -> Vec<Claimed> {
+        let mut state = lock(&shard.state);
+        // A merge alone has its lane without a claim.
+        let taken = state.claims.len() + usize::from(!state.claims.contains_key(&merging.lane));
+        let most = most.min(shard.options.workers.saturating_sub(taken));
+        let is_free = |lane: &u8| *lane != merging.lane && !state.claims.contains_key(lane);
+        let lanes: Vec<u8> = (0..=u8::MAX).filter(is_free).take(most).collect();
+        lanes.iter().for_each(|lane| _ = state.claims.insert(*lane, Claim::default()));
+        drop(state);
+        let claimed = |lane| Claimed { shard: Arc::clone(shard), lane };
+        lanes.into_iter().map(claimed).collect()
     }
 
     /// The right to change the directory. `None` if another handle has it.
@@ -409,6 +473,12 @@ impl Shard {
 }
 
 impl State {
+    /// Whether another merge may run beside those that do.
+    fn has_lane(&self, options: &DlsmOptions) -> bool {
+        let right = Right::Merge as usize;
+        !self.taken[right] && self.waiting[right] == 0 && self.claims.len() < options.workers
+    }
+
     /// Changes the version (V3).
     fn install(&mut self, change: &Change, options: &DlsmOptions) {
         let counts = &mut self.counts;
@@ -500,10 +570,54 @@ impl Flushing {
     }
 }
 
+/// What a merge beside others takes, and where it puts it.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Claim {
+    /// The ids of the tables. None: the lane is taken for a part of a merge.
+    pub(super) inputs: Vec<u64>,
+    /// The level of the outputs, which is not 0.
+    pub(super) into: usize,
+    /// The smallest and the largest key of all inputs.
+    pub(super) keys: (KeyBuf, KeyBuf),
+}
+
+impl Claim {
+    /// Whether both have an input in common.
+    pub(super) fn shares(&self, other: &Self) -> bool {
+        self.inputs.iter().any(|input| other.inputs.contains(input))
+    }
+
+    /// Whether both cannot run at the same time (V7).
+    pub(super) fn conflicts(&self, other: &Self) -> bool {
+        let overlap = self.keys.0 <= other.keys.1 && other.keys.0 <= self.keys.1;
+        (self.into == other.into && overlap) || self.shares(other)
+    }
+}
+
+/// A claim. Dropping it ends it.
+#[derive(Debug)]
+pub(super) struct Claimed {
+    shard: Arc<Shard>,
+    /// The lane of its jobs.
+    pub(super) lane: u8,
+}
+
+impl Drop for Claimed {
+    fn drop(&mut self) {
+        lock(&self.shard.state).claims.remove(&self.lane);
+        self.shard.changed.raise();
+    }
+}
+
 /// The right to merge. Dropping it gives it back.
 #[derive(Debug)]
 pub(super) struct Merging {
-    _held: Held,
+    /// Its jobs on memory servers follow one another.
+    pub(super) lane: u8,
+    /// Nothing else merges.
+    _alone: Option<Held>,
+    /// Others merge other tables.
+    _beside: Option<Claimed>,
 }
 
 impl Merging {
@@ -659,20 +773,36 @@ mod tests {
     /// kept an operation that waited for it from ever getting it.
     #[test]
     fn a_right_is_left_to_operations_that_wait_for_it() {
-        let shard = Arc::new(Shard::new(0, &DlsmOptions::default()).unwrap());
-        let merging = Shard::begin_due(&shard, Right::Merge, Shard::begin_merge).unwrap();
+        let options = DlsmOptions { workers: 2, ..DlsmOptions::default() };
+        let shard = Arc::new(Shard::new(0, &options).unwrap());
+        let claim = |keys: [u64; 2], into| {
+            let [smallest, largest] = keys.map(KeyBuf::from_number);
+            Claim { inputs: Vec::new(), into, keys: (smallest, largest) }
+        };
+        let begin = |claim| Shard::begin_merge_of(&shard, claim, Claim::conflicts);
+        let merging = begin(claim([1, 4], 1)).unwrap();
+        assert!(begin(claim([4, 9], 1)).is_none(), "both would write key 4");
+        let other = begin(claim([4, 9], 2)).expect("another level");
+        assert!(begin(claim([10, 11], 1)).is_none(), "two are merging");
+        assert_ne!(merging.lane, other.lane);
+        drop(other);
+        drop(begin(claim([10, 11], 1)).expect("other keys"));
         let waiting = Shard::begin_waiting(&shard, Right::Merge);
-        assert!(Shard::begin_merge(&shard).is_none());
+        assert!(Shard::begin_merge(&shard).is_none(), "it is not alone");
         let seen = shard.changed.count();
         drop(merging);
         assert!(shard.changed.count() > seen, "the operation is woken");
-        assert!(Shard::begin_due(&shard, Right::Merge, Shard::begin_merge).is_none());
+        assert!(begin(claim([1, 4], 1)).is_none());
         let flushing = Shard::begin_due(&shard, Right::Flush, Shard::begin_flush);
         assert!(flushing.is_some(), "flushes go on beside it");
-        drop(Shard::begin_merge(&shard).expect("it has gone"));
+        let alone = Shard::begin_merge(&shard).expect("they have gone");
+        drop(alone);
         let seen = shard.changed.count();
         drop(waiting);
         assert!(shard.changed.count() > seen, "the task is woken");
-        assert!(Shard::begin_due(&shard, Right::Merge, Shard::begin_merge).is_some());
+        assert!(begin(claim([1, 4], 1)).is_some());
+        let alone = Shard::begin_merge(&shard).unwrap();
+        assert!(begin(claim([1, 4], 1)).is_none(), "one merges alone");
+        drop(alone);
     }
 }

@@ -10,7 +10,7 @@
 
 use super::MemTable;
 use crate::remote::Lease;
-use crate::table::{Index, Key, KeyBuf, Meta, Placed, VersionChange};
+use crate::table::{Index, Key, Meta, Placed, VersionChange};
 use farleaf_fabric::sync::Arc;
 
 /// A table in the memory pool, as its compute server knows it.
@@ -43,11 +43,6 @@ impl Table {
     /// Bytes of its records.
     pub(super) fn bytes(&self) -> u64 {
         u64::from(self.meta.footer.data_words) * 8
-    }
-
-    /// Whether the keys of both overlap.
-    pub(super) fn overlaps(&self, (smallest, largest): (&KeyBuf, &KeyBuf)) -> bool {
-        self.meta.smallest <= *largest && *smallest <= self.meta.largest
     }
 }
 

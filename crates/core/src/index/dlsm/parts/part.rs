@@ -11,6 +11,7 @@ use crate::index::{
 };
 use crate::page::{Layout, OwnedKey, OwnedValue};
 use crate::remote::RemoteError;
+use crate::rules::ONE_BOUND;
 use crate::together::{all, join};
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::Arc;
@@ -143,7 +144,7 @@ impl<F: Fabric, L: Layout> PartIndex<F, L> for DlsmPart<F, L> {
         let wanted = encoded_scan::<L::Key>(scan);
         first.check_scan(&wanted)?;
         // It is kept until the last version is pinned.
-        let view = first.view().await?;
+        let mut view = first.view().await?;
         let count = part.handles.len();
         let (had, mut bytes) = (out.len(), 0);
         for number in 0..count {
@@ -153,6 +154,9 @@ impl<F: Fabric, L: Layout> PartIndex<F, L> for DlsmPart<F, L> {
             }
             let tree = &part.handles[place];
             let rest = Scan { limit: scan.limit - out.len(), ..wanted.clone() };
+            if self.fabric().breaks(ONE_BOUND) {
+                view = tree.view().await?;
+            }
             let version = tree.shard.pin();
             let room = most_bytes.saturating_sub(bytes);
             let records = tree.records_in(&version, view.bound, &rest, room).await?;
