@@ -72,12 +72,6 @@ impl KeysAndValues {
         if arguments.inline_bytes.is_some() && arguments.index == DesignName::Dlsm {
             return usage("--inline-bytes needs values in blocks: another --index than dlsm");
         }
-        if !arguments.index.takes_byte_strings() {
-            return usage(format!(
-                "--index {} has numbers only: another --index, or no --key-form",
-                arguments.index.name()
-            ));
-        }
         let inline = arguments.inline_bytes;
         let grows = arguments.workload.insert_share() > 0.0;
         Bytes::choose(arguments.page_bytes as usize / 8);
