@@ -1,4 +1,4 @@
-//! A radix tree's nodes and leaves over one-sided verbs (`page/radix.rs` has the bytes).
+//! A radix tree's nodes and leaves over one-sided verbs (`page/radix/mod.rs` has the bytes).
 //!
 //! A leaf is changed in place: a CAS on its word 0, which expects the version of a copy, then a
 //! WRITE of the value and the check, and a WRITE of the next version, which unlocks it. A slot is
@@ -16,6 +16,7 @@
 //! - radix.L4. A leaf that a dead client holds, or this client in doubt, is mended by a client that
 //!   holds it: if the copy is not whole, by the check that fits the value that is there, in the
 //!   next version. The change had no outcome that any client has seen, so either one is right.
+//!   The leaf of a byte string has the old value or the new one (radix.B3), and is only unlocked.
 //! - radix.L5. Nodes and leaves are whole before a slot leads to them: their WRITEs have completed
 //!   before the CAS of the slot is posted.
 //!

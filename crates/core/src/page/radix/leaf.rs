@@ -40,7 +40,7 @@ impl LeafRoom {
     const MOST: u8 = 63;
 
     /// Words of a leaf.
-    pub(crate) fn words(self) -> usize {
+    pub fn words(self) -> usize {
         match self.size {
             0 => super::LEAF_WORDS,
             size if size <= Self::STEPS => usize::from(size) * 8,

@@ -135,7 +135,7 @@ impl Slot {
     }
 
     /// The leaf that the slot leads to.
-    pub(crate) fn leaf_room(self) -> LeafRoom {
+    pub fn leaf_room(self) -> LeafRoom {
         LeafRoom { at: self.at(), size: (self.0 >> LEAF_SIZE_SHIFT & 0x3f) as u8 }
     }
 
