@@ -98,7 +98,6 @@ pub const SCENARIOS: &[(&str, &str)] = &[
     ("canary-smart-late-writes", include_str!("../scenarios/canary-smart-late-writes.toml")),
     ("canary-smart-one-write", include_str!("../scenarios/canary-smart-one-write.toml")),
     ("canary-smart-other-version", include_str!("../scenarios/canary-smart-other-version.toml")),
-    ("canary-smart-out-of-turn", include_str!("../scenarios/canary-smart-out-of-turn.toml")),
     ("canary-smart-torn-leaf", include_str!("../scenarios/canary-smart-torn-leaf.toml")),
     ("canary-smart-unwritten-area", include_str!("../scenarios/canary-smart-unwritten-area.toml")),
     ("chime-bulk", include_str!("../scenarios/chime-bulk.toml")),
