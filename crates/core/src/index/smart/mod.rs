@@ -16,11 +16,11 @@
 //! ```
 //!
 //! *Invariants* (`remote/radix.rs` and `page/radix/mod.rs` have those of leaves and bytes)
-//! - smart.N1. The tree only grows. A slot changes from free to a leaf, from a leaf to the one of its
-//!   key that took its place (radix.B4), from a leaf or a node to a node above it, or to a larger
-//!   size of the same node; it never leads to less than before. No node and no leaf is freed once a
-//!   slot leads to it. So a cached slot leads to what is still in the tree, and what a CAS of a
-//!   slot expects never comes back.
+//! - smart.N1. The tree only grows. A slot changes from free to a leaf, from a leaf to the one of
+//!   its key that took its place (radix.B4), from a leaf or a node to a node above it, or to a
+//!   larger size of the same node; it never leads to less than before. No node and no leaf is
+//!   freed once a slot leads to it. So a cached slot leads to what is still in the tree, and what
+//!   a CAS of a slot expects never comes back.
 //! - smart.N2. The slots of a node are used from the front: a new one is the first that was free in
 //!   a copy whose earlier slots are for other bytes. So no byte has two slots.
 //! - smart.N3. A key that has a leaf is absent iff the leaf says so. A key counts as absent without

@@ -1,7 +1,7 @@
 //! The bytes of a radix tree over byte strings, of which numbers are those of eight bytes.
 //!
 //! ```text
-//! slot  [byte of the key:8][present:1][is leaf:1][log2 of the node's slots:4, or the leaf's size:6]
+//! slot  [byte of the key:8][present:1][is leaf:1][log2 of a node's slots:4, or a leaf's size:6]
 //!       [memory server:8][offset / 64:40]
 //! node  word 0  where the slot is that leads here
 //!       word 1  numbers: [log2 of slots:5][bytes of the path:3][path:56]
@@ -26,8 +26,9 @@
 //!   has a value and a state that the leaf had in the version in its word 0, while it was read.
 //! - radix.B3. A string's value changes in the area that the check does not name; then the check
 //!   names it. So one word makes the change, and what a dead client has left is never torn.
-//! - radix.B4. A leaf whose value has outgrown its areas has moved to a larger leaf of the same key,
-//!   for good. So the way from a leaf to the one that has the value is short and has no circle.
+//! - radix.B4. A leaf whose value has outgrown its areas has moved to a larger leaf of the same
+//!   key, for good. So the way from a leaf to the one that has the value is short, without a
+//!   circle.
 //!
 //! *Thread safety*: plain values.
 
