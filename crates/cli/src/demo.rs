@@ -195,7 +195,8 @@ impl<O: Form<Layout: Providers>> Demo<'_, O> {
         let pool_of = move |record| {
             move |weights: &[u64]| pool_bytes(keys.len(), record, FILL, inserts, weights)
         };
-        let in_pages = DesignName::Local.record_bytes(keys.len(), self.bytes_in_page);
+        let strings = O::Layout::HAS_HEAP;
+        let in_pages = DesignName::Local.record_bytes(keys.len(), self.bytes_in_page, strings);
         let pool = pool_of(in_pages);
         self.json.say(&format!(
             "{} keys on {MEMORY_SERVERS} memory servers, 1 compute server with {THREADS} threads, \
@@ -231,11 +232,7 @@ impl<O: Form<Layout: Providers>> Demo<'_, O> {
         let mut reports = Vec::new();
         for design in DesignName::value_variants() {
             let name = design.name();
-            if O::Layout::HAS_HEAP && !design.takes_byte_strings() {
-                self.json.say(&format!("{name}: left out, it has numbers only"))?;
-                continue;
-            }
-            let record = design.record_bytes(keys.len(), self.bytes_in_page);
+            let record = design.record_bytes(keys.len(), self.bytes_in_page, strings);
             let one = OneDesign { demo: self, name, pool_bytes: pool_of(record)(&weights)? };
             reports.extend(designs::run::<O::Layout, _>(*design, &options, &fabric, one)?);
         }

@@ -47,7 +47,7 @@ pub(crate) enum DesignName {
     /// leaf
     Chime,
     /// SMART: one radix tree with its nodes placed on the memory servers in turn, cached nodes, and
-    /// a leaf of its own for each key; numbers only
+    /// a leaf of its own for each key
     Smart,
     /// SMART with the keys divided among compute servers: only the owner of a key changes its leaf,
     /// and needs no lock
@@ -97,19 +97,19 @@ impl DesignName {
         }
     }
 
-    /// Whether the design stores byte strings, too.
-    pub(crate) fn takes_byte_strings(self) -> bool {
-        !matches!(self, Self::Smart | Self::PSmart)
-    }
-
     /// Upper bounds of the average bytes that a loaded record and an inserted one take, apart from
     /// free space. `keys` records at even distances are loaded. `in_page` is the size in designs
     /// with pages.
-    pub(crate) fn record_bytes(self, keys: u64, in_page: f64) -> RecordBytes {
+    pub(crate) fn record_bytes(self, keys: u64, in_page: f64, strings: bool) -> RecordBytes {
         const LEAF: f64 = 64.0;
         const NODE: f64 = 2_112.0;
-        if self.takes_byte_strings() {
+        if !matches!(self, Self::Smart | Self::PSmart) {
             return RecordBytes { loaded: in_page, inserted: in_page };
+        }
+        if strings {
+            // Room for two values, and less than a node for each key.
+            let leaf = 2.0 * in_page + LEAF;
+            return RecordBytes { loaded: leaf + NODE, inserted: leaf + NODE };
         }
         // The deepest level that the keys fill, and at least two keys in each of its nodes.
         let levels = keys.max(2).ilog2() / 8;

@@ -498,7 +498,7 @@ fn the_demo_shows_byte_strings() {
     }
     let reports: Value = serde_json::from_slice(&std::fs::read(file.path()).unwrap()).unwrap();
     let reports = reports.as_array().unwrap();
-    assert_eq!(reports.len(), 45, "5 workloads on 9 designs");
+    assert_eq!(reports.len(), 55, "5 workloads on 11 designs");
     for report in reports {
         assert_eq!((&report["errors"], &report["misses"]), (&0.into(), &0.into()), "{report}");
         assert_eq!((&report["key_form"], &report["key_bytes"]), (&"ycsb".into(), &23.0.into()));

@@ -90,6 +90,7 @@ rules! {
     LEAVES_MENDED: "drops_torn_leaves", "radix.L4", "A leaf that its dead holder has left torn is mended to its old or its new value, not dropped.";
     LEAVES_SETTLED: "forgets_late_writes", "K4", "After WRITEs of a leaf of unknown outcome, its client finds out whether they have landed.";
     ABSENCE_READ: "believes_cached_slots", "smart.N3", "A key counts as absent only by a node or a slot that the operation has read.";
+    VALUE_BEFORE_CHECK: "names_unwritten_areas", "radix.B3", "The value of a byte string lands before the check that names its area.";
     GROUPS_CLOSED: "joins_reads_under_way", "smart.T1", "A lookup takes the result of a READ only if that was posted after the lookup began.";
     COMBINED_IN_ORDER: "answers_combined_changes_alike", "smart.T2", "Changes that are combined are answered as if one came after the other.";
     FIRST_FREE_SLOT: "takes_any_free_slot", "smart.N2", "A new slot is the first free one of its node.";

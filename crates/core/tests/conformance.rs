@@ -13,7 +13,7 @@ use farleaf_core::index::hybrid::{Hybrid, HybridOptions};
 use farleaf_core::index::one_sided::entrywise::EntrywiseOptions;
 use farleaf_core::index::sherman::{PSherman, PShermanOptions, Sherman, ShermanOptions};
 use farleaf_core::index::smart::{PSmart, PSmartOptions, Smart, SmartOptions};
-use farleaf_core::page::Fixed8;
+use farleaf_core::page::{Bytes, Fixed8};
 use farleaf_core::server::MemoryServerConfig;
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::shm::{ShmConfig, ShmServerConfig};
@@ -209,8 +209,11 @@ fn smart(provider: &AnyProvider) {
     }
     let smart = SmartOptions { chunk_bytes: 1 << 14, ..SmartOptions::default() };
     let options = PSmartOptions { smart, boundaries: vec![u64::MAX / 3, u64::MAX / 3 * 2] };
-    let setup = Setup { provider, options, memory_servers: 3, server };
+    let setup = Setup { provider, options, memory_servers: 3, server: server.clone() };
     conformance::run::<Fixed8, PSmart, _>(&setup);
+    let server = MemoryServerConfig { pool_bytes: 32 << 20, ..server };
+    let setup = Setup { provider, options: smart, memory_servers: 3, server };
+    conformance::run::<Bytes<64>, Smart, _>(&setup);
 }
 
 fn dex(provider: &AnyProvider) {

@@ -211,6 +211,7 @@ pub const MUTANTS: &[Mutant] = &[
     seen("revives_before_the_value", &["canary-smart-early-life"]),
     seen("drops_torn_leaves", &["canary-smart-dropped-leaf"]),
     seen("forgets_late_writes", &["canary-smart-late-writes"]),
+    seen("names_unwritten_areas", &["canary-smart-unwritten-area"]),
     seen("believes_cached_slots", &["canary-smart-cached-slots"]),
     seen("joins_reads_under_way", &["canary-smart-joined-reads"]),
     seen("answers_combined_changes_alike", &["canary-smart-alike"]),

@@ -69,14 +69,12 @@ impl KeysAndValues {
         if arguments.inline_bytes.is_some() && arguments.index == DesignName::Local {
             return usage("--inline-bytes needs memory servers: another --index");
         }
-        if arguments.inline_bytes.is_some() && arguments.index == DesignName::Dlsm {
-            return usage("--inline-bytes needs values in blocks: another --index than dlsm");
-        }
-        if !arguments.index.takes_byte_strings() {
-            return usage(format!(
-                "--index {} has numbers only: another --index, or no --key-form",
-                arguments.index.name()
-            ));
+        let has_blocks =
+            !matches!(arguments.index, DesignName::Dlsm | DesignName::Smart | DesignName::PSmart);
+        if arguments.inline_bytes.is_some() && !has_blocks {
+            return usage(
+                "--inline-bytes needs values in blocks: another --index than dlsm, smart or p-smart",
+            );
         }
         let inline = arguments.inline_bytes;
         let grows = arguments.workload.insert_share() > 0.0;

@@ -145,7 +145,8 @@ impl Plan {
         let (pool_bytes, single_pool_bytes) = match arguments.pool_bytes {
             Some(bytes) => (round_up(bytes)?, bytes_of_all(bytes, arguments.memory_servers)?),
             None => {
-                let record = arguments.index.record_bytes(loaded, form.bytes_in_page());
+                let strings = form.keys().is_some();
+                let record = arguments.index.record_bytes(loaded, form.bytes_in_page(), strings);
                 let of =
                     |weights: &[u64]| pool_bytes(loaded, record, arguments.fill, inserts, weights);
                 // Replaced blocks cannot be freed until their leaves are written back.

@@ -48,10 +48,13 @@ pub use layout::{
 pub use limits::TooLong;
 pub use lock_word::LockWord;
 pub use named::Named;
-pub use radix::{Child, KeyPath, LEAF_WORDS, LeafCopy, NodeCopy, NodeHeader, NodeSize, Slot};
+pub use radix::{
+    Child, LEAF_WORDS, LeafCopy, LeafRoom, NodeCopy, NodeHeader, NodeSize, Octets, RadixForm, Slot,
+    common_bytes,
+};
 pub(crate) use radix::{
-    LEAF_CHECK_WORD, LEAF_REVERSE_WORD, LEAF_SPACE, LEAF_VALUE_WORD, MOST_RADIX_SERVERS,
-    NODE_SPACE, Search, common_bytes, slot_place,
+    LEAF_CHECK_WORD, LEAF_REVERSE_WORD, LEAF_SPACE, LEAF_VALUE_WORD, MOST_RADIX_SERVERS, Match,
+    NODE_SPACE, STRING_CHECK_WORD, Search, just_after, just_before,
 };
 pub use restructure::{merge, split_plan};
 pub use stored::{BlockRef, MOST_BLOCK_BYTES, REFERENCE_BYTES, Stored, block_words, stored_inline};

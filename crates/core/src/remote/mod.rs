@@ -79,7 +79,7 @@ pub(crate) use lock::Settling;
 pub use near::NearMerge;
 pub use pages::{GRACE_NS, PageClient, PendingRead};
 pub(crate) use pieces::{all_done, both};
-pub(crate) use radix::{RadixClient, Swapped, node_of, reverse_of_leaf};
+pub(crate) use radix::{RadixClient, Swapped, To, node_of, reverse_of_leaf};
 pub(crate) use radix_space::NodeRoom;
 pub use rpc::RpcClient;
 pub use shares::{BadShares, Partitioning, ShareMap};

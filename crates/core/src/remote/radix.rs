@@ -1,4 +1,4 @@
-//! A radix tree's nodes and leaves over one-sided verbs (`page/radix.rs` has the bytes).
+//! A radix tree's nodes and leaves over one-sided verbs (`page/radix/mod.rs` has the bytes).
 //!
 //! A leaf is changed in place: a CAS on its word 0, which expects the version of a copy, then a
 //! WRITE of the value and the check, and a WRITE of the next version, which unlocks it. A slot is
@@ -16,6 +16,7 @@
 //! - radix.L4. A leaf that a dead client holds, or this client in doubt, is mended by a client that
 //!   holds it: if the copy is not whole, by the check that fits the value that is there, in the
 //!   next version. The change had no outcome that any client has seen, so either one is right.
+//!   The leaf of a byte string has the old value or the new one (radix.B3), and is only unlocked.
 //! - radix.L5. Nodes and leaves are whole before a slot leads to them: their WRITEs have completed
 //!   before the CAS of the slot is posted.
 //!
@@ -27,8 +28,8 @@ use super::pieces::all_done;
 use super::radix_space::{NodeRoom, RadixSpace};
 use super::{Backoff, Locked, Miss, PageClient, RemoteError};
 use crate::page::{
-    LEAF_CHECK_WORD, LEAF_REVERSE_WORD, LEAF_VALUE_WORD, LEAF_WORDS, Layout, LeafCopy, LockWord,
-    NodeCopy, NodeSize, Slot,
+    LEAF_CHECK_WORD, LEAF_REVERSE_WORD, LEAF_VALUE_WORD, LEAF_WORDS, Layout, LeafCopy, LeafRoom,
+    LockWord, NodeCopy, NodeSize, RadixForm, STRING_CHECK_WORD, Slot,
 };
 use crate::rules;
 use farleaf_fabric::{Buffer, Fabric, FabricError, GlobalAddr, ServerId, Work};
@@ -70,15 +71,15 @@ impl<F: Fabric, L: Layout> RadixClient<F, L> {
         Self { pages: PageClient::new(fabric, chunk_bytes).with_radix_leaves(), space }
     }
 
-    /// Memory for a leaf.
+    /// Memory for a leaf of a size.
     ///
     /// # Errors
     /// [`RemoteError::OutOfMemory`] if no memory server has room.
-    pub(crate) async fn take_leaf(&self) -> Result<GlobalAddr, RemoteError> {
-        self.space.leaf().await
+    pub(crate) async fn take_leaf(&self, size: u8) -> Result<LeafRoom, RemoteError> {
+        self.space.leaf(size).await
     }
 
-    /// Memory for a leaf on `server`.
+    /// Memory for one of the smallest leaves on `server`.
     ///
     /// # Errors
     /// [`RemoteError::OutOfMemory`] if it has no room.
@@ -95,8 +96,8 @@ impl<F: Fabric, L: Layout> RadixClient<F, L> {
     }
 
     /// Takes back the memory of a leaf that no slot leads to (radix.M2).
-    pub(crate) fn give_back_leaf(&self, at: GlobalAddr) {
-        self.space.give_back_leaf(at);
+    pub(crate) fn give_back_leaf(&self, leaf: LeafRoom) {
+        self.space.give_back_leaf(leaf);
     }
 
     /// Takes back the memory of a node that no slot leads to (radix.M2).
@@ -113,9 +114,10 @@ impl<F: Fabric, L: Layout> RadixClient<F, L> {
         at: GlobalAddr,
         size: NodeSize,
     ) -> Result<NodeCopy, Miss> {
-        let buffer = self.read_words(at, size.words() * 8).await?;
+        let form = RadixForm::of::<L>();
+        let buffer = self.read_words(at, NodeCopy::words_of(form, size) * 8).await?;
         self.fabric().charge(Work::VisitNode).await;
-        node_of(at, &buffer).ok_or(Miss::Restart)
+        node_of(form, at, &buffer).ok_or(Miss::Restart)
     }
 
     /// READs a slot.
@@ -233,9 +235,26 @@ impl<F: Fabric, L: Layout> RadixClient<F, L> {
     }
 }
 
+/// What a change makes of a leaf.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum To<'a> {
+    /// It has this value.
+    Value(&'a [u8]),
+    /// Its key is absent.
+    Absent,
+    /// A larger leaf has taken its place (radix.B4).
+    Leaf(LeafRoom),
+}
+
+/// The copy of a leaf in a buffer.
+fn leaf_of<L: Layout>(room: LeafRoom, buffer: &Buffer) -> LeafCopy {
+    let words: SmallVec<[u64; 8]> = (0..buffer.bytes() / 8).map(|word| buffer.get(word)).collect();
+    LeafCopy::new(RadixForm::of::<L>(), room, &words)
+}
+
 /// The copy of a node in a buffer.
-pub(crate) fn node_of(at: GlobalAddr, buffer: &Buffer) -> Option<NodeCopy> {
-    NodeCopy::new(at, (0..buffer.bytes() / 8).map(|word| buffer.get(word)))
+pub(crate) fn node_of(form: RadixForm, at: GlobalAddr, buffer: &Buffer) -> Option<NodeCopy> {
+    NodeCopy::new(form, at, (0..buffer.bytes() / 8).map(|word| buffer.get(word)))
 }
 
 impl<F: Fabric, L: Layout> PageClient<F, L> {
@@ -250,29 +269,29 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     ///
     /// # Errors
     /// [`FabricError`] if no buffer is free.
-    pub(crate) fn post_leaf(&self, at: GlobalAddr) -> Result<F::Op<Buffer>, FabricError> {
-        Ok(self.fabric().read(at, self.fabric().buffer(LEAF_WORDS * 8)?))
+    pub(crate) fn post_leaf(&self, leaf: LeafRoom) -> Result<F::Op<Buffer>, FabricError> {
+        Ok(self.fabric().read(leaf.at, self.fabric().buffer(leaf.words() * 8)?))
     }
 
     /// The leaf that was read, if the copy is whole (radix.B2).
-    pub(crate) fn leaf_in(&self, at: GlobalAddr, buffer: &Buffer) -> Option<LeafCopy> {
-        let leaf = LeafCopy::new(at, |word| buffer.get(word));
+    pub(crate) fn leaf_in(&self, room: LeafRoom, buffer: &Buffer) -> Option<LeafCopy> {
+        let leaf = leaf_of::<L>(room, buffer);
         let is_whole = leaf.is_whole() || self.fabric().breaks(rules::LEAVES_CHECKED);
         if !is_whole && leaf.word.is_locked() {
-            self.suspect.set(Some((at, leaf.word)));
+            self.suspect.set(Some((room.at, leaf.word)));
         }
         is_whole.then_some(leaf)
     }
 
-    /// READs the leaf at `at`: one READ, unless a WRITE tears it.
+    /// READs a leaf: one READ, unless a WRITE tears it.
     ///
     /// # Errors
     /// [`Miss::Restart`] if it stays torn.
-    pub(crate) async fn read_leaf(&self, at: GlobalAddr) -> Result<LeafCopy, Miss> {
+    pub(crate) async fn read_leaf(&self, room: LeafRoom) -> Result<LeafCopy, Miss> {
         let mut backoff = Backoff::default();
         for _ in 0..REREADS {
-            let buffer = self.read_words(at, LEAF_WORDS * 8).await?;
-            if let Some(leaf) = self.leaf_in(at, &buffer) {
+            let buffer = self.read_words(room.at, room.words() * 8).await?;
+            if let Some(leaf) = self.leaf_in(room, &buffer) {
                 return Ok(leaf);
             }
             self.fabric().counters().count_retry();
@@ -288,19 +307,19 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     /// [`Miss::Restart`] if the leaf has changed or is locked.
     pub(crate) async fn lock_leaf(&self, leaf: &LeafCopy) -> Result<Locked<'_>, Miss> {
         if leaf.word.is_locked() {
-            self.suspect.set(Some((leaf.at, leaf.word)));
+            self.suspect.set(Some((leaf.at(), leaf.word)));
             return Err(Miss::Restart);
         }
         let owner = self.owner().await?;
-        let hold = self.hold(leaf.at).ok_or(Miss::Restart)?;
+        let hold = self.hold(leaf.at()).ok_or(Miss::Restart)?;
         let mut before = leaf.word;
         if self.fabric().breaks(rules::LEAVES_LOCKED_AS_COPIED) {
-            before = LockWord::from_bits(self.read_words(leaf.at, 8).await?.get(0));
+            before = LockWord::from_bits(self.read_words(leaf.at(), 8).await?.get(0));
             if before.is_locked() {
                 return Err(Miss::Restart);
             }
         }
-        self.swap_lock(hold, leaf.at, before, before.locked_by(owner)).await
+        self.swap_lock(hold, leaf.at(), before, before.locked_by(owner)).await
     }
 
     /// Changes and unlocks a leaf that this client holds: one doorbell. `leaf` is the copy that it
@@ -312,28 +331,30 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         &self,
         locked: Locked<'_>,
         leaf: &LeafCopy,
-        value: u64,
-        live: bool,
+        to: To<'_>,
     ) -> Result<(), RemoteError> {
-        let held = leaf.with_word(locked.word);
-        let after = held.next(value, live);
-        let becomes_live = live && !leaf.is_live();
+        let held = leaf.clone().with_word(locked.word);
+        let (after, becomes_live) = match to {
+            To::Value(value) => (held.next(value, true), !leaf.is_live()),
+            To::Absent => (held.next(&leaf.value, false), false),
+            To::Leaf(larger) => (held.next(&[], false).moved_to(larger), false),
+        };
         let Err(first) = self.post_and_await(&after, becomes_live).await else {
             locked.settled();
             return Ok(());
         };
         if self.fabric().breaks(rules::LEAVES_SETTLED) {
             locked.settled();
-            return Err(first.after_a_change(leaf.at.server()));
+            return Err(first.after_a_change(leaf.at().server()));
         }
         let mut backoff = Backoff::default();
         for _ in 0..SETTLES {
             self.fabric().counters().count_retry();
             let again = async {
-                self.fabric().reset(leaf.at.server()).await?;
+                self.fabric().reset(leaf.at().server()).await?;
                 // After the reset, no earlier WRITE can land. If the word is another one, the
                 // unlock has landed, and so has all before it.
-                if self.read_words(leaf.at, 8).await?.get(0) != locked.word.to_bits() {
+                if self.read_words(leaf.at(), 8).await?.get(0) != locked.word.to_bits() {
                     return Ok::<_, RemoteError>(());
                 }
                 self.post_and_await(&after, becomes_live).await
@@ -346,7 +367,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
             backoff.wait(self.fabric()).await;
         }
         // Dropping the lock leaves a doubt (K4).
-        Err(first.after_a_change(leaf.at.server()))
+        Err(first.after_a_change(leaf.at().server()))
     }
 
     /// Changes a leaf in a turn of the only compute server that does (entries.E6). The leaf keeps
@@ -358,11 +379,14 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         &self,
         hold: EntryHold<'_>,
         leaf: &LeafCopy,
-        value: u64,
-        live: bool,
+        to: To<'_>,
     ) -> Result<(), RemoteError> {
-        let after = leaf.with_record(value, live);
-        let becomes_live = live && !leaf.is_live();
+        let copy = leaf.clone();
+        let (after, becomes_live) = match to {
+            To::Value(value) => (copy.with_record(value, true), !leaf.is_live()),
+            To::Absent => (copy.with_record(&leaf.value, false), false),
+            To::Leaf(larger) => (copy.moved_to(larger), false),
+        };
         self.change_in_turn(hold, async || self.post_leaf_change(&after, becomes_live, false).await)
             .await
     }
@@ -370,11 +394,15 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     /// Mends the leaf at `at`, of which this client has the turn, if a WRITE has left it torn
     /// (radix.L4).
     pub(super) async fn mend_leaf_in_turn(&self, at: GlobalAddr) -> Result<(), Miss> {
+        if RadixForm::of::<L>() == RadixForm::Strings {
+            return Ok(()); // radix.B3
+        }
         let buffer = self.read_words(at, LEAF_WORDS * 8).await?;
-        let leaf = LeafCopy::new(at, |word| buffer.get(word));
+        let leaf = leaf_of::<L>(LeafRoom { at, size: 0 }, &buffer);
         drop(buffer);
         if !leaf.is_whole() {
-            let due = leaf.with_record(leaf.value, leaf.is_live());
+            let (value, live) = (leaf.value.clone(), leaf.is_live());
+            let due = leaf.with_record(&value, live);
             let posted = self.post_leaf_change(&due, false, false).await?;
             all_done::<_, RemoteError>(posted).await?;
         }
@@ -397,14 +425,25 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         becomes_live: bool,
         unlocks: bool,
     ) -> Result<Posted<F>, RemoteError> {
-        let at = after.at;
-        let words = after.words();
+        let (at, words) = (after.at(), after.words());
         let part = |from: u64, to: u64| (from, words[from as usize..to as usize].to_vec());
-        let (value, check, end) = (LEAF_VALUE_WORD, LEAF_CHECK_WORD, LEAF_WORDS as u64);
-        let mut parts: SmallVec<[(u64, Vec<u64>); 3]> = match (becomes_live, after.is_live()) {
-            (true, _) => smallvec![part(value, check), part(check, end)], // radix.L3
-            (false, true) => smallvec![part(value, end)],
-            (false, false) => smallvec![part(check, end)],
+        let mut parts: SmallVec<[(u64, Vec<u64>); 3]> = match RadixForm::of::<L>() {
+            RadixForm::Numbers => {
+                let (value, check) = (LEAF_VALUE_WORD, LEAF_CHECK_WORD);
+                let end = LEAF_WORDS as u64;
+                match (becomes_live, after.is_live()) {
+                    (true, _) => smallvec![part(value, check), part(check, end)], // radix.L3
+                    (false, true) => smallvec![part(value, end)],
+                    (false, false) => smallvec![part(check, end)],
+                }
+            }
+            RadixForm::Strings => {
+                let (check, value) =
+                    ((STRING_CHECK_WORD, vec![after.check()]), after.value_words());
+                // The value lands before the check that names its area (radix.B3).
+                let has_value = after.is_live() && !after.value.is_empty();
+                has_value.then_some(value).into_iter().chain([check]).collect()
+            }
         };
         if unlocks {
             parts.push(part(0, 1));
@@ -413,10 +452,19 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
             parts.reverse();
         }
         if self.fabric().breaks(rules::LEAF_UNLOCKED_APART) {
-            parts = smallvec![part(0, end)];
+            parts = smallvec![(0, words.to_vec())];
         }
-        if becomes_live && self.fabric().breaks(rules::VALUES_BEFORE_LIFE) {
-            parts = smallvec![part(check, end), part(value, check), part(0, 1)];
+        let is_string = RadixForm::of::<L>() == RadixForm::Strings;
+        let has_value = parts.len() > 1 + usize::from(unlocks);
+        if becomes_live
+            && has_value
+            && !is_string
+            && self.fabric().breaks(rules::VALUES_BEFORE_LIFE)
+        {
+            parts.swap(0, 1);
+        }
+        if is_string && has_value && self.fabric().breaks(rules::VALUE_BEFORE_CHECK) {
+            parts.swap(0, 1);
         }
         // Get all buffers before the first post: no other verb may come between the WRITEs.
         let take_all = || {
@@ -436,10 +484,25 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     /// # Errors
     /// [`Miss::Restart`] if another client is at it.
     pub(super) async fn recover_leaf(&self, gone: u16, at: GlobalAddr) -> Result<(), Miss> {
-        let buffer = self.read_words(at, LEAF_WORDS * 8).await?;
-        let leaf = LeafCopy::new(at, |word| buffer.get(word));
+        let mut room = LeafRoom { at, size: 0 };
+        if RadixForm::of::<L>() == RadixForm::Strings {
+            room.size = LeafCopy::size_in(self.read_words(at, 3 * 8).await?.get(2)).max(1);
+        }
+        let buffer = self.read_words(at, room.words() * 8).await?;
+        let leaf = leaf_of::<L>(room, &buffer);
         if !leaf.word.is_locked() || leaf.word.owner() != gone {
             return Ok(());
+        }
+        if RadixForm::of::<L>() == RadixForm::Strings {
+            // Its check has the change or not (radix.B3).
+            let next = leaf.word.next_by(gone);
+            let free = match leaf.moved().is_some() || leaf.is_whole_in(next.version()) {
+                true => next,
+                false if leaf.is_whole() => leaf.word.unlocked_by(gone),
+                false => return Err(Miss::Restart),
+            };
+            let swap = self.fabric().compare_swap(at, leaf.word.to_bits(), free.to_bits()).await;
+            return swap.map(drop).map_err(|_| Miss::Restart);
         }
         if leaf.is_whole() {
             let free = leaf.word.unlocked_by(gone);
@@ -454,8 +517,11 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
             let hold = self.hold(at).ok_or(Miss::Restart)?;
             self.swap_lock(hold, at, leaf.word, leaf.word.locked_by(owner)).await?
         };
-        let live = leaf.is_live() && !self.fabric().breaks(rules::LEAVES_MENDED);
-        Ok(self.write_leaf(locked, &leaf, leaf.value, live).await?)
+        let to = match leaf.is_live() && !self.fabric().breaks(rules::LEAVES_MENDED) {
+            true => To::Value(&leaf.value),
+            false => To::Absent,
+        };
+        Ok(self.write_leaf(locked, &leaf, to).await?)
     }
 }
 

@@ -12,9 +12,10 @@
 
 use super::RemoteError;
 use super::chunks::{ChunkClient, ChunkUse};
-use crate::page::{LEAF_SPACE, Layout, NODE_SPACE};
+use crate::page::{LEAF_SPACE, Layout, LeafRoom, NODE_SPACE};
 use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 
 /// Memory for a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,7 +31,8 @@ pub(crate) struct NodeRoom {
 struct Room {
     /// The rest of the chunk.
     rest: Option<(GlobalAddr, u64)>,
-    leaves: Vec<GlobalAddr>,
+    /// Leaves by the bytes that they take.
+    leaves: BTreeMap<u64, Vec<GlobalAddr>>,
     nodes: Vec<NodeRoom>,
 }
 
@@ -41,8 +43,13 @@ impl Room {
         Some(at)
     }
 
-    fn leaf(&mut self) -> Option<GlobalAddr> {
-        self.leaves.pop().or_else(|| self.carve(LEAF_SPACE))
+    fn leaf(&mut self, bytes: u64) -> Option<GlobalAddr> {
+        let free = self.leaves.get_mut(&bytes).and_then(Vec::pop);
+        free.or_else(|| self.carve(bytes))
+    }
+
+    fn add_leaf(&mut self, bytes: u64, at: GlobalAddr) {
+        self.leaves.entry(bytes).or_default().push(at);
     }
 
     fn node(&mut self) -> Option<NodeRoom> {
@@ -50,10 +57,10 @@ impl Room {
         self.nodes.pop().or_else(|| self.carve(NODE_SPACE).map(room))
     }
 
-    /// Continues with another chunk. The rest of the current one is for leaves.
+    /// Continues with another chunk. The rest of the current one is for the smallest leaves.
     fn add_chunk(&mut self, at: GlobalAddr, bytes: u64) {
         while let Some(leaf) = self.carve(LEAF_SPACE) {
-            self.leaves.push(leaf);
+            self.add_leaf(LEAF_SPACE, leaf);
         }
         self.rest = Some((at, bytes));
     }
@@ -82,20 +89,22 @@ impl<F: Fabric, L: Layout> RadixSpace<F, L> {
         }
     }
 
-    /// Memory for a leaf, on the next server in turn that has room.
+    /// Memory for a leaf of a size, on the next server in turn that has room.
     ///
     /// # Errors
     /// [`RemoteError::OutOfMemory`] if none has.
-    pub(super) async fn leaf(&self) -> Result<GlobalAddr, RemoteError> {
-        self.take(Room::leaf).await
+    pub(super) async fn leaf(&self, size: u8) -> Result<LeafRoom, RemoteError> {
+        let bytes = LeafRoom::space(size);
+        let at = self.take(bytes, |room| room.leaf(bytes)).await?;
+        Ok(LeafRoom { at, size })
     }
 
-    /// Memory for a leaf on `server`.
+    /// Memory for one of the smallest leaves on `server`.
     ///
     /// # Errors
     /// [`RemoteError::OutOfMemory`] if it has no room.
     pub(super) async fn leaf_on(&self, server: ServerId) -> Result<GlobalAddr, RemoteError> {
-        self.take_on(server, &Room::leaf).await
+        self.take_on(server, LEAF_SPACE, &|room: &mut Room| room.leaf(LEAF_SPACE)).await
     }
 
     /// Memory for a node, on the next server in turn that has room.
@@ -103,16 +112,20 @@ impl<F: Fabric, L: Layout> RadixSpace<F, L> {
     /// # Errors
     /// [`RemoteError::OutOfMemory`] if none has.
     pub(super) async fn node(&self) -> Result<NodeRoom, RemoteError> {
-        self.take(Room::node).await
+        self.take(NODE_SPACE, Room::node).await
     }
 
-    async fn take<T>(&self, from: impl Fn(&mut Room) -> Option<T>) -> Result<T, RemoteError> {
+    async fn take<T>(
+        &self,
+        bytes: u64,
+        from: impl Fn(&mut Room) -> Option<T>,
+    ) -> Result<T, RemoteError> {
         let servers = self.rooms.len() as u16;
         let mut outcome = Err(RemoteError::OutOfMemory { server: ServerId::new(0) });
         for _ in 0..servers {
             let server = ServerId::new(self.next_server.get() % servers);
             self.next_server.set((server.number() + 1) % servers);
-            outcome = self.take_on(server, &from).await;
+            outcome = self.take_on(server, bytes, &from).await;
             if !matches!(outcome, Err(RemoteError::OutOfMemory { .. })) {
                 break;
             }
@@ -123,6 +136,7 @@ impl<F: Fabric, L: Layout> RadixSpace<F, L> {
     async fn take_on<T>(
         &self,
         server: ServerId,
+        needed: u64,
         from: &impl Fn(&mut Room) -> Option<T>,
     ) -> Result<T, RemoteError> {
         let room = &self.rooms[server.index()];
@@ -130,10 +144,10 @@ impl<F: Fabric, L: Layout> RadixSpace<F, L> {
             if let Some(taken) = from(&mut room.borrow_mut()) {
                 return Ok(taken);
             }
-            // A chunk of at least a node, so that this ends.
-            let wanted = self.chunk_bytes;
+            // A chunk of at least what is needed, so that this ends.
+            let wanted = self.chunk_bytes.max(needed);
             let (at, bytes) = self.chunks.allocate(server, wanted, ChunkUse::Unused).await?;
-            if bytes < NODE_SPACE {
+            if bytes < needed {
                 return Err(RemoteError::OutOfMemory { server });
             }
             room.borrow_mut().add_chunk(at, bytes);
@@ -141,8 +155,9 @@ impl<F: Fabric, L: Layout> RadixSpace<F, L> {
     }
 
     /// Takes a leaf's memory back (radix.M2).
-    pub(super) fn give_back_leaf(&self, at: GlobalAddr) {
-        self.rooms[at.server().index()].borrow_mut().leaves.push(at);
+    pub(super) fn give_back_leaf(&self, leaf: LeafRoom) {
+        let mut room = self.rooms[leaf.at.server().index()].borrow_mut();
+        room.add_leaf(LeafRoom::space(leaf.size), leaf.at);
     }
 
     /// Takes a node's memory back (radix.M2).

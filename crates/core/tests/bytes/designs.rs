@@ -9,6 +9,7 @@ use farleaf_core::index::conformance::Setup;
 use farleaf_core::index::dex::{Dex, DexOptions};
 use farleaf_core::index::fine::{Fine, FineOptions};
 use farleaf_core::index::hybrid::{Hybrid, HybridOptions};
+use farleaf_core::index::smart::{PSmart, PSmartOptions, Smart, SmartOptions};
 use farleaf_core::index::{Design, Exchange, IndexAdmin, RangeIndex, Scan};
 use farleaf_core::page::Bytes;
 use farleaf_core::server::MemoryServerConfig;
@@ -238,6 +239,39 @@ fn fine_simulated() {
     loads::<128, Fine>(&fine(&rough(7)), inline::<128>());
 }
 
+fn smart(provider: &AnyProvider) -> Setup<'_, AnyProvider, SmartOptions> {
+    let options = SmartOptions { chunk_bytes: 1 << 14, ..SmartOptions::default() };
+    let server = MemoryServerConfig { pool_bytes: 64 << 20, ..server() };
+    Setup { provider, options, memory_servers: 3, server }
+}
+
+fn p_smart(provider: &AnyProvider) -> Setup<'_, AnyProvider, PSmartOptions<Key>> {
+    let boundaries = vec![long_prefix(b"key-0000000050"), b"q".to_vec()];
+    let Setup { options, memory_servers, server, .. } = smart(provider);
+    let options = PSmartOptions { smart: options, boundaries };
+    Setup { provider, options, memory_servers, server }
+}
+
+#[test]
+fn smart_locally() {
+    let provider = local(LocalConfig::default());
+    random_operations::<128, Smart>(&smart(&provider), 3_000, inline::<128>());
+    random_operations::<512, Smart>(&smart(&provider), 3_000, inline::<512>());
+    random_operations::<128, PSmart>(&p_smart(&provider), 3_000, inline::<128>());
+    loads::<128, Smart>(&smart(&provider), inline::<128>());
+    loads::<512, Smart>(&smart(&provider), inline::<512>());
+}
+
+#[test]
+fn smart_simulated() {
+    for seed in 0..2 {
+        random_operations::<128, Smart>(&smart(&rough(seed)), 800, inline::<128>());
+        random_operations::<128, PSmart>(&p_smart(&rough(seed)), 800, inline::<128>());
+    }
+    random_operations::<512, Smart>(&smart(&rough(3)), 800, inline::<512>());
+    loads::<128, Smart>(&smart(&rough(7)), inline::<128>());
+}
+
 #[test]
 fn hybrid_locally() {
     let provider = local(LocalConfig::default());
@@ -267,16 +301,17 @@ struct Known {
 /// whether it completed its work.
 fn dying<const W: usize, D, O>(options: O, write: u64, last_words: LastWords) -> bool
 where
-    D: Design<Bytes<W>, Compute = (), Options = O>,
+    D: Design<Bytes<W>, Options = O>,
     O: Clone + Sync,
 {
     let provider = rough(write);
     let setup = Setup { provider: &provider, options, memory_servers: 2, server: server() };
     let cluster = setup.with_index::<Bytes<W>, D>();
+    let compute = &D::compute(&setup.options).unwrap();
     let known = &Mutex::new(Known::default());
     simulated(&cluster).kill_compute_servers_at_write(vec![1], write, last_words);
     cluster.run(&[1], |fabric, _| async move {
-        let index = D::open(fabric.clone(), &()).await.unwrap();
+        let index = D::open(fabric.clone(), compute).await.unwrap();
         let change = async |key: Key, value: Option<Vec<u8>>| {
             known.lock().unwrap().in_flight = Some((key.clone(), value.clone()));
             match &value {
@@ -307,7 +342,7 @@ where
     });
     let lived = simulated(&cluster).call_off_death().is_some();
     cluster.run(&[2], |fabric, _| async move {
-        let index = D::open(fabric.clone(), &()).await.unwrap();
+        let index = D::open(fabric.clone(), compute).await.unwrap();
         index.declare_dead(1).await.unwrap();
         let Known { model, in_flight } = &known.lock().unwrap().clone();
         for round in 0..2 {
@@ -335,9 +370,10 @@ where
     lived
 }
 
-fn deaths<const W: usize, D, O>(options: &O, step: usize)
+/// `least` says how many WRITEs a client that lives has at least.
+fn deaths<const W: usize, D, O>(options: &O, step: usize, least: u64)
 where
-    D: Design<Bytes<W>, Compute = (), Options = O>,
+    D: Design<Bytes<W>, Options = O>,
     O: Clone + Sync,
 {
     for write in (0..).step_by(step) {
@@ -346,7 +382,7 @@ where
             lived &= dying::<W, D, O>(options.clone(), write, last_words);
         }
         if lived {
-            assert!(write > 300, "{write}");
+            assert!(write > least, "{write}");
             return;
         }
     }
@@ -357,7 +393,13 @@ fn fine_survives_a_death_at_any_write() {
     deaths::<512, Fine, _>(
         &FineOptions { chunk_nodes_log2: 4, leaves_per_head: 3, ..FineOptions::default() },
         1,
+        300,
     );
+}
+
+#[test]
+fn smart_survives_a_death_at_any_write() {
+    deaths::<512, Smart, _>(&SmartOptions { chunk_bytes: 1 << 14, ..Default::default() }, 3, 200);
 }
 
 #[test]
@@ -366,7 +408,7 @@ fn hybrid_survives_a_death_at_any_write() {
         chunk_nodes_log2: 4,
         ..HybridOptions::with_boundaries(vec![long_prefix(b"key-0000000020")])
     };
-    deaths::<512, Hybrid, _>(&options(), 2);
+    deaths::<512, Hybrid, _>(&options(), 2, 300);
 }
 
 fn dex_options(cache: CacheOptions) -> DexOptions<Key> {

@@ -532,15 +532,60 @@ fn only_an_index_that_never_had_a_key_is_loaded() {
     });
 }
 
+/// Keys of 12 bytes take two words with their end. Beside them, a leaf for a value of 20 bytes has
+/// two areas of 40.
 #[test]
-fn byte_strings_are_refused() {
-    let provider = LocalConfig::default();
-    let server = MemoryServerConfig { pool_bytes: 8 << 20, ..Default::default() };
-    let options = SmartOptions::default();
-    let setup = Setup { provider: &provider, options, memory_servers: 1, server };
-    setup.start::<Bytes<128>>().run_one(|fabric| async move {
-        let refused = <Smart as Design<Bytes<128>>>::create(&fabric, &options).await;
-        assert!(matches!(refused, Err(IndexError::InvalidArgument(_))), "{refused:?}");
+fn operations_on_byte_strings_cost_what_the_design_says() {
+    type Strings = Bytes<128>;
+    let (provider, options) = (SimConfig::default(), SmartOptions::default());
+    let server = MemoryServerConfig { pool_bytes: 32 << 20, ..Default::default() };
+    let setup = Setup { provider: &provider, options, memory_servers: 3, server };
+    let cluster = setup.with_index::<Strings, Smart>();
+    let compute = &<Smart as Design<Strings>>::compute(&options).unwrap();
+    cluster.run_one(|fabric| async move {
+        let index = <Smart as Design<Strings>>::open(fabric.clone(), compute).await.unwrap();
+        let key = |number: usize| format!("user{number:08}").into_bytes();
+        let records = (0..2_000).map(|number| (key(number), vec![1; 20]));
+        assert_eq!(index.bulk_load(records, 1.0).await, Ok(2_000));
+        assert_eq!(index.scan(&Scan::range(..)).await.unwrap().len(), 2_000);
+        let long = |end: u8| [&[b'x'; 100][..], &[end]].concat();
+        assert_eq!(index.insert(&long(b'a'), &[1; 20]).await, Ok(true));
+        // The first change registers a number; the first ones on each memory server take memory.
+        assert_eq!(index.update(&key(0), &[1; 20]).await, Ok(true));
+        for number in 2_000..2_003 {
+            assert_eq!(index.insert(&key(number), &[]).await, Ok(true));
+        }
+        // READs, atomics, WRITEs and RPCs, and the bytes that are read and written.
+        let get = async |key: &[u8], value: &[u8]| {
+            let get = async { assert_eq!(index.get(key).await, Ok(Some(value.to_vec()))) };
+            let cost = spent(&fabric, get).await;
+            (counts(cost), cost.bytes_read)
+        };
+        let upsert = async |key: &[u8], value: &[u8]| {
+            let upsert = async { assert_eq!(index.upsert(key, value).await, Ok(())) };
+            let cost = spent(&fabric, upsert).await;
+            (counts(cost), cost.bytes_written)
+        };
+        for number in (3..2_000).step_by(101) {
+            let key = key(number);
+            assert_eq!(get(&key, &[1; 20]).await, ([1, 0, 0, 0], 128));
+            // The value, the check, and the word that unlocks.
+            assert_eq!(upsert(&key, &[2; 20]).await, ([1, 1, 3, 0], 24 + 8 + 8));
+            assert_eq!(upsert(&key, &[3; 40]).await, ([1, 1, 3, 0], 40 + 8 + 8));
+            let remove = async { assert_eq!(index.remove(&key).await, Ok(true)) };
+            let cost = spent(&fabric, remove).await;
+            assert_eq!((counts(cost), cost.bytes_written), ([1, 1, 2, 0], 8 + 8));
+            assert_eq!(upsert(&key, &[4; 3]).await, ([1, 1, 3, 0], 8 + 8 + 8));
+            // A larger leaf, the check and the unlocking word of the old one, and its slot.
+            assert_eq!(upsert(&key, &[5; 41]).await, ([1, 2, 3, 0], (4 + 2 + 6) * 8 + 8 + 8));
+            assert_eq!(get(&key, &[5; 41]).await, ([1, 0, 0, 0], 192));
+        }
+        // A node has 48 bytes of its path, so three of them lead to two keys with 100 in common.
+        let nodes = 3 * (8 + 4) * 8;
+        let leaf = (4 + 13 + 3) * 8;
+        assert_eq!(upsert(&long(b'b'), &[1; 20]).await, ([2, 6, 4, 0], nodes + leaf));
+        assert_eq!(get(&long(b'b'), &[1; 20]).await, ([1, 0, 0, 0], 192));
+        assert_eq!(get(&long(b'a'), &[1; 20]).await, ([1, 0, 0, 0], 192));
     });
 }
 

@@ -14,20 +14,11 @@ use super::walk::{Stop, Walk};
 use super::{Expect, Records};
 use crate::scenario::DesignSpec;
 use crate::spread::gathered;
-use farleaf_core::page::{
-    Child, KeyPath, LEAF_WORDS, LeafCopy, Named, NodeCopy, NodeSize, Slot, Superblock,
-};
+use farleaf_core::index::Encoded;
+use farleaf_core::page::{Child, LeafCopy, Named, NodeCopy, NodeSize, RadixForm, Slot, Superblock};
 use farleaf_fabric::{GlobalAddr, Region, RpcService};
+use std::borrow::Borrow;
 use std::collections::BTreeSet;
-
-/// The part of the tree below a slot: the lowest and the highest key there, and the path of the
-/// node with the slot, if there is one.
-#[derive(Clone, Copy)]
-struct Below {
-    low: u64,
-    high: u64,
-    parent: Option<KeyPath>,
-}
 
 impl<L: Named> Walk<'_, L> {
     /// The records, by their names.
@@ -36,7 +27,7 @@ impl<L: Named> Walk<'_, L> {
         let root = Superblock::root(words);
         let slot = Slot::from_bits(self.words(root, 1)?[0]);
         let mut found = Records::new();
-        self.radix_below(slot, Below { low: 0, high: u64::MAX, parent: None }, &mut found)?;
+        self.radix_below(slot, &[], &mut found)?;
         found.sort_unstable();
         if !spread {
             return Ok(found);
@@ -59,7 +50,9 @@ impl<L: Named> Walk<'_, L> {
         words.ok_or_else(|| Stop::Wrong(format!("{at:?} is in no memory server")))
     }
 
-    fn radix_below(&mut self, slot: Slot, below: Below, found: &mut Records) -> Result<(), Stop> {
+    /// Adds the records below a slot whose keys all begin with `known`.
+    fn radix_below(&mut self, slot: Slot, known: &[u8], found: &mut Records) -> Result<(), Stop> {
+        let form = RadixForm::of::<L>();
         let (at, child) = (slot.at(), slot.child());
         let wrong = |what: String| Err(Stop::Wrong(format!("at {at:?}: {what}")));
         if child != Child::None && !self.met.insert(at) {
@@ -68,10 +61,10 @@ impl<L: Named> Walk<'_, L> {
         match child {
             Child::None => Ok(()),
             Child::Leaf => {
-                let words = self.words(at, LEAF_WORDS)?;
-                let leaf = LeafCopy::new(at, |word| words[word]);
-                if !(below.low..=below.high).contains(&leaf.key) {
-                    return wrong(format!("the leaf of {:#x} is in a wrong place", leaf.key));
+                let words = self.words(at, slot.leaf_words())?;
+                let leaf = LeafCopy::new(form, slot.leaf_room(), &words);
+                if !leaf.key.starts_with(known) {
+                    return wrong(format!("the leaf of {:?} is in a wrong place", leaf.key));
                 }
                 let divided = matches!(self.pool.design, DesignSpec::Smart { divided: true, .. });
                 let may_be_torn = divided && self.expect == Expect::WellFormed;
@@ -82,25 +75,39 @@ impl<L: Named> Walk<'_, L> {
                 } else if !may_be_torn && !leaf.is_whole() {
                     return wrong("the leaf is torn, and no client holds it".to_owned());
                 }
-                found.extend(leaf.found().map(|value| (leaf.key, value)));
+                if let Some(larger) = leaf.moved() {
+                    if larger.leaf_words() <= slot.leaf_words() {
+                        return wrong("it has moved to a leaf that is not larger".to_owned());
+                    }
+                    let known = leaf.key.clone();
+                    return self.radix_below(larger, &known, found);
+                }
+                let Some(value) = leaf.found() else { return Ok(()) };
+                let name = form.original(&leaf.key).and_then(L::Key::decoded);
+                let name = name.and_then(|key| L::name_of_key(key.borrow()));
+                let of_value = L::Value::decoded(value.into_vec());
+                match (name, of_value.and_then(|value| L::name_of_value(value.borrow()))) {
+                    (Some(name), Some(value)) => found.push((name, value)),
+                    _ => return wrong(format!("the record of {:?} has no name", leaf.key)),
+                }
                 Ok(())
             }
             Child::Node(size) => {
-                let words = self.words(at, NodeSize::LARGEST.words())?;
-                let Some(node) = NodeCopy::new(at, words.into_iter()) else {
+                let words = self.words(at, NodeCopy::words_of(form, NodeSize::LARGEST))?;
+                let Some(node) = NodeCopy::new(form, at, words.into_iter()) else {
                     return wrong("it has no header of a node".to_owned());
                 };
-                let path = node.header.path;
-                let continues = below.parent.is_none_or(|parent| path.length() > parent.length());
-                if !continues || path.low() < below.low || path.high() > below.high {
-                    return wrong(format!("the node of {path:?} is in a wrong place"));
-                }
+                let Some(path) = node.header.path_below(known) else {
+                    return wrong(format!("the node of {:?} is in a wrong place", node.header));
+                };
                 if node.header.size < size {
                     return wrong(format!("it has {:?}, and its slot says {size:?}", node.header));
                 }
                 let used: Vec<Slot> = node.in_use().map(|(_, slot)| slot).collect();
                 let last = node.in_use().last().map_or(0, |(number, _)| number + 1);
-                if used.len() < 2 || last != used.len() || last > node.header.size.slots() {
+                // A node that only has a part of a long path may lead to one node.
+                let least = if form == RadixForm::Strings { 1 } else { 2 };
+                if used.len() < least || last != used.len() || last > node.header.size.slots() {
                     let of = node.header.size.slots();
                     return wrong(format!("{} slots up to {last} of {of} are used", used.len()));
                 }
@@ -109,8 +116,9 @@ impl<L: Named> Walk<'_, L> {
                     return wrong("two slots are for the same byte".to_owned());
                 }
                 for slot in used {
-                    let (low, high) = path.range_of(slot.byte());
-                    self.radix_below(slot, Below { low, high, parent: Some(path) }, found)?;
+                    let mut below = path.clone();
+                    below.push(slot.byte());
+                    self.radix_below(slot, &below, found)?;
                 }
                 Ok(())
             }

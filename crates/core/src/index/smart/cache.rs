@@ -9,7 +9,7 @@
 //!
 //! *Thread safety*: shared by all threads of a compute server.
 
-use crate::page::{Child, KeyPath, NodeCopy, NodeHeader, NodeSize, Search, Slot, slot_place};
+use crate::page::{Child, LeafRoom, NodeCopy, NodeSize, Octets, Search, Slot};
 use farleaf_fabric::GlobalAddr;
 use farleaf_fabric::sync::{AtomicU64, Mutex, Ordering, lock};
 use std::collections::{BTreeMap, VecDeque};
@@ -25,14 +25,14 @@ pub(super) struct SmartCache {
 
 #[derive(Debug, Default)]
 struct Nodes {
-    /// By the number of the path.
-    held: BTreeMap<u64, Held>,
+    /// By path.
+    held: BTreeMap<Octets, Held>,
     /// Paths in the order of their admissions, some of which have left since.
-    queue: VecDeque<(u64, u64)>,
+    queue: VecDeque<(Octets, u64)>,
     bytes: u64,
     admissions: u64,
     /// How many nodes with a path of so many bytes there are.
-    of_length: [u32; KeyPath::MOST_BYTES + 1],
+    of_length: BTreeMap<usize, u32>,
 }
 
 #[derive(Debug)]
@@ -42,11 +42,11 @@ struct Held {
     admission: u64,
 }
 
-/// A slot of a cached node.
+/// A slot of a cached node, on the way to a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct SlotOf {
-    /// The path of the node.
-    pub(super) path: KeyPath,
+    /// How many bytes of the key are the node's path.
+    pub(super) depth: usize,
     /// The number of the slot.
     pub(super) number: usize,
 }
@@ -56,8 +56,9 @@ pub(super) struct SlotOf {
 pub(super) enum Start {
     /// At a slot of the deepest cached node on the way.
     Slot(GlobalAddr, Slot, SlotOf),
-    /// At the deepest cached node on the way, which has no slot for the key.
-    Node(GlobalAddr, NodeSize),
+    /// At the deepest cached node on the way, which has no slot for the key. Its path has so
+    /// many bytes.
+    Node(GlobalAddr, NodeSize, usize),
     /// At the root slot, as it was last read.
     Root(Slot),
 }
@@ -67,9 +68,9 @@ pub(super) enum Start {
 pub(super) struct KnownNode {
     pub(super) at: GlobalAddr,
     pub(super) size: NodeSize,
-    pub(super) path: KeyPath,
-    /// The leaves that it led to, each with the byte that leads there.
-    pub(super) leaves: Vec<(u8, GlobalAddr)>,
+    pub(super) path: Octets,
+    /// Its slots that led to leaves.
+    pub(super) leaves: Vec<Slot>,
 }
 
 fn bytes_of(node: &NodeCopy) -> u64 {
@@ -78,16 +79,20 @@ fn bytes_of(node: &NodeCopy) -> u64 {
 
 impl Nodes {
     /// The deepest node whose path `key` begins with.
-    fn deepest(&self, key: u64) -> Option<&NodeCopy> {
-        let lengths = (0..=KeyPath::MOST_BYTES).rev().filter(|length| self.of_length[*length] > 0);
-        let held = |length| self.held.get(&KeyPath::of(key, length).number());
-        lengths.filter_map(held).next().map(|held| &held.node)
+    fn deepest(&self, key: &[u8]) -> Option<&NodeCopy> {
+        let mut lengths = self.of_length.range(..=key.len()).rev().map(|(length, _)| *length);
+        lengths.find_map(|length| self.held.get(&key[..length])).map(|held| &held.node)
     }
 
-    fn remove(&mut self, path: KeyPath) {
-        if let Some(gone) = self.held.remove(&path.number()) {
+    fn remove(&mut self, path: &[u8]) {
+        if let Some(gone) = self.held.remove(path) {
             self.bytes -= bytes_of(&gone.node);
-            self.of_length[path.length()] -= 1;
+            if let Some(nodes) = self.of_length.get_mut(&path.len()) {
+                *nodes -= 1;
+                if *nodes == 0 {
+                    self.of_length.remove(&path.len());
+                }
+            }
         }
     }
 
@@ -108,8 +113,7 @@ impl Nodes {
             if let Some(held) = self.held.get(&path)
                 && held.admission == admission
             {
-                let path = held.node.header.path;
-                self.remove(path);
+                self.remove(&path);
             }
         }
     }
@@ -126,36 +130,36 @@ impl SmartCache {
     }
 
     /// Where a descent to `key` begins.
-    pub(super) fn start(&self, key: u64) -> Start {
+    pub(super) fn start(&self, key: &[u8]) -> Start {
         let nodes = lock(&self.nodes);
         let Some(node) = nodes.deepest(key) else {
             return Start::Root(Slot::from_bits(self.root.load(Ordering::Relaxed)));
         };
-        let path = node.header.path;
-        match node.search(path.next_byte(key)) {
+        let depth = node.path.len();
+        match node.search(node.next_byte(key)) {
             Search::At(number, slot) => {
-                Start::Slot(slot_place(node.at, number), slot, SlotOf { path, number })
+                Start::Slot(node.slot_place(number), slot, SlotOf { depth, number })
             }
-            Search::Free(_) | Search::Full => Start::Node(node.at, node.header.size),
+            Search::Free(_) | Search::Full => Start::Node(node.at, node.header.size, depth),
         }
     }
 
     /// The leaf that the way to `key` ends at, if the deepest node on it is cached.
-    pub(super) fn leaf(&self, key: u64) -> Option<GlobalAddr> {
+    pub(super) fn leaf(&self, key: &[u8]) -> Option<LeafRoom> {
         match self.start(key) {
-            Start::Slot(_, slot, _) if slot.child() == Child::Leaf => Some(slot.at()),
+            Start::Slot(_, slot, _) if slot.child() == Child::Leaf => Some(slot.leaf_room()),
             _ => None,
         }
     }
 
     /// The deepest node whose path `key` begins with.
-    pub(super) fn node_of(&self, key: u64) -> Option<KnownNode> {
+    pub(super) fn node_of(&self, key: &[u8]) -> Option<KnownNode> {
         let nodes = lock(&self.nodes);
         let node = nodes.deepest(key)?;
-        let leaves = node.in_use().filter(|(_, slot)| slot.child() == Child::Leaf);
-        let leaves = leaves.map(|(_, slot)| (slot.byte(), slot.at())).collect();
-        let NodeHeader { size, path } = node.header;
-        Some(KnownNode { at: node.at, size, path, leaves })
+        let slots = node.in_use().map(|(_, slot)| slot);
+        let leaves = slots.filter(|slot| slot.child() == Child::Leaf).collect();
+        let (at, size, path) = (node.at, node.header.size, node.path.clone());
+        Some(KnownNode { at, size, path, leaves })
     }
 
     /// Remembers the root slot.
@@ -166,43 +170,44 @@ impl SmartCache {
     /// Caches a copy of a node, with all slots of its size (smart.C2). Drops the copy that was
     /// there even if this one does not fit.
     pub(super) fn admit(&self, node: &NodeCopy) {
-        let (bytes, path) = (bytes_of(node), node.header.path);
+        let bytes = bytes_of(node);
         if bytes > self.most_bytes {
             // A descent from a copy of an earlier size would read the node twice.
-            self.forget(path);
+            self.forget(&node.path);
             return;
         }
         let node = node.clone();
+        let path = node.path.clone();
         let mut nodes = lock(&self.nodes);
         nodes.make_room(bytes, self.most_bytes);
         nodes.admissions += 1;
         let mut admission = nodes.admissions;
-        if let Some(held) = nodes.held.get(&path.number()) {
+        if let Some(held) = nodes.held.get(&path) {
             // It keeps its place in the queue.
             admission = held.admission;
-            nodes.remove(path);
+            nodes.remove(&path);
         } else {
-            nodes.queue.push_back((path.number(), admission));
+            nodes.queue.push_back((path.clone(), admission));
         }
         nodes.bytes += bytes;
-        nodes.of_length[path.length()] += 1;
-        nodes.held.insert(path.number(), Held { node, admission });
+        *nodes.of_length.entry(path.len()).or_default() += 1;
+        nodes.held.insert(path, Held { node, admission });
         nodes.tidy_queue();
     }
 
-    /// Replaces a slot of a cached node by what it is now.
-    pub(super) fn patch(&self, place: SlotOf, slot: Slot) {
+    /// Replaces a slot of the cached node with this path by what it is now.
+    pub(super) fn patch(&self, path: &[u8], number: usize, slot: Slot) {
         let mut nodes = lock(&self.nodes);
-        if let Some(held) = nodes.held.get_mut(&place.path.number()) {
-            match held.node.slots.get_mut(place.number) {
+        if let Some(held) = nodes.held.get_mut(path) {
+            match held.node.slots.get_mut(number) {
                 Some(word) => *word = slot.to_bits(),
-                None => nodes.remove(place.path),
+                None => nodes.remove(path),
             }
         }
     }
 
     /// Drops a node of which a slot is out of date (smart.C1).
-    pub(super) fn forget(&self, path: KeyPath) {
+    pub(super) fn forget(&self, path: &[u8]) {
         lock(&self.nodes).remove(path);
     }
 }
@@ -210,17 +215,18 @@ impl SmartCache {
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use super::*;
+    use crate::page::RadixForm;
     use farleaf_fabric::ServerId;
 
     fn at(number: u64) -> GlobalAddr {
         GlobalAddr::new(ServerId::new(1), number * 64)
     }
 
-    /// A node with one leaf, for the key that its path is of.
-    fn node(number: u64, path: KeyPath) -> NodeCopy {
-        let header = NodeHeader { size: NodeSize::SMALLEST, path };
-        let leaf = Slot::leaf(path.next_byte(path.low()), at(number + 1)).to_bits();
-        NodeCopy { at: at(number), reverse: at(1), header, slots: vec![leaf, 0, 0, 0] }
+    /// A node with one leaf, for the key that is its path with zeros behind.
+    fn node(number: u64, path: &[u8]) -> NodeCopy {
+        let leaf = Slot::leaf(0, LeafRoom { at: at(number + 1), size: 0 }).to_bits();
+        let content = (path, NodeSize::SMALLEST, vec![leaf, 0, 0, 0]);
+        NodeCopy::made(RadixForm::Numbers, at(number), at(1), content)
     }
 
     const BYTES: u64 = (2 + 4) * 8;
@@ -228,38 +234,41 @@ mod tests {
     #[test]
     fn a_descent_begins_as_deep_as_possible() {
         let cache = SmartCache::new(1 << 20);
-        let key = 0x1122_3344_5566_7700;
-        assert!(matches!(cache.start(key), Start::Root(Slot::FREE)));
-        cache.admit(&node(10, KeyPath::of(key, 2)));
-        cache.admit(&node(20, KeyPath::of(key, 7)));
-        let Start::Slot(place, slot, of) = cache.start(key) else { panic!("the leaf is known") };
-        assert_eq!((place, slot.at(), of.number), (slot_place(at(20), 0), at(21), 0));
-        assert!(matches!(cache.start(key + 1), Start::Node(found, _) if found == at(20)));
-        assert!(matches!(cache.start(key + 256), Start::Node(found, _) if found == at(10)));
-        let path = KeyPath::of(key, 7);
-        cache.patch(SlotOf { path, number: 1 }, Slot::leaf(1, at(30)));
-        assert!(matches!(cache.start(key + 1), Start::Slot(_, slot, _) if slot.at() == at(30)));
-        let known = cache.node_of(key).unwrap();
-        assert_eq!((known.at, known.leaves), (at(20), vec![(0, at(21)), (1, at(30))]));
-        cache.forget(path);
-        assert!(matches!(cache.start(key + 1), Start::Node(found, _) if found == at(10)));
+        let number = 0x1122_0000_0000_7700_u64;
+        let [key, next, far] = [number, number + 1, number + 256].map(u64::to_be_bytes);
+        assert!(matches!(cache.start(&key), Start::Root(Slot::FREE)));
+        cache.admit(&node(10, &key[..2]));
+        cache.admit(&node(20, &key[..7]));
+        let Start::Slot(place, slot, of) = cache.start(&key) else { panic!("the leaf is known") };
+        assert_eq!((place, slot.at(), of.number), (at(20).plus(16), at(21), 0));
+        assert!(matches!(cache.start(&next), Start::Node(found, ..) if found == at(20)));
+        assert!(matches!(cache.start(&far), Start::Slot(place, ..) if place == at(10).plus(16)));
+        let leaf = Slot::leaf(1, LeafRoom { at: at(30), size: 0 });
+        cache.patch(&key[..7], 1, leaf);
+        assert!(matches!(cache.start(&next), Start::Slot(_, slot, _) if slot.at() == at(30)));
+        let known = cache.node_of(&key).unwrap();
+        let leaves: Vec<_> = known.leaves.iter().map(|slot| (slot.byte(), slot.at())).collect();
+        assert_eq!((known.at, leaves), (at(20), vec![(0, at(21)), (1, at(30))]));
+        cache.forget(&key[..7]);
+        assert!(matches!(cache.start(&next), Start::Slot(place, ..) if place == at(10).plus(16)));
     }
 
     #[test]
     fn the_first_to_come_is_the_first_to_go() {
         let cache = SmartCache::new(3 * BYTES + 8);
-        let path = |number: u64| KeyPath::of(number << 8, 7);
-        let is_held = |number: u64| matches!(cache.start(number << 8), Start::Slot(..));
-        (1..=3).for_each(|number| cache.admit(&node(number, path(number))));
+        let path = |number: u64| (number << 8).to_be_bytes()[..7].to_vec();
+        let is_held =
+            |number: u64| matches!(cache.start(&(number << 8).to_be_bytes()), Start::Slot(..));
+        (1..=3).for_each(|number| cache.admit(&node(number, &path(number))));
         // Another copy of a node takes the place of the first one.
-        cache.forget(path(2));
-        cache.admit(&node(1, path(1)));
+        cache.forget(&path(2));
+        cache.admit(&node(1, &path(1)));
         assert_eq!(cache.bytes(), 2 * BYTES);
-        (4..=5).for_each(|number| cache.admit(&node(number, path(number))));
+        (4..=5).for_each(|number| cache.admit(&node(number, &path(number))));
         let held: Vec<u64> = (1..=5).filter(|number| is_held(*number)).collect();
         assert_eq!((held, cache.bytes()), (vec![3, 4, 5], 3 * BYTES));
         let none = SmartCache::new(BYTES - 1);
-        none.admit(&node(1, path(1)));
+        none.admit(&node(1, &path(1)));
         assert_eq!(none.bytes(), 0);
     }
 }

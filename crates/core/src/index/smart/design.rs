@@ -11,7 +11,9 @@ use super::together::Unsettled;
 use crate::index::{
     Answer, Design, Encoded, IndexAdmin, IndexError, LeafEdit, Owned, RangeIndex, RecordsOf, Scan,
 };
-use crate::page::{self, Action, DesignId, Layout, MOST_RADIX_SERVERS, OwnedKey};
+use crate::page::{
+    self, Action, DesignId, Layout, MOST_RADIX_SERVERS, Octets, OwnedKey, RadixForm,
+};
 use crate::remote::{ROOT_SERVER, RadixClient, RemoteError, RpcClient};
 use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
 use std::borrow::Borrow;
@@ -21,8 +23,8 @@ use std::ops::Bound;
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Smart;
 
-const ONLY_NUMBERS: IndexError =
-    IndexError::InvalidArgument("smart has keys and values of 8 bytes only: use another design");
+const NO_KEY: IndexError =
+    IndexError::InvalidArgument("a leaf has a key or a value that is none of this index");
 
 /// In the superblock's options: the keys are divided among compute servers.
 const DIVIDED: u64 = 1 << 15;
@@ -59,7 +61,9 @@ pub struct SmartIndex<F: Fabric, L: Layout> {
     /// Where the root slot is.
     pub(super) root: GlobalAddr,
     /// Changes of this handle that other handles may still make.
-    pub(super) unsettled: Unsettled<page::Answer<u64>>,
+    pub(super) unsettled: Unsettled<page::Answer<Octets>>,
+    /// What the keys are.
+    pub(super) form: RadixForm,
 }
 
 impl<L: Layout> Design<L> for Smart {
@@ -103,9 +107,8 @@ impl<L: Layout> Design<L> for PSmart {
 
     fn compute(options: &Self::Options) -> Result<SmartCompute, IndexError> {
         options.smart.check()?;
-        let boundaries = options.boundaries.iter().map(owned_number::<L::Key>);
-        let boundaries: Vec<u64> = boundaries.collect::<Result<_, _>>()?;
-        SmartCompute::new(options.smart, Some(boundaries))
+        let key = |key: &OwnedKey<L>| key_of::<L>(key.borrow());
+        SmartCompute::new(options.smart, Some(options.boundaries.iter().map(key).collect()))
     }
 
     async fn open_handle<F: Fabric>(
@@ -121,9 +124,6 @@ impl<L: Layout> Design<L> for PSmart {
 }
 
 async fn create<F: Fabric, L: Layout>(fabric: &F, options: u64) -> Result<(), IndexError> {
-    if L::HAS_HEAP {
-        return Err(ONLY_NUMBERS);
-    }
     if fabric.memory_servers() > MOST_RADIX_SERVERS {
         return Err(IndexError::InvalidArgument("smart has at most 256 memory servers"));
     }
@@ -132,7 +132,8 @@ async fn create<F: Fabric, L: Layout>(fabric: &F, options: u64) -> Result<(), In
         rpc.check_unclaimed(ServerId::new(number)).await?;
     }
     // The memory of a leaf, which was never used: a free slot.
-    let radix = RadixClient::<F, L>::new(fabric.clone(), 0);
+    // The server checks that a page would fit there.
+    let radix = RadixClient::<F, L>::new(fabric.clone(), L::page_words() as u64 * 8);
     let root = radix.take_leaf_on(ROOT_SERVER).await?;
     Ok(radix.rpc().claim_all(options, &[root]).await?)
 }
@@ -141,9 +142,6 @@ async fn open<F: Fabric, L: Layout>(
     fabric: F,
     compute: &SmartCompute,
 ) -> Result<SmartIndex<F, L>, IndexError> {
-    if L::HAS_HEAP {
-        return Err(ONLY_NUMBERS);
-    }
     let rpc = RpcClient::<F, L>::new(fabric.clone());
     let (mut root, mut word) = (GlobalAddr::NULL, 0);
     for number in (0..fabric.memory_servers()).rev() {
@@ -155,7 +153,8 @@ async fn open<F: Fabric, L: Layout>(
     let (options, sides) = (compute.options(), compute.sides(fabric.compute_server()));
     let radix = RadixClient::new(fabric, options.chunk_bytes);
     let (combines, unsettled) = (options.combines, Unsettled::new());
-    Ok(SmartIndex { radix, sides, combines, is_divided, root, unsettled })
+    let form = RadixForm::of::<L>();
+    Ok(SmartIndex { radix, sides, combines, is_divided, root, unsettled, form })
 }
 
 impl<F: Fabric, L: Layout> SmartIndex<F, L> {
@@ -163,7 +162,7 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
         self.radix.fabric()
     }
 
-    pub(super) fn cache(&self, key: u64) -> &SmartCache {
+    pub(super) fn cache(&self, key: &[u8]) -> &SmartCache {
         &self.sides.of(key).cache
     }
 
@@ -181,27 +180,21 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
     }
 }
 
-/// A key or a value as a number of the same order.
-fn number_of<T: Encoded + ?Sized>(of: &T) -> Result<u64, IndexError> {
-    let bytes = of.encoded().as_ref().try_into();
-    Ok(u64::from_be_bytes(bytes.map_err(|_| ONLY_NUMBERS)?))
+/// A key as the tree has it.
+fn key_of<L: Layout>(key: &L::Key) -> Octets {
+    RadixForm::of::<L>().key(key.encoded().as_ref())
 }
 
-fn owned_number<T: Encoded + ?Sized>(owned: &Owned<T>) -> Result<u64, IndexError> {
-    let borrowed: &T = owned.borrow();
-    number_of(borrowed)
+fn value_of<T: Encoded + ?Sized>(value: &T) -> Octets {
+    Octets::from_slice(value.encoded().as_ref())
 }
 
-fn of_number<T: Encoded + ?Sized>(number: u64) -> Result<Owned<T>, IndexError> {
-    T::decoded(number.to_be_bytes()).ok_or(ONLY_NUMBERS)
+fn found_of<T: Encoded + ?Sized>(found: Octets) -> Result<Owned<T>, IndexError> {
+    T::decoded(found.into_vec()).ok_or(NO_KEY)
 }
 
-fn bound_of<T: Encoded + ?Sized>(bound: &Bound<Owned<T>>) -> Result<Bound<u64>, IndexError> {
-    Ok(match bound {
-        Bound::Unbounded => Bound::Unbounded,
-        Bound::Included(key) => Bound::Included(owned_number::<T>(key)?),
-        Bound::Excluded(key) => Bound::Excluded(owned_number::<T>(key)?),
-    })
+fn bound_of<L: Layout>(bound: &Bound<OwnedKey<L>>) -> Bound<Octets> {
+    bound.as_ref().map(|key| key_of::<L>(key.borrow()))
 }
 
 impl<F: Fabric, L: Layout> RangeIndex for SmartIndex<F, L> {
@@ -209,29 +202,36 @@ impl<F: Fabric, L: Layout> RangeIndex for SmartIndex<F, L> {
     type Value = L::Value;
 
     async fn get(&self, key: &L::Key) -> Result<Option<Owned<L::Value>>, IndexError> {
-        let found = self.value_of(number_of(key)?).await?;
-        found.map(of_number::<L::Value>).transpose()
+        L::check_key(key)?;
+        let found = self.value_of(&key_of::<L>(key)).await?;
+        found.map(found_of::<L::Value>).transpose()
     }
 
     async fn execute(
         &self,
         edit: LeafEdit<&L::Key, &L::Value>,
     ) -> Result<Answer<Owned<L::Value>>, IndexError> {
-        let value = |value: &L::Value| number_of(value);
+        let value = |value: &L::Value| {
+            L::check_record(edit.key, value)?;
+            Ok::<_, IndexError>(value_of(value))
+        };
+        L::check_key(edit.key)?;
         let action = match edit.action {
             Action::Get => Action::Get,
             Action::Insert(new) => Action::Insert(value(new)?),
             Action::Update(new) => Action::Update(value(new)?),
             Action::Upsert(new) => Action::Upsert(value(new)?),
             Action::Remove => Action::Remove,
-            Action::CompareExchange(old, new) => Action::CompareExchange(value(old)?, value(new)?),
+            Action::CompareExchange(old, new) => {
+                Action::CompareExchange(value_of(old), value(new)?)
+            }
         };
-        let key = number_of(edit.key)?;
+        let key = key_of::<L>(edit.key);
         let answer = match action {
-            Action::Get => Answer::from_lookup(self.value_of(key).await?),
-            action => self.change(key, action).await?,
+            Action::Get => Answer::from_lookup(self.value_of(&key).await?),
+            action => self.change(&key, action).await?,
         };
-        let found = answer.found.map(of_number::<L::Value>).transpose()?;
+        let found = answer.found.map(found_of::<L::Value>).transpose()?;
         Ok(Answer { applied: answer.applied, found })
     }
 
@@ -239,16 +239,20 @@ impl<F: Fabric, L: Layout> RangeIndex for SmartIndex<F, L> {
         &self,
         keys: &[Q],
     ) -> Result<Vec<Option<Owned<L::Value>>>, IndexError> {
-        let keys: Result<Vec<u64>, _> = keys.iter().map(|key| number_of(key.borrow())).collect();
-        let found = self.values_of(&keys?).await?.into_iter();
-        found.map(|found| found.map(of_number::<L::Value>).transpose()).collect()
+        keys.iter().try_for_each(|key| L::check_key(key.borrow()))?;
+        let keys: Vec<Octets> = keys.iter().map(|key| key_of::<L>(key.borrow())).collect();
+        let found = self.values_of(&keys).await?.into_iter();
+        found.map(|found| found.map(found_of::<L::Value>).transpose()).collect()
     }
 
     async fn scan(&self, scan: &Scan<Owned<L::Key>>) -> Result<RecordsOf<Self>, IndexError> {
-        let (lower, upper) = (bound_of::<L::Key>(&scan.lower)?, bound_of::<L::Key>(&scan.upper)?);
+        let (lower, upper) = (bound_of::<L>(&scan.lower), bound_of::<L>(&scan.upper));
         let scan = Scan { lower, upper, reverse: scan.reverse, limit: scan.limit };
         let records = self.records(&scan).await?.into_iter();
-        let record = |(key, value)| Ok((of_number::<L::Key>(key)?, of_number::<L::Value>(value)?));
+        let record = |(key, value): (Octets, Octets)| {
+            let key = self.form.original(&key).ok_or(NO_KEY)?;
+            Ok((L::Key::decoded(key).ok_or(NO_KEY)?, found_of::<L::Value>(value)?))
+        };
         records.map(record).collect()
     }
 
@@ -257,10 +261,11 @@ impl<F: Fabric, L: Layout> RangeIndex for SmartIndex<F, L> {
         records: impl Iterator<Item = (Owned<L::Key>, Owned<L::Value>)>,
         fill: f64,
     ) -> Result<u64, IndexError> {
-        let number = |(key, value): (_, _)| {
-            Ok((owned_number::<L::Key>(&key)?, owned_number::<L::Value>(&value)?))
+        let record = |(key, value): (Owned<L::Key>, Owned<L::Value>)| {
+            L::check_record(key.borrow(), value.borrow())?;
+            Ok((key_of::<L>(key.borrow()), value_of::<L::Value>(value.borrow())))
         };
-        self.load(records.map(number), fill).await
+        self.load(records.map(record), fill).await
     }
 
     /// Returns at once: clients write every change through.

@@ -5,58 +5,77 @@
 
 use super::SmartIndex;
 use super::cache::{SlotOf, Start};
-use crate::page::{Child, Layout, LeafCopy, NodeCopy, NodeSize, Search, Slot, slot_place};
+use crate::page::{Child, Layout, LeafCopy, Match, NodeCopy, NodeSize, Search, Slot, common_bytes};
 use crate::remote::{EntryHold, EntryLocks, Miss, reverse_of_leaf};
 use crate::rules;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, GlobalAddr, Work};
 
-/// Most steps of a descent. A key has eight levels, and each step may have to be repeated because
-/// of what other clients add meanwhile.
+/// Most steps of a descent, beside one for each byte of the key. Each step may have to be repeated
+/// because of what other clients add meanwhile.
 const MAX_STEPS: usize = 64;
 
 /// A slot, and what it leads to.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Place {
+pub(super) struct Place<'k> {
     /// Where the slot is.
     pub(super) at: GlobalAddr,
     pub(super) slot: Slot,
     /// Which slot of a node it is; `None` for the root slot.
     pub(super) of: Option<SlotOf>,
     /// The key that the descent is for.
-    key: u64,
+    key: &'k [u8],
     /// Whether this operation has read the slot.
     is_fresh: bool,
 }
 
-impl Place {
+impl<'k> Place<'k> {
     /// A slot that was free when this operation read it.
-    pub(super) fn free(at: GlobalAddr, of: SlotOf, key: u64) -> Self {
+    pub(super) fn free(at: GlobalAddr, of: SlotOf, key: &'k [u8]) -> Self {
         Self { at, slot: Slot::FREE, of: Some(of), key, is_fresh: true }
+    }
+
+    /// The first slot of a node that this operation has put into the slot.
+    pub(super) fn below(self, node: &NodeCopy) -> Self {
+        let slot = Slot::from_bits(node.slots[0]);
+        let of = Some(SlotOf { depth: node.path.len(), number: 0 });
+        Self { at: node.slot_place(0), slot, of, ..self }
+    }
+
+    /// How many bytes of the key all keys below the slot have.
+    pub(super) fn known(&self) -> usize {
+        self.of.map_or(0, |of| of.depth + 1)
+    }
+
+    /// The byte of the key that the slot is for.
+    pub(super) fn byte(&self) -> u8 {
+        self.of.and_then(|of| self.key.get(of.depth).copied()).unwrap_or(0)
     }
 }
 
 /// The result of a descent.
 #[derive(Debug)]
-pub(super) enum Found<'a> {
+pub(super) enum Found<'a, 'k> {
     /// The key's leaf, and the turn to change it (smart.O1), if it was asked for.
-    Leaf(LeafCopy, Option<EntryHold<'a>>),
+    Leaf(LeafCopy, Option<EntryHold<'a>>, Place<'k>),
     /// The key has no leaf.
-    None(Gap),
+    None(Gap<'k>),
 }
 
 /// Where a leaf would be.
 #[derive(Debug)]
-pub(super) enum Gap {
+pub(super) enum Gap<'k> {
     /// In a free slot.
-    Free(Place),
+    Free(Place<'k>),
     /// In a node of which all slots are in use.
     Full(NodeCopy),
     /// Below a new node in this slot, which leads to something with other keys.
     Above {
-        place: Place,
-        /// The lowest of these keys.
-        other: u64,
+        place: Place<'k>,
+        /// How many bytes the key has in common with these.
+        common: usize,
+        /// Their next byte.
+        byte: u8,
         /// The word of the slot's child that says where its slot is.
         reverse: GlobalAddr,
     },
@@ -69,55 +88,67 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
     /// # Errors
     /// [`Miss::Restart`] if a leaf stays torn or in the turn of others, or if the tree grows too
     /// fast.
-    pub(super) async fn find<'a>(
+    pub(super) async fn find<'a, 'k>(
         &'a self,
-        key: u64,
+        key: &'k [u8],
         turns: Option<&'a Arc<EntryLocks>>,
-    ) -> Result<Found<'a>, Miss> {
+    ) -> Result<Found<'a, 'k>, Miss> {
         self.fabric().charge(Work::VisitNode).await;
         let mut place = match self.cache(key).start(key) {
             Start::Slot(at, slot, of) => Place { at, slot, of: Some(of), key, is_fresh: false },
             Start::Root(slot) => Place { at: self.root, slot, of: None, key, is_fresh: false },
-            Start::Node(at, size) => {
+            Start::Node(at, size, depth) => {
                 let node = self.radix.read_radix_node(at, size).await?;
+                if node.header.depth != depth || node.header.compare(key) != Match::Same {
+                    return Err(Miss::Restart);
+                }
                 match self.in_node(key, node).await? {
                     Ok(place) => place,
                     Err(gap) => return Ok(Found::None(gap)),
                 }
             }
         };
-        for _ in 0..MAX_STEPS {
+        for _ in 0..MAX_STEPS + key.len() {
             match place.slot.child() {
                 Child::None if place.is_fresh => return Ok(Found::None(Gap::Free(place))),
                 Child::None => place = self.read_again(place).await?,
                 Child::Leaf => {
-                    let at = place.slot.at();
+                    let room = place.slot.leaf_room();
                     let hold = match turns {
-                        Some(turns) => Some(self.radix.hold_entries_by(turns, at).await?),
+                        Some(turns) => Some(self.radix.hold_entries_by(turns, room.at).await?),
                         None => None,
                     };
-                    let leaf = self.radix.read_leaf(at).await?;
-                    let reverse = reverse_of_leaf(leaf.at);
+                    let leaf = self.radix.read_leaf(room).await?;
+                    let reverse = reverse_of_leaf(room.at);
                     self.check_reverse(&place, reverse, leaf.reverse);
-                    if leaf.key == key {
-                        return Ok(Found::Leaf(leaf, hold));
+                    if leaf.key[..] != *key {
+                        // Its key is the same for ever, so it need not be read again (radix.B2).
+                        let common = common_bytes(&leaf.key, key);
+                        let byte = *leaf.key.get(common).ok_or(Miss::Restart)?;
+                        match self.above(place, (common, byte), reverse).await? {
+                            Ok(gap) => return Ok(Found::None(gap)),
+                            Err(again) => place = again,
+                        }
+                        continue;
                     }
-                    // Its key is the same for ever, so it need not be read again (radix.B2).
-                    match self.above(place, leaf.key, reverse).await? {
-                        Ok(gap) => return Ok(Found::None(gap)),
-                        Err(again) => place = again,
+                    match leaf.moved() {
+                        None => return Ok(Found::Leaf(leaf, hold, place)),
+                        Some(larger) => place = self.follow(place, larger)?,
                     }
                 }
                 Child::Node(size) => {
                     let node = self.radix.read_radix_node(place.slot.at(), size).await?;
                     self.check_reverse(&place, node.at, node.reverse);
-                    let path = node.header.path;
-                    if !path.is_of(key) {
-                        match self.above(place, path.low(), node.at).await? {
-                            Ok(gap) => return Ok(Found::None(gap)),
-                            Err(again) => place = again,
+                    match node.header.compare(key) {
+                        Match::Same if node.header.depth >= place.known() => {}
+                        Match::Differs(common, byte) => {
+                            match self.above(place, (common, byte), node.at).await? {
+                                Ok(gap) => return Ok(Found::None(gap)),
+                                Err(again) => place = again,
+                            }
+                            continue;
                         }
-                        continue;
+                        _ => return Err(Miss::Restart),
                     }
                     if node.header.size > size {
                         let grown = place.slot.with_size(node.header.size);
@@ -139,33 +170,51 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
 
     /// The gap above the child of a slot, which has other keys; the slot as it is now, if that has
     /// another child.
-    async fn above(
+    async fn above<'k>(
         &self,
-        place: Place,
-        other: u64,
+        place: Place<'k>,
+        (common, byte): (usize, u8),
         reverse: GlobalAddr,
-    ) -> Result<Result<Gap, Place>, Miss> {
+    ) -> Result<Result<Gap<'k>, Place<'k>>, Miss> {
         let again = self.read_again(place).await?;
         Ok(match again.slot.at() == place.slot.at() {
-            true => Ok(Gap::Above { place: again, other, reverse }),
+            true if common < again.known() => return Err(Miss::Restart),
+            true => Ok(Gap::Above { place: again, common, byte, reverse }),
             false => Err(again),
         })
     }
 
+    /// The place that leads to the leaf that took another one's place (radix.B4). Makes the slot
+    /// lead there, too, if it leads to the other one.
+    pub(super) fn follow<'k>(&self, place: Place<'k>, larger: Slot) -> Result<Place<'k>, Miss> {
+        if larger.child() != Child::Leaf || larger.leaf_words() <= place.slot.leaf_words() {
+            return Err(Miss::Restart);
+        }
+        let larger = larger.with_byte(place.slot.byte());
+        self.radix.post_hint(place.at, place.slot.to_bits(), larger.to_bits());
+        self.note(&place, larger);
+        Ok(Place { slot: larger, ..place })
+    }
+
     /// The slot for `key` in a node that has just been read, or where it would be.
-    async fn in_node(&self, key: u64, node: NodeCopy) -> Result<Result<Place, Gap>, Miss> {
+    async fn in_node<'k>(
+        &self,
+        key: &'k [u8],
+        node: NodeCopy,
+    ) -> Result<Result<Place<'k>, Gap<'k>>, Miss> {
         let mut node = node;
         while node.slots.len() < node.header.size.slots() {
             // It has grown (smart.N5).
             node = self.radix.read_radix_node(node.at, node.header.size).await?;
         }
+        let depth = node.header.depth;
+        node.path = key[..depth].into();
         self.cache(key).admit(&node);
-        let path = node.header.path;
-        Ok(match node.search(path.next_byte(key)) {
+        Ok(match node.search(node.next_byte(key)) {
             Search::At(number, slot) => Ok(Place {
-                at: slot_place(node.at, number),
+                at: node.slot_place(number),
                 slot,
-                of: Some(SlotOf { path, number }),
+                of: Some(SlotOf { depth, number }),
                 key,
                 is_fresh: true,
             }),
@@ -173,8 +222,8 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
                 let is_next_free = node.slots.get(number + 1) == Some(&0);
                 let skips = self.fabric().breaks(rules::FIRST_FREE_SLOT) && is_next_free;
                 let number = number + usize::from(skips);
-                let of = SlotOf { path, number };
-                Err(Gap::Free(Place::free(slot_place(node.at, number), of, key)))
+                let of = SlotOf { depth, number };
+                Err(Gap::Free(Place::free(node.slot_place(number), of, key)))
             }
             Search::Full if node.header.size == NodeSize::LARGEST => return Err(Miss::Restart),
             Search::Full => Err(Gap::Full(node)),
@@ -182,7 +231,7 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
     }
 
     /// READs a slot, unless this operation has read it.
-    async fn read_again(&self, place: Place) -> Result<Place, Miss> {
+    async fn read_again<'k>(&self, place: Place<'k>) -> Result<Place<'k>, Miss> {
         if place.is_fresh || self.fabric().breaks(rules::ABSENCE_READ) {
             return Ok(Place { is_fresh: true, ..place });
         }
@@ -192,24 +241,24 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
     }
 
     /// Keeps in the cache what a slot is now.
-    pub(super) fn note(&self, place: &Place, slot: Slot) {
+    pub(super) fn note(&self, place: &Place<'_>, slot: Slot) {
         match place.of {
-            Some(of) => self.cache(place.key).patch(of, slot),
+            Some(of) => self.cache(place.key).patch(&place.key[..of.depth], of.number, slot),
             None => self.cache(place.key).note_root(slot),
         }
     }
 
     /// Drops the cached copy of the node that has a slot.
-    pub(super) fn forget(&self, place: &Place) {
+    pub(super) fn forget(&self, place: &Place<'_>) {
         match place.of {
-            Some(of) => self.cache(place.key).forget(of.path),
+            Some(of) => self.cache(place.key).forget(&place.key[..of.depth]),
             None => self.cache(place.key).note_root(Slot::FREE),
         }
     }
 
     /// Compares a child's reverse pointer with the slot that the descent followed (smart.N6).
     /// Forgets a cached slot that is out of date, and corrects a reverse pointer that is.
-    fn check_reverse(&self, place: &Place, word: GlobalAddr, says: GlobalAddr) {
+    fn check_reverse(&self, place: &Place<'_>, word: GlobalAddr, says: GlobalAddr) {
         match (says == place.at, place.is_fresh) {
             (true, _) => {}
             (false, true) => self.radix.post_hint(word, says.to_bits(), place.at.to_bits()),

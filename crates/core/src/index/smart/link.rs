@@ -6,9 +6,7 @@
 use super::SmartIndex;
 use super::cache::SlotOf;
 use super::find::{Gap, Place};
-use crate::page::{
-    KeyPath, Layout, LeafCopy, NodeCopy, NodeHeader, NodeSize, Slot, common_bytes, slot_place,
-};
+use crate::page::{Layout, LeafCopy, LeafRoom, NodeCopy, NodeSize, Slot};
 use crate::remote::{Miss, NodeRoom, RemoteError, Swapped};
 use farleaf_fabric::{Fabric, GlobalAddr, Work};
 use smallvec::SmallVec;
@@ -16,11 +14,13 @@ use smallvec::SmallVec;
 /// Memory that an operation has taken and no slot leads to, as far as it knows.
 #[derive(Debug, Default)]
 pub(super) struct Spare {
-    pub(super) leaf: Option<GlobalAddr>,
+    pub(super) leaf: Option<LeafRoom>,
     pub(super) node: Option<NodeRoom>,
     /// Whether a slot may lead there all the same.
     pub(super) in_doubt: bool,
 }
+
+const TOO_LARGE: RemoteError = RemoteError::InvalidArgument("a leaf has no room for the record");
 
 impl<F: Fabric, L: Layout> SmartIndex<F, L> {
     /// Links a new leaf where a descent has found none. Uses `spare`, and leaves in it what it has
@@ -31,68 +31,102 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
     /// may be linked, now or later; `spare` is empty then.
     pub(super) async fn link(
         &self,
-        record: (u64, u64),
-        gap: Gap,
+        record: (&[u8], &[u8]),
+        gap: Gap<'_>,
         spare: &mut Spare,
     ) -> Result<(), Miss> {
-        let leaf = match spare.leaf {
-            Some(leaf) => leaf,
-            None => *spare.leaf.insert(self.radix.take_leaf().await?),
-        };
+        let leaf = self.spare_leaf(record, spare).await?;
         match gap {
             Gap::Free(place) => self.link_at(record, place, leaf, spare).await,
             Gap::Full(node) => {
                 let place = self.grow(node, record.0).await?;
                 self.link_at(record, place, leaf, spare).await
             }
-            Gap::Above { place, other, reverse } => {
-                let room = match spare.node {
-                    Some(room) => room,
-                    None => *spare.node.insert(self.radix.take_node_room().await?),
-                };
-                self.fabric().charge(Work::RestructureNode).await;
-                let path = KeyPath::of(record.0, common_bytes(record.0, other));
-                let header = NodeHeader { size: NodeSize::SMALLEST, path };
-                let slots = vec![
-                    place.slot.with_byte(path.next_byte(other)).to_bits(),
-                    Slot::leaf(path.next_byte(record.0), leaf).to_bits(),
-                    0,
-                    0,
-                ];
-                let node = NodeCopy { at: room.at, reverse: place.at, header, slots };
-                let first = slot_place(room.at, 0);
-                let mut words: SmallVec<[u64; 8]> = node.words().collect();
-                words.resize(words.len().max(room.used_words), 0);
-                let new_leaf = LeafCopy::first(leaf, slot_place(room.at, 1), record);
-                spare.node = Some(NodeRoom { used_words: words.len(), ..room });
-                let parts = [(room.at, words), (leaf, SmallVec::from_slice(&new_leaf.words()))];
-                self.write(&parts, spare).await?;
-                let slot = Slot::node(place.slot.byte(), room.at, NodeSize::SMALLEST);
-                self.swap(&place, slot, spare).await?;
+            Gap::Above { mut place, common, byte, reverse } => {
+                // A node has only so much of its path: others above it have the rest.
+                while common - place.known() > self.form.most_tail() {
+                    let depth = place.known() + self.form.most_tail();
+                    let to = (depth, record.0[depth]);
+                    let node = self.link_node(record, place, None, to, spare).await?;
+                    self.radix.post_hint(reverse, place.at.to_bits(), node.slot_place(0).to_bits());
+                    place = place.below(&node);
+                }
+                let new = Some(leaf);
+                let node = self.link_node(record, place, new, (common, byte), spare).await?;
+                let first = node.slot_place(0);
                 self.radix.post_hint(reverse, place.at.to_bits(), first.to_bits());
-                self.cache(record.0).admit(&node);
                 Ok(())
             }
         }
     }
 
+    /// The leaf that an operation has taken and not linked, if the record has room there; else a
+    /// new one.
+    pub(super) async fn spare_leaf(
+        &self,
+        (key, value): (&[u8], &[u8]),
+        spare: &mut Spare,
+    ) -> Result<LeafRoom, Miss> {
+        let size = LeafRoom::size_for(self.form, key, value).ok_or(TOO_LARGE)?;
+        if let Some(leaf) = spare.leaf.take_if(|leaf| leaf.size < size) {
+            self.radix.give_back_leaf(leaf);
+        }
+        Ok(match spare.leaf {
+            Some(leaf) => leaf,
+            None => *spare.leaf.insert(self.radix.take_leaf(size).await?),
+        })
+    }
+
+    /// Puts a node above what a slot leads to, with a path of `depth` bytes: its first slot is for
+    /// that, by `byte`, and the next one for a new leaf, if there is one.
+    async fn link_node(
+        &self,
+        record: (&[u8], &[u8]),
+        place: Place<'_>,
+        leaf: Option<LeafRoom>,
+        (depth, byte): (usize, u8),
+        spare: &mut Spare,
+    ) -> Result<NodeCopy, Miss> {
+        let room = match spare.node {
+            Some(room) => room,
+            None => *spare.node.insert(self.radix.take_node_room().await?),
+        };
+        self.fabric().charge(Work::RestructureNode).await;
+        let slot = leaf.map_or(Slot::FREE, |leaf| Slot::leaf(record.0[depth], leaf));
+        let slots = vec![place.slot.with_byte(byte).to_bits(), slot.to_bits(), 0, 0];
+        let content = (&record.0[..depth], NodeSize::SMALLEST, slots);
+        let node = NodeCopy::made(self.form, room.at, place.at, content);
+        let mut words: SmallVec<[u64; 8]> = node.words().collect();
+        words.resize(words.len().max(room.used_words), 0);
+        spare.node = Some(NodeRoom { used_words: words.len(), ..room });
+        let mut parts: SmallVec<[_; 2]> = SmallVec::new();
+        parts.push((room.at, words));
+        if let Some(leaf) = leaf {
+            let new = LeafCopy::first(self.form, leaf, node.slot_place(1), record);
+            parts.push((leaf.at, new.words()));
+        }
+        self.write(&parts, spare).await?;
+        let slot = Slot::node(place.slot.byte(), room.at, NodeSize::SMALLEST);
+        self.swap(&place, slot, leaf.is_some(), spare).await?;
+        self.cache(record.0).admit(&node);
+        Ok(node)
+    }
+
     async fn link_at(
         &self,
-        record: (u64, u64),
-        place: Place,
-        leaf: GlobalAddr,
+        record: (&[u8], &[u8]),
+        place: Place<'_>,
+        leaf: LeafRoom,
         spare: &mut Spare,
     ) -> Result<(), Miss> {
         self.fabric().charge(Work::ChangeNode).await;
-        let byte = place.of.map_or(0, |of| of.path.next_byte(record.0));
-        let new_leaf = LeafCopy::first(leaf, place.at, record);
-        let parts: [(_, SmallVec<[u64; 8]>); 1] = [(leaf, SmallVec::from_slice(&new_leaf.words()))];
-        self.write(&parts, spare).await?;
-        self.swap(&place, Slot::leaf(byte, leaf), spare).await
+        let new_leaf = LeafCopy::first(self.form, leaf, place.at, record);
+        self.write(&[(leaf.at, new_leaf.words())], spare).await?;
+        self.swap(&place, Slot::leaf(place.byte(), leaf), true, spare).await
     }
 
     /// WRITEs what no slot leads to yet.
-    async fn write(
+    pub(super) async fn write(
         &self,
         parts: &[(GlobalAddr, SmallVec<[u64; 8]>)],
         spare: &mut Spare,
@@ -105,20 +139,32 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
         Ok(written?)
     }
 
-    /// Makes a slot lead to a new leaf or node.
-    async fn swap(&self, place: &Place, to: Slot, spare: &mut Spare) -> Result<(), Miss> {
+    /// Makes a slot lead to a new leaf or node, `with_leaf` if the new leaf is there.
+    async fn swap(
+        &self,
+        place: &Place<'_>,
+        to: Slot,
+        with_leaf: bool,
+        spare: &mut Spare,
+    ) -> Result<(), Miss> {
         match self.radix.swap_slot(place.at, place.slot, to).await {
             Ok(Swapped::Done) => {
                 if spare.node.is_some_and(|room| room.at == to.at()) {
                     spare.node = None;
                 }
-                spare.leaf = None;
+                if with_leaf {
+                    spare.leaf = None;
+                }
                 self.note(place, to);
                 Ok(())
             }
             Ok(Swapped::Not) => {
                 // Whatever is there now is not cached.
                 self.forget(place);
+                Err(Miss::Restart)
+            }
+            Ok(Swapped::Unknown) if !with_leaf => {
+                spare.node = None; // lost, or in the tree
                 Err(Miss::Restart)
             }
             Ok(Swapped::Unknown) => {
@@ -136,21 +182,22 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
 
     /// Makes room in a node of which all slots are in use: the first slot of the next size
     /// (smart.N5).
-    async fn grow(&self, node: NodeCopy, key: u64) -> Result<Place, Miss> {
-        let header = node.header;
+    async fn grow<'k>(&self, node: NodeCopy, key: &'k [u8]) -> Result<Place<'k>, Miss> {
+        let header = node.header.clone();
         let size = header.size.grown().ok_or(Miss::Restart)?;
-        let grown = NodeHeader { size, ..header };
+        let mut grown = header.clone();
+        grown.size = size;
         let place = node.at.plus(8);
-        if self.radix.swap_word(place, header.to_bits(), grown.to_bits()).await? == Swapped::Not {
+        let (from, to) = (header.to_bits(self.form), grown.to_bits(self.form));
+        if self.radix.swap_word(place, from, to).await? == Swapped::Not {
             return Err(Miss::Restart);
         }
         let number = header.size.slots();
-        let mut slots = node.slots;
-        slots.resize(size.slots(), 0);
-        let node = NodeCopy { header: grown, slots, ..node };
+        let mut node = NodeCopy { header: grown, ..node };
+        node.slots.resize(size.slots(), 0);
         self.cache(key).admit(&node);
-        let of = SlotOf { path: header.path, number };
-        Ok(Place::free(slot_place(node.at, number), of, key))
+        let of = SlotOf { depth: header.depth, number };
+        Ok(Place::free(node.slot_place(number), of, key))
     }
 
     /// Takes back what an operation has not linked (radix.M2).

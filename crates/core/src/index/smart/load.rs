@@ -8,9 +8,7 @@
 
 use super::SmartIndex;
 use crate::index::{IndexError, check_fill};
-use crate::page::{
-    KeyPath, Layout, LeafCopy, NodeCopy, NodeHeader, NodeSize, Slot, common_bytes, slot_place,
-};
+use crate::page::{Layout, LeafCopy, LeafRoom, NodeCopy, NodeSize, Octets, Slot, common_bytes};
 use crate::remote::{Miss, NodeRoom, RemoteError, Swapped};
 use crate::wire::Refusal;
 use farleaf_fabric::{Buffer, Fabric, GlobalAddr};
@@ -21,14 +19,14 @@ use std::collections::VecDeque;
 #[derive(Debug)]
 struct Open {
     room: NodeRoom,
-    path: KeyPath,
+    path: Octets,
     slots: Vec<u64>,
 }
 
 /// A part of the tree whose parent is not known yet.
 #[derive(Debug)]
 enum Part {
-    Leaf(GlobalAddr, (u64, u64)),
+    Leaf(LeafRoom, (Octets, Octets)),
     Node(Open),
 }
 
@@ -41,7 +39,7 @@ struct Load<'a, F: Fabric, L: Layout> {
     last: Option<Part>,
     in_flight: VecDeque<(GlobalAddr, Words, F::Op<Buffer>)>,
     /// Memory of the load that no WRITE in flight may change, but for those above (radix.M2).
-    leaves: Vec<GlobalAddr>,
+    leaves: Vec<LeafRoom>,
     nodes: Vec<NodeRoom>,
     /// Whether the root slot may lead to the tree.
     may_be_shown: bool,
@@ -50,7 +48,7 @@ struct Load<'a, F: Fabric, L: Layout> {
 impl<F: Fabric, L: Layout> SmartIndex<F, L> {
     pub(super) async fn load(
         &self,
-        records: impl Iterator<Item = Result<(u64, u64), IndexError>>,
+        records: impl Iterator<Item = Result<(Octets, Octets), IndexError>>,
         fill: f64,
     ) -> Result<u64, IndexError> {
         // Nodes have room for all slots whatever the fill is.
@@ -86,26 +84,30 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
 impl<F: Fabric, L: Layout> Load<'_, F, L> {
     async fn all(
         &mut self,
-        records: impl Iterator<Item = Result<(u64, u64), IndexError>>,
+        records: impl Iterator<Item = Result<(Octets, Octets), IndexError>>,
     ) -> Result<u64, IndexError> {
-        let (mut before, mut count) = (None, 0);
+        let (mut before, mut count) = (None::<Octets>, 0);
         for record in records {
             let (key, value) = record?;
-            if let Some(before) = before {
-                if before >= key {
+            if let Some(before) = &before {
+                if *before >= key {
                     return Err(IndexError::NotSorted { position: count });
                 }
-                self.close_to(common_bytes(before, key), key).await?;
+                self.close_to(common_bytes(before, &key), &key).await?;
             }
-            let leaf = self.index.radix.take_leaf().await?;
+            let size = LeafRoom::size_for(self.index.form, &key, &value);
+            let size =
+                size.ok_or(IndexError::InvalidArgument("a leaf has no room for a record"))?;
+            let leaf = self.index.radix.take_leaf(size).await?;
             self.leaves.push(leaf);
-            self.last = Some(Part::Leaf(leaf, (key, value)));
+            self.last = Some(Part::Leaf(leaf, (key.clone(), value)));
             (before, count) = (Some(key), count + 1);
         }
         while let Some(node) = self.close_last().await? {
             self.last = Some(Part::Node(node));
         }
         if let Some(top) = self.last.take() {
+            let top = self.near(top, 0).await?;
             let slot = self.write(top, self.index.root, 0).await?;
             self.finish().await?;
             self.may_be_shown = true;
@@ -116,15 +118,15 @@ impl<F: Fabric, L: Layout> Load<'_, F, L> {
 
     /// Puts the last part into a node whose path has `common` bytes, which the next key has in
     /// common with the last one, after closing all deeper nodes.
-    async fn close_to(&mut self, common: usize, key: u64) -> Result<(), IndexError> {
-        while self.open.last().is_some_and(|open| open.path.length() > common)
+    async fn close_to(&mut self, common: usize, key: &[u8]) -> Result<(), IndexError> {
+        while self.open.last().is_some_and(|open| open.path.len() > common)
             && let Some(node) = self.close_last().await?
         {
             self.last = Some(Part::Node(node));
         }
-        if self.open.last().is_none_or(|open| open.path.length() < common) {
+        if self.open.last().is_none_or(|open| open.path.len() < common) {
             let room = self.index.radix.take_node_room().await?;
-            let path = KeyPath::of(key, common);
+            let path = Octets::from_slice(&key[..common]);
             self.open.push(Open { room, path, slots: Vec::new() });
         }
         self.add_last().await
@@ -132,18 +134,39 @@ impl<F: Fabric, L: Layout> Load<'_, F, L> {
 
     /// Puts the last part into the deepest open node.
     async fn add_last(&mut self) -> Result<(), IndexError> {
-        let Some(open) = self.open.last() else { return Ok(()) };
+        let Some(depth) = self.open.last().map(|open| open.path.len()) else { return Ok(()) };
         let Some(last) = self.last.take() else { return Ok(()) };
-        let key = match &last {
-            Part::Leaf(_, (key, _)) => *key,
-            Part::Node(node) => node.path.low(),
+        let last = self.near(last, depth + 1).await?;
+        let Some(open) = self.open.last() else { return Ok(()) };
+        let path = match &last {
+            Part::Leaf(_, (key, _)) => key,
+            Part::Node(node) => &node.path,
         };
-        let (byte, place) = (open.path.next_byte(key), slot_place(open.room.at, open.slots.len()));
+        let byte = path.get(depth).copied().unwrap_or(0);
+        let place = NodeCopy::place_in(self.index.form, open.room.at, open.slots.len());
         let slot = self.write(last, place, byte).await?;
         if let Some(open) = self.open.last_mut() {
             open.slots.push(slot.to_bits());
         }
         Ok(())
+    }
+
+    /// Puts nodes above a part whose slot will be for keys that have `known` bytes in common, if it
+    /// has too little of its path for that slot.
+    async fn near(&mut self, part: Part, known: usize) -> Result<Part, IndexError> {
+        let mut part = part;
+        let most = self.index.form.most_tail();
+        while let Part::Node(node) = &part
+            && node.path.len() > known + most
+        {
+            let depth = node.path.len() - most - 1;
+            let (path, byte) = (Octets::from_slice(&node.path[..depth]), node.path[depth]);
+            let room = self.index.radix.take_node_room().await?;
+            let place = NodeCopy::place_in(self.index.form, room.at, 0);
+            let slot = self.write(part, place, byte).await?;
+            part = Part::Node(Open { room, path, slots: vec![slot.to_bits()] });
+        }
+        Ok(part)
     }
 
     /// Puts the last part into the deepest open node, and takes the node out: it is complete.
@@ -155,14 +178,13 @@ impl<F: Fabric, L: Layout> Load<'_, F, L> {
     /// Posts the WRITE of a part whose slot will be at `place`. Returns the slot.
     async fn write(&mut self, part: Part, place: GlobalAddr, byte: u8) -> Result<Slot, IndexError> {
         let (at, words, slot): (_, Words, _) = match part {
-            Part::Leaf(at, record) => {
-                let leaf = LeafCopy::first(at, place, record);
-                (at, SmallVec::from_slice(&leaf.words()), Slot::leaf(byte, at))
+            Part::Leaf(room, (key, value)) => {
+                let leaf = LeafCopy::first(self.index.form, room, place, (&key, &value));
+                (room.at, leaf.words(), Slot::leaf(byte, room))
             }
             Part::Node(Open { room, path, slots }) => {
                 let size = NodeSize::for_slots(slots.len());
-                let header = NodeHeader { size, path };
-                let node = NodeCopy { at: room.at, reverse: place, header, slots };
+                let node = NodeCopy::made(self.index.form, room.at, place, (&path, size, slots));
                 let mut words: Words = node.words().collect();
                 words.resize(words.len().max(room.used_words), 0);
                 self.nodes.push(NodeRoom { used_words: words.len(), ..room });
@@ -209,7 +231,7 @@ impl<F: Fabric, L: Layout> Load<'_, F, L> {
 
     /// Gives up memory that a WRITE may still change (radix.M2).
     fn lose(&mut self, at: GlobalAddr) {
-        if let Some(lost) = self.leaves.iter().rposition(|leaf| *leaf == at) {
+        if let Some(lost) = self.leaves.iter().rposition(|leaf| leaf.at == at) {
             self.leaves.swap_remove(lost);
         }
         if let Some(lost) = self.nodes.iter().rposition(|room| room.at == at) {

@@ -7,63 +7,90 @@
 //!
 //! *Invariant* smart.S1. A node that a slot of another node leads to is opened only if its path
 //! begins with the other's and the slot's byte, and a node has at most one slot for a byte. So a
-//! scan is at most eight nodes deep and opens no node twice, whatever the words say.
+//! scan is at most as deep as the longest path and opens no node twice, whatever the words say.
 
 use super::SmartIndex;
 use super::cache::KnownNode;
 use crate::index::{IndexError, Scan};
-use crate::page::{Child, KeyPath, Layout, LeafCopy, NodeCopy, NodeSize, Slot};
+use crate::page::{
+    Child, Layout, LeafCopy, LeafRoom, NodeCopy, NodeSize, Octets, Slot, just_after, just_before,
+};
 use crate::remote::{Miss, node_of};
 use farleaf_fabric::{Buffer, Fabric, FabricError, GlobalAddr, Work};
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Bound;
 
-/// The rest of a scan: keys from `low` to `high`, both included.
-#[derive(Clone, Copy, Debug)]
+/// The rest of a scan: keys from `low`, to those that begin with `high`, included.
+#[derive(Clone, Debug)]
 struct Rest {
-    low: u64,
-    high: u64,
+    low: Octets,
+    high: Octets,
     reverse: bool,
+}
+
+/// Whether keys that begin with `low` can be at most those that begin with `high`.
+fn is_up_to(low: &[u8], high: &[u8]) -> bool {
+    let both = low.len().min(high.len());
+    low[..both] <= high[..both]
 }
 
 impl Rest {
     /// `None` if no key is within the bounds.
-    fn of(scan: &Scan<u64>) -> Option<Self> {
-        let low = match scan.lower {
-            Bound::Unbounded => 0,
-            Bound::Included(key) => key,
-            Bound::Excluded(key) => key.checked_add(1)?,
+    fn of(scan: &Scan<Octets>) -> Option<Self> {
+        let low = match &scan.lower {
+            Bound::Unbounded => Octets::new(),
+            Bound::Included(key) => key.clone(),
+            Bound::Excluded(key) => just_after(key)?,
         };
-        let high = match scan.upper {
-            Bound::Unbounded => u64::MAX,
-            Bound::Included(key) => key,
-            Bound::Excluded(key) => key.checked_sub(1)?,
+        let high = match &scan.upper {
+            Bound::Unbounded => Octets::new(),
+            Bound::Included(key) => key.clone(),
+            Bound::Excluded(key) => just_before(key)?,
         };
-        (low <= high).then_some(Self { low, high, reverse: scan.reverse })
+        is_up_to(&low, &high).then_some(Self { low, high, reverse: scan.reverse })
     }
 
-    /// The first key.
-    fn first(&self) -> u64 {
-        if self.reverse { self.high } else { self.low }
-    }
-
-    fn has(&self, key: u64) -> bool {
-        (self.low..=self.high).contains(&key)
-    }
-
-    /// What remains behind `low..=high`, which has the first key.
-    fn behind(self, low: u64, high: u64) -> Option<Self> {
-        let rest = match self.reverse {
-            true => Self { high: low.checked_sub(1)?, ..self },
-            false => Self { low: high.checked_add(1)?, ..self },
+    /// A key that no key of the range is before, in the order of the scan, but perhaps no key of
+    /// the index.
+    fn first(&self) -> Octets {
+        let (mut first, filler) = match self.reverse {
+            true => (self.high.clone(), u8::MAX),
+            false => (self.low.clone(), 0),
         };
-        (rest.low <= rest.high).then_some(rest)
+        if first.len() < 8 {
+            first.resize(8, filler);
+        }
+        first
+    }
+
+    /// The key that begins with `path` and is nearest to the first one.
+    fn nearest(&self, path: &[u8]) -> Octets {
+        let first = self.first();
+        let filler: &[u8] = if first[..] < *path { &[] } else { &[u8::MAX; 8] };
+        match first.starts_with(path) {
+            true => first,
+            false => path.iter().chain(filler).copied().collect(),
+        }
+    }
+
+    fn has(&self, key: &[u8]) -> bool {
+        is_up_to(&self.low, key) && is_up_to(key, &self.high)
+    }
+
+    /// What remains behind the keys that begin with `path`, which has the first key.
+    fn behind(&self, path: &[u8]) -> Option<Self> {
+        let mut rest = self.clone();
+        match self.reverse {
+            true => rest.high = just_before(path)?,
+            false => rest.low = just_after(path)?,
+        }
+        is_up_to(&rest.low, &rest.high).then_some(rest)
     }
 
     /// Whether a node with this path may have keys of the range below `byte`.
-    fn wants(&self, path: KeyPath, byte: u8) -> bool {
-        let (low, high) = path.range_of(byte);
-        low <= self.high && high >= self.low
+    fn wants(&self, path: &[u8], byte: u8) -> bool {
+        let below: Octets = path.iter().copied().chain([byte]).collect();
+        self.has(&below)
     }
 
     /// Where a byte is in the order of the scan.
@@ -77,9 +104,9 @@ impl Rest {
     /// [`Miss::Restart`] if two slots are for the same byte, which only a damaged node has
     /// (smart.N2).
     fn children(&self, node: &NodeCopy) -> Result<Vec<Slot>, Miss> {
-        let path = node.header.path;
         let slots = node.in_use().map(|(_, slot)| slot);
-        let mut slots: Vec<Slot> = slots.filter(|slot| self.wants(path, slot.byte())).collect();
+        let wanted = slots.filter(|slot| self.wants(&node.path, slot.byte()));
+        let mut slots: Vec<Slot> = wanted.collect();
         slots.sort_unstable_by_key(|slot| self.place_of(slot.byte()));
         match slots.windows(2).any(|pair| pair[0].byte() == pair[1].byte()) {
             true => Err(Miss::Restart),
@@ -88,30 +115,31 @@ impl Rest {
     }
 
     /// Those of a node's leaves that may have keys of the range, in the order of the scan.
-    fn wanted(&self, path: KeyPath, mut leaves: Vec<(u8, GlobalAddr)>) -> Vec<GlobalAddr> {
-        leaves.retain(|(byte, _)| self.wants(path, *byte));
-        leaves.sort_unstable_by_key(|(byte, _)| self.place_of(*byte));
-        leaves.into_iter().map(|(_, leaf)| leaf).collect()
+    fn wanted(&self, path: &[u8], mut leaves: Vec<Slot>) -> Vec<LeafRoom> {
+        leaves.retain(|slot| self.wants(path, slot.byte()));
+        leaves.sort_unstable_by_key(|slot| self.place_of(slot.byte()));
+        leaves.into_iter().map(Slot::leaf_room).collect()
     }
 }
 
 /// What is next in a scan.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 enum Next {
-    /// A node, and the node and the byte of the slot that leads to it.
-    Node(GlobalAddr, NodeSize, Option<(KeyPath, u8)>),
-    Leaf(GlobalAddr),
-    Record(u64, u64),
+    /// A node, and what the path begins with that it must have.
+    Node(GlobalAddr, NodeSize, Octets),
+    Leaf(LeafRoom),
+    Record(Octets, Octets),
 }
 
 impl Next {
     /// What a slot leads to; `None` if it is free. `parent` is the path of the slot's node.
-    fn of(slot: Slot, parent: Option<KeyPath>) -> Option<Self> {
+    fn of(slot: Slot, parent: Option<&[u8]>) -> Option<Self> {
         match slot.child() {
             Child::None => None,
-            Child::Leaf => Some(Self::Leaf(slot.at())),
+            Child::Leaf => Some(Self::Leaf(slot.leaf_room())),
             Child::Node(size) => {
-                Some(Self::Node(slot.at(), size, parent.map(|path| (path, slot.byte()))))
+                let known = parent.map(|path| path.iter().copied().chain([slot.byte()]).collect());
+                Some(Self::Node(slot.at(), size, known.unwrap_or_default()))
             }
         }
     }
@@ -136,7 +164,10 @@ enum Copied {
 type Early = BTreeMap<GlobalAddr, LeafCopy>;
 
 impl<F: Fabric, L: Layout> SmartIndex<F, L> {
-    pub(super) async fn records(&self, scan: &Scan<u64>) -> Result<Vec<(u64, u64)>, IndexError> {
+    pub(super) async fn records(
+        &self,
+        scan: &Scan<Octets>,
+    ) -> Result<Vec<(Octets, Octets)>, IndexError> {
         let (mut rest, mut records) = (Rest::of(scan), Vec::new());
         let attempt = async || self.go_on(&mut rest, scan.limit, &mut records).await;
         self.radix.attempts(attempt).await?;
@@ -148,21 +179,22 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
         &self,
         rest: &mut Option<Rest>,
         limit: usize,
-        records: &mut Vec<(u64, u64)>,
+        records: &mut Vec<(Octets, Octets)>,
     ) -> Result<(), Miss> {
-        while let Some(range) = *rest
+        while let Some(range) = rest.clone()
             && records.len() < limit
         {
-            let known = self.cache(range.first()).node_of(range.first());
-            let (low, high, mut ahead, leaves) = match known {
+            let first = range.first();
+            let (path, mut ahead, leaves) = match self.cache(&first).node_of(&first) {
                 Some(KnownNode { at, size, path, leaves }) => {
-                    let leaves = range.wanted(path, leaves);
-                    (path.low(), path.high(), VecDeque::from([Next::Node(at, size, None)]), leaves)
+                    let leaves = range.wanted(&path, leaves);
+                    let node = Next::Node(at, size, path.clone());
+                    (path, VecDeque::from([node]), leaves)
                 }
                 None => {
                     let slot = self.radix.read_slot(self.root).await?;
-                    self.cache(range.first()).note_root(slot);
-                    (0, u64::MAX, Next::of(slot, None).into_iter().collect(), Vec::new())
+                    self.cache(&first).note_root(slot);
+                    (Octets::new(), Next::of(slot, None).into_iter().collect(), Vec::new())
                 }
             };
             let mut leaves = Some(leaves);
@@ -170,16 +202,16 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
                 let room = limit - records.len();
                 let leaves = leaves.take().unwrap_or_default();
                 self.read_ahead(&range, room, &mut ahead, leaves).await?;
-                while let Some(Next::Record(key, value)) = ahead.front().copied()
-                    && records.len() < limit
+                while records.len() < limit
+                    && let Some(Next::Record(key, value)) =
+                        ahead.pop_front_if(|next| matches!(next, Next::Record(..)))
                 {
-                    ahead.pop_front();
+                    *rest = range.behind(&key);
                     records.push((key, value));
-                    *rest = range.behind(key, key);
                 }
             }
             if ahead.is_empty() {
-                *rest = range.behind(low, high);
+                *rest = range.behind(&path);
             }
         }
         Ok(())
@@ -192,16 +224,16 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
         range: &Rest,
         room: usize,
         ahead: &mut VecDeque<Next>,
-        leaves: Vec<GlobalAddr>,
+        leaves: Vec<LeafRoom>,
     ) -> Result<(), Miss> {
         let most = room.min((self.fabric().depth() / 2).max(1));
         let (mut posted, mut weight) = (Vec::new(), 0);
         while weight < most
-            && let Some(next) = ahead.front().copied()
+            && let Some(next) = ahead.front()
         {
             let operation = match next {
-                Next::Node(at, size, _) => self.post_node(at, size).map(Some),
-                Next::Leaf(at) => self.radix.post_leaf(at).map(Some),
+                Next::Node(at, size, _) => self.post_node(*at, *size).map(Some),
+                Next::Leaf(leaf) => self.radix.post_leaf(*leaf).map(Some),
                 Next::Record(..) => Ok(None),
             };
             // Without a buffer, the first READ waits for one.
@@ -210,9 +242,8 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
                 Err(_) if posted.is_empty() => None,
                 Err(_) => break,
             };
-            posted.push((next, operation));
-            ahead.pop_front();
             weight += next.weight();
+            posted.extend(ahead.pop_front().map(|next| (next, operation)));
         }
         let mut early_posted = Vec::new();
         for at in leaves.into_iter().take(most) {
@@ -226,9 +257,13 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
                 None => None,
             };
             // No buffer is kept while a READ that is repeated may wait for one (R5).
-            let copy = match (next, buffer) {
-                (Next::Leaf(at), Some(buffer)) => self.radix.leaf_in(at, &buffer).map(Copied::Leaf),
-                (Next::Node(at, ..), Some(buffer)) => node_of(at, &buffer).map(Copied::Node),
+            let copy = match (&next, buffer) {
+                (Next::Leaf(leaf), Some(buffer)) => {
+                    self.radix.leaf_in(*leaf, &buffer).map(Copied::Leaf)
+                }
+                (Next::Node(at, ..), Some(buffer)) => {
+                    node_of(self.form, *at, &buffer).map(Copied::Node)
+                }
                 _ => None,
             };
             read.push((next, copy));
@@ -238,7 +273,7 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
             if let Some(buffer) = outcome_of(operation.await)?
                 && let Some(leaf) = self.radix.leaf_in(at, &buffer)
             {
-                early.insert(at, leaf);
+                early.insert(at.at, leaf);
             }
         }
         self.fabric().charge(Work::CopyRecords((read.len() + early.len()) as u32)).await;
@@ -259,15 +294,16 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
         early: &Early,
         content: &mut Vec<Next>,
     ) -> Result<(), Miss> {
-        let of_leaf = |leaf: &LeafCopy| {
-            let value = leaf.found().filter(|_| range.has(leaf.key))?;
-            Some(Next::Record(leaf.key, value))
-        };
         match (next, copy) {
-            (Next::Record(..), _) => content.push(next),
-            (Next::Leaf(_), Some(Copied::Leaf(leaf))) => content.extend(of_leaf(&leaf)),
-            (Next::Leaf(at), _) => content.extend(of_leaf(&self.radix.read_leaf(at).await?)),
-            (Next::Node(at, size, slot), copy) => {
+            (record @ Next::Record(..), _) => content.push(record),
+            (Next::Leaf(_), Some(Copied::Leaf(leaf))) => {
+                content.extend(self.record_of(range, leaf).await?);
+            }
+            (Next::Leaf(at), _) => {
+                let leaf = self.radix.read_leaf(at).await?;
+                content.extend(self.record_of(range, leaf).await?);
+            }
+            (Next::Node(at, size, known), copy) => {
                 let mut node = match copy {
                     Some(Copied::Node(node)) => node,
                     _ => self.radix.read_radix_node(at, size).await?,
@@ -275,15 +311,14 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
                 while node.slots.len() < node.header.size.slots() {
                     node = self.radix.read_radix_node(at, node.header.size).await?;
                 }
-                let path = node.header.path;
-                if slot.is_some_and(|(parent, byte)| !parent.leads_to(byte, path)) {
-                    return Err(Miss::Restart); // smart.S1
-                }
-                self.cache(range.first().clamp(path.low(), path.high())).admit(&node);
+                node.path = node.header.path_below(&known).ok_or(Miss::Restart)?; // smart.S1
+                self.cache(&range.nearest(&node.path)).admit(&node);
                 for slot in range.children(&node)? {
                     match early.get(&slot.at()) {
-                        Some(leaf) if slot.child() == Child::Leaf => content.extend(of_leaf(leaf)),
-                        _ => content.extend(Next::of(slot, Some(path))),
+                        Some(leaf) if slot.child() == Child::Leaf => {
+                            content.extend(self.record_of(range, leaf.clone()).await?);
+                        }
+                        _ => content.extend(Next::of(slot, Some(&node.path))),
                     }
                 }
             }
@@ -291,8 +326,21 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
         Ok(())
     }
 
+    /// The record of a leaf, or of the one that took its place, if it is in the range.
+    async fn record_of(&self, range: &Rest, leaf: LeafCopy) -> Result<Option<Next>, Miss> {
+        let mut leaf = leaf;
+        while let Some(larger) = leaf.moved() {
+            if larger.leaf_words() <= leaf.room.words() {
+                return Err(Miss::Restart); // radix.B4
+            }
+            leaf = self.radix.read_leaf(larger.leaf_room()).await?;
+        }
+        let value = leaf.found().filter(|_| range.has(&leaf.key));
+        Ok(value.map(|value| Next::Record(leaf.key, value)))
+    }
+
     fn post_node(&self, at: GlobalAddr, size: NodeSize) -> Result<F::Op<Buffer>, FabricError> {
-        Ok(self.fabric().read(at, self.fabric().buffer(size.words() * 8)?))
+        Ok(self.fabric().read(at, self.fabric().buffer(NodeCopy::words_of(self.form, size) * 8)?))
     }
 }
 

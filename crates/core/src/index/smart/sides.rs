@@ -12,7 +12,7 @@ use super::cache::SmartCache;
 use super::together::Groups;
 use crate::index::IndexError;
 use crate::index::sides::{AllSides, Refusals, Sides};
-use crate::page::{Action, Answer, Slot};
+use crate::page::{Action, Answer, Octets, Slot};
 use crate::remote::EntryLocks;
 use farleaf_fabric::sync::Arc;
 
@@ -26,8 +26,8 @@ const REFUSALS: Refusals = Refusals {
 #[derive(Debug)]
 pub(super) struct Side {
     pub(super) cache: SmartCache,
-    pub(super) lookups: Groups<(), Option<u64>>,
-    pub(super) changes: Groups<Action<u64>, Answer<u64>>,
+    pub(super) lookups: Groups<(), Option<Octets>>,
+    pub(super) changes: Groups<Action<Octets>, Answer<Octets>>,
     /// Turns at the leaves that only this compute server changes.
     pub(super) turns: Arc<EntryLocks>,
 }
@@ -47,7 +47,7 @@ impl Side {
 #[derive(Clone, Debug)]
 pub struct SmartCompute {
     options: SmartOptions,
-    pub(super) all: Arc<AllSides<u64, Side>>,
+    pub(super) all: Arc<AllSides<Octets, Side>>,
 }
 
 impl SmartCompute {
@@ -57,7 +57,7 @@ impl SmartCompute {
     /// Those of [`AllSides::new`].
     pub(super) fn new(
         options: SmartOptions,
-        boundaries: Option<Vec<u64>>,
+        boundaries: Option<Vec<Octets>>,
     ) -> Result<Self, IndexError> {
         Ok(Self { options, all: AllSides::new(boundaries, &REFUSALS)? })
     }
@@ -77,13 +77,13 @@ impl SmartCompute {
 }
 
 /// The sides that one client takes.
-pub(super) type OwnSides = Sides<u64, Side>;
+pub(super) type OwnSides = Sides<Octets, Side>;
 
 impl OwnSides {
     /// The side for a key.
     #[inline]
-    pub(super) fn of(&self, key: u64) -> &Side {
-        self.side(self.owner(|low| *low <= key))
+    pub(super) fn of(&self, key: &[u8]) -> &Side {
+        self.side(self.owner(|low| low[..] <= *key))
     }
 
     /// Tells all of them the root slot.

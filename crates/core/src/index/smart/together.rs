@@ -22,6 +22,7 @@
 //! *Thread safety*: shared by all threads of a compute server.
 
 use crate::index::IndexError;
+use crate::page::Octets;
 use crate::remote::RemoteError;
 use crate::rules;
 use farleaf_fabric::sync::{Arc, AtomicBool, Mutex, Ordering, lock};
@@ -112,7 +113,7 @@ impl<A> Unsettled<A> {
 pub(super) struct Groups<O, A> {
     /// Whether the operations change their key.
     are_changes: bool,
-    keys: Mutex<BTreeMap<u64, Key<O, A>>>,
+    keys: Mutex<BTreeMap<Octets, Key<O, A>>>,
 }
 
 #[derive(Debug)]
@@ -133,7 +134,7 @@ enum Role<'a, O, A> {
 /// The right to execute a group. The leader's own operation is not in there.
 struct Lead<'a, O, A> {
     groups: &'a Groups<O, A>,
-    key: u64,
+    key: Octets,
     others: Vec<(O, Seat<A>)>,
     /// How many of them have come before the leader.
     earlier: usize,
@@ -169,7 +170,7 @@ impl<O, A> Drop for Lead<'_, O, A> {
 /// An operation that waits for its outcome, or for its turn to lead.
 struct Waiter<'a, O, A> {
     groups: &'a Groups<O, A>,
-    key: u64,
+    key: Octets,
     seat: Seat<A>,
     /// Of its handle; `None` if the operation changes nothing.
     unsettled: Option<&'a Unsettled<A>>,
@@ -209,27 +210,27 @@ impl<'a, O, A> Waiter<'a, O, A> {
         *lock(&self.seat) = Some(Outcome::Nothing); // it executes itself
         let mut others = std::mem::take(&mut key.waiting);
         others.remove(earlier);
-        let (groups, key) = (self.groups, self.key);
+        let (groups, key) = (self.groups, self.key.clone());
         Some(Lead { groups, key, others, earlier, may_change: Cell::new(false), leader: None })
     }
 }
 
-impl<O: Copy, A: Clone> Groups<O, A> {
+impl<O: Clone, A: Clone> Groups<O, A> {
     pub(super) fn new(are_changes: bool) -> Self {
         Self { are_changes, keys: Mutex::new(BTreeMap::new()) }
     }
 
     fn join<'a>(
         &'a self,
-        number: u64,
+        number: &Octets,
         operation: O,
         unsettled: Option<&'a Unsettled<A>>,
     ) -> Role<'a, O, A> {
         let mut keys = lock(&self.keys);
-        let Some(key) = keys.get_mut(&number) else {
-            keys.insert(number, Key { is_led: true, waiting: Vec::new() });
+        let Some(key) = keys.get_mut(number) else {
+            keys.insert(number.clone(), Key { is_led: true, waiting: Vec::new() });
             let (others, may_change, leader) = (Vec::new(), Cell::new(false), None);
-            let (groups, key, earlier) = (self, number, 0);
+            let (groups, key, earlier) = (self, number.clone(), 0);
             return Role::Lead(Lead { groups, key, others, earlier, may_change, leader });
         };
         if key.waiting.len() == MOST - 1 {
@@ -237,7 +238,7 @@ impl<O: Copy, A: Clone> Groups<O, A> {
         }
         let seat: Seat<A> = Arc::new(Mutex::new(None));
         key.waiting.push((operation, seat.clone()));
-        Role::Wait(Waiter { groups: self, key: number, seat, unsettled })
+        Role::Wait(Waiter { groups: self, key: number.clone(), seat, unsettled })
     }
 
     /// Executes an operation on `key`, alone or with others. `execute` gets the operations of a
@@ -250,19 +251,20 @@ impl<O: Copy, A: Clone> Groups<O, A> {
     pub(super) async fn execute<F: Fabric>(
         &self,
         fabric: &F,
-        (key, operation): (u64, O),
+        (key, operation): (Octets, O),
         (server, unsettled): (ServerId, Option<&Unsettled<A>>),
         execute: impl AsyncFn(&[O], &Cell<bool>) -> Result<Answers<A>, IndexError>,
     ) -> Result<A, IndexError> {
         let alone = async || {
-            let answers = execute(&[operation], &Cell::new(false)).await?;
+            let alone = std::slice::from_ref(&operation);
+            let answers = execute(alone, &Cell::new(false)).await?;
             only(answers, server)
         };
         let lead = async |mut lead: Lead<'_, O, A>| {
             lead.leader = unsettled.map(|unsettled| unsettled.own.clone());
-            self.led(fabric, lead, operation, server, &execute).await
+            self.led(fabric, lead, operation.clone(), server, &execute).await
         };
-        let waiter = match self.join(key, operation, unsettled) {
+        let waiter = match self.join(&key, operation.clone(), unsettled) {
             Role::Alone => return alone().await,
             Role::Lead(first) => return lead(first).await,
             Role::Wait(waiter) => waiter,
@@ -302,7 +304,7 @@ impl<O: Copy, A: Clone> Groups<O, A> {
         execute: &impl AsyncFn(&[O], &Cell<bool>) -> Result<Answers<A>, IndexError>,
     ) -> Result<A, IndexError> {
         let mut operations = SmallVec::<[O; 1]>::new();
-        operations.extend(lead.others.iter().map(|(operation, _)| *operation));
+        operations.extend(lead.others.iter().map(|(operation, _)| operation.clone()));
         operations.insert(lead.earlier, own);
         let outcome = execute(&operations, &lead.may_change).await;
         if !matches!(outcome, Err(IndexError::Indeterminate(_))) {
@@ -343,12 +345,16 @@ mod tests {
 
     type Changes = Groups<u64, u64>;
 
+    fn key() -> Octets {
+        Octets::from_slice(b"key")
+    }
+
     fn waiter<'a>(
         changes: &'a Changes,
         operation: u64,
         unsettled: &'a Unsettled<u64>,
     ) -> Waiter<'a, u64, u64> {
-        match changes.join(7, operation, Some(unsettled)) {
+        match changes.join(&key(), operation, Some(unsettled)) {
             Role::Wait(waiter) => waiter,
             _ => panic!("{operation} does not wait"),
         }
@@ -360,7 +366,7 @@ mod tests {
     fn a_group_outlives_its_leader() {
         for changed in [false, true] {
             let (changes, leader, other) = (Changes::new(true), Unsettled::new(), Unsettled::new());
-            let Role::Lead(first) = changes.join(7, 1, Some(&leader)) else {
+            let Role::Lead(first) = changes.join(&key(), 1, Some(&leader)) else {
                 panic!("none before it")
             };
             let [second, third] = [2, 3].map(|operation| waiter(&changes, operation, &other));
@@ -394,7 +400,7 @@ mod tests {
     fn a_change_under_way_is_unsettled() {
         let groups = Changes::new(true);
         let [leader, second, third, other] = [(); 4].map(|()| Unsettled::new());
-        let Role::Lead(first) = groups.join(7, 1, None) else { panic!("none is before it") };
+        let Role::Lead(first) = groups.join(&key(), 1, None) else { panic!("none is before it") };
         let [next, one, two] =
             [(2, &leader), (3, &second), (4, &third)].map(|(n, of)| waiter(&groups, n, of));
         drop(waiter(&groups, 5, &other));
@@ -420,10 +426,10 @@ mod tests {
     #[test]
     fn a_group_has_a_limit() {
         let (changes, of) = (Changes::new(true), &Unsettled::new());
-        let Role::Lead(_first) = changes.join(7, 0, None) else { panic!("none is before it") };
+        let Role::Lead(_first) = changes.join(&key(), 0, None) else { panic!("none is before it") };
         let waiters: Vec<_> = (1..MOST as u64).map(|number| waiter(&changes, number, of)).collect();
-        assert!(matches!(changes.join(7, 0, None), Role::Alone));
+        assert!(matches!(changes.join(&key(), 0, None), Role::Alone));
         assert!(waiters[5].withdraw());
-        assert!(matches!(changes.join(7, 0, None), Role::Wait(_)));
+        assert!(matches!(changes.join(&key(), 0, None), Role::Wait(_)));
     }
 }
