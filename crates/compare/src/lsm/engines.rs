@@ -40,9 +40,11 @@ impl InMemory {
         let pool_bytes = (sizes.data_bytes * 4 + (1 << 30)).next_multiple_of(1 << 21);
         let config = MemoryServerConfig { pool_bytes: pool_bytes as usize, ..Default::default() };
         let server = MemoryServer::<Layout>::new(ServerId::new(0), &config)?;
-        // The memory of a memory server is registered, and so there, before anything is written.
+        // The memory of a memory server is registered, and so there, before anything is written. An
+        // operation that changes nothing would be compiled to a load, which gets no memory.
         for page in server.region().words().iter().step_by(PAGE_WORDS) {
-            page.fetch_or(0, Ordering::Relaxed);
+            page.fetch_xor(1, Ordering::Relaxed);
+            page.fetch_xor(1, Ordering::Relaxed);
         }
         let cluster = LocalConfig::default().start(vec![Arc::new(server)]);
         let created = cluster.run_one(|fabric| {
