@@ -61,21 +61,34 @@ impl From<u64> for Sample {
     }
 }
 
-type Look = Box<dyn Fn() -> Vec<Sample> + Send + Sync>;
+/// A family of metrics that is read from a state of type `S`.
+#[derive(Debug)]
+pub struct Family<S> {
+    /// Its name, without the prefix.
+    pub name: &'static str,
+    /// What it is.
+    pub help: &'static str,
+    /// Whether it can shrink.
+    pub kind: Kind,
+    /// Its samples in a state.
+    pub samples: fn(&S) -> Vec<Sample>,
+}
 
-struct Family {
-    name: &'static str,
-    help: &'static str,
-    kind: Kind,
-    look: Look,
+/// Families that are read together: their names, what they are, and their kinds; and the samples of
+/// all of them.
+struct Group {
+    families: Vec<(&'static str, &'static str, Kind)>,
+    look: Box<dyn Fn() -> Vec<Vec<Sample>> + Send + Sync>,
 }
 
 #[derive(Clone, Default)]
-struct Families(Arc<Mutex<Vec<Family>>>);
+struct Families(Arc<Mutex<Vec<Group>>>);
 
 impl fmt::Debug for Families {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let names: Vec<_> = lock(&self.0).iter().map(|family| family.name).collect();
+        let groups = lock(&self.0);
+        let families = groups.iter().flat_map(|group| &group.families);
+        let names: Vec<_> = families.map(|(name, ..)| *name).collect();
         f.debug_tuple("Families").field(&names).finish()
     }
 }
@@ -89,21 +102,23 @@ fn put(kind: Kind, value: u64, encoder: MetricEncoder<'_>) -> Result<(), fmt::Er
 
 impl Collector for Families {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        for family in lock(&self.0).iter() {
-            let counter = ConstCounter::new(0_u64);
-            let gauge = ConstGauge::new(0_u64);
-            let kind = match family.kind {
-                Kind::Counter => counter.metric_type(),
-                Kind::Gauge => gauge.metric_type(),
-            };
-            let mut encoder = encoder.encode_descriptor(family.name, family.help, None, kind)?;
-            for Sample { labels, value } in (family.look)() {
-                // Some readers do not accept empty braces.
-                if labels.is_empty() {
-                    put(family.kind, value, encoder)?;
-                    break;
+        for Group { families, look } in lock(&self.0).iter() {
+            for ((name, help, kind), samples) in families.iter().zip(look()) {
+                let counter = ConstCounter::new(0_u64);
+                let gauge = ConstGauge::new(0_u64);
+                let metric_type = match kind {
+                    Kind::Counter => counter.metric_type(),
+                    Kind::Gauge => gauge.metric_type(),
+                };
+                let mut encoder = encoder.encode_descriptor(name, help, None, metric_type)?;
+                for Sample { labels, value } in samples {
+                    // Some readers do not accept empty braces.
+                    if labels.is_empty() {
+                        put(*kind, value, encoder)?;
+                        break;
+                    }
+                    put(*kind, value, encoder.encode_family(&labels)?)?;
                 }
-                put(family.kind, value, encoder.encode_family(&labels)?)?;
             }
         }
         Ok(())
@@ -127,6 +142,24 @@ impl Default for Metrics {
 }
 
 impl Metrics {
+    /// Adds families of metrics like [`Metrics::add`]. Every request calls `look` once, and reads
+    /// all of them from the state that it returns.
+    pub fn add_together<S: 'static>(
+        &self,
+        families: Vec<Family<S>>,
+        look: impl Fn() -> S + Send + Sync + 'static,
+    ) {
+        let (names, reads): (Vec<_>, Vec<_>) = families
+            .into_iter()
+            .map(|Family { name, help, kind, samples }| ((name, help, kind), samples))
+            .unzip();
+        let look = move || {
+            let state = look();
+            reads.iter().map(|samples| samples(&state)).collect()
+        };
+        lock(&self.families.0).push(Group { families: names, look: Box::new(look) });
+    }
+
     /// Adds a family of metrics, exported as `farleaf_` followed by `name`, which ends with its
     /// unit if it has one (`pool_bytes`). Every request calls `look` on the thread that answers it,
     /// so `look` must not block for long.
@@ -137,7 +170,9 @@ impl Metrics {
         kind: Kind,
         look: impl Fn() -> Vec<Sample> + Send + Sync + 'static,
     ) {
-        lock(&self.families.0).push(Family { name, help, kind, look: Box::new(look) });
+        let look = move || vec![look()];
+        let group = Group { families: vec![(name, help, kind)], look: Box::new(look) };
+        lock(&self.families.0).push(group);
     }
 
     /// Like [`Metrics::add`], for a single metric.

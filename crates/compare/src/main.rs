@@ -26,6 +26,8 @@
 //! With `--key-form`, keys are byte strings, and the contenders are `local`, `dex`, Bf-Tree, redb,
 //! the skip list and the locked map. congee only supports keys of 8 bytes.
 //!
+//! `farleaf-compare lsm` compares dLSM with LSM engines instead; see `lsm/`.
+//!
 //! All of them build on the stable toolchain that the workspace pins. This crate is a member of the
 //! workspace, so that the lints cover it, but not a default member, so that ordinary builds skip
 //! the other indexes.
@@ -35,10 +37,11 @@
 mod contender;
 mod designs;
 mod keys;
+mod lsm;
 mod maps;
 
 use anyhow::{Context, ensure};
-use clap::Parser;
+use clap::{Parser, Subcommand};
 use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{CellAlignment, Table};
 use contender::{Contender, Round, measure, verify};
@@ -52,8 +55,15 @@ use std::time::Duration;
 
 /// Compare Farleaf's tree and designs with other ordered indexes in memory.
 #[derive(Debug, Parser)]
-#[command(name = "farleaf-compare", max_term_width = 100)]
+#[command(
+    name = "farleaf-compare",
+    max_term_width = 100,
+    args_conflicts_with_subcommands = true,
+    disable_help_subcommand = true
+)]
 struct Arguments {
+    #[command(subcommand)]
+    other: Option<Other>,
     /// Load this many keys, evenly spread over all 64-bit numbers; k, M and G may follow the number
     #[arg(long, value_name = "N", default_value = "2M", value_parser = count)]
     keys: u64,
@@ -103,6 +113,12 @@ struct Arguments {
     /// Write one JSON object to stdout instead of the table
     #[arg(long)]
     json: bool,
+}
+
+/// Comparisons of other things than ordered indexes in memory.
+#[derive(Debug, Subcommand)]
+enum Other {
+    Lsm(lsm::LsmArguments),
 }
 
 /// Parses a positive integer with an optional suffix k, M or G.
@@ -170,10 +186,21 @@ const WARM_UP_PART: u32 = 10;
 
 fn main() -> anyhow::Result<()> {
     let arguments = Arguments::parse();
-    let comparison = compare(&arguments)?;
-    let text = match arguments.json {
-        true => serde_json::to_string_pretty(&comparison)?,
-        false => render(&comparison),
+    let text = match &arguments.other {
+        Some(Other::Lsm(arguments)) => {
+            let comparison = lsm::compare(arguments)?;
+            match arguments.json {
+                true => serde_json::to_string_pretty(&comparison)?,
+                false => lsm::render(&comparison),
+            }
+        }
+        None => {
+            let comparison = compare(&arguments)?;
+            match arguments.json {
+                true => serde_json::to_string_pretty(&comparison)?,
+                false => render(&comparison),
+            }
+        }
     };
     writeln!(std::io::stdout().lock(), "{text}")?;
     Ok(())

@@ -127,7 +127,11 @@ fn long_byte_strings_are_served_from_trees() {
         assert_eq!(number(&seen, "farleaf_dlsm_shards"), 3, "{seen}");
         assert!(number(&seen, "farleaf_dlsm_flushes_total") > 0, "{seen}");
         assert!(number(&seen, "farleaf_dlsm_memtable_bytes") <= 12 << 20, "{seen}");
+        assert_eq!(number(&seen, "farleaf_dlsm_failures_total"), 0, "{seen}");
     }
+    let top = farleaf(&["top", "--dir", cluster.dir(), "--once", "--interval", "0.1"]);
+    let top = text(&top.stdout);
+    assert!(top.contains("MemTables") && top.contains("merged/s"), "{top}");
     let written = connect_to::<Bytes>(&cluster, DEADLINE)
         .run(async |client| client.upsert(b"the longest value", &vec![1; MOST_VALUE_BYTES]).await);
     assert_eq!(written, Ok(()));

@@ -58,11 +58,20 @@ pub(super) struct Trees {
     pub(super) tables: u64,
     /// Of these, the ones in level 0.
     pub(super) level0_tables: u64,
+    /// The most that one shard has in level 0.
+    pub(super) most_level0_tables: u64,
+    /// Levels below level 0 that have tables, of the shard that has most.
+    pub(super) levels: u64,
     /// Bytes of records in all tables.
     pub(super) table_bytes: u64,
     /// Bytes of MemTables, and of the indexes of tables.
     pub(super) memtable_bytes: u64,
     pub(super) index_bytes: u64,
+    /// Closed MemTables that wait for their flush.
+    pub(super) waiting_memtables: u64,
+    pub(super) running_merges: u64,
+    /// Flushes and merges that failed in the background.
+    pub(super) failures: u64,
     pub(super) counts: TreeCounts,
 }
 
@@ -149,7 +158,14 @@ impl<L: ClusterLayout> ClusterDesign<L> for ShardedDlsm {
             let (levels, counts) = (shard.levels(), shard.counts());
             let (memtables, indexes) = shard.local_bytes();
             all.shards += 1;
-            all.level0_tables += levels.first().map_or(0, |(tables, _)| *tables as u64);
+            let level0_tables = levels.first().map_or(0, |(tables, _)| *tables as u64);
+            all.level0_tables += level0_tables;
+            all.most_level0_tables = all.most_level0_tables.max(level0_tables);
+            let deepest = levels.iter().rposition(|(tables, _)| *tables > 0);
+            all.levels = all.levels.max(deepest.unwrap_or(0) as u64);
+            all.waiting_memtables += shard.ranges().len() as u64 - 1;
+            all.running_merges += shard.running_merges();
+            all.failures += shard.failures();
             for (tables, bytes) in levels {
                 all.tables += tables as u64;
                 all.table_bytes += bytes;

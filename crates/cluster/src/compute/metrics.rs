@@ -6,7 +6,7 @@ use super::design::Trees;
 use super::threads::Done;
 use super::{Seen, Watched};
 use crate::error::ProgramError;
-use crate::metrics::{Kind, Metrics, MetricsServer, Sample};
+use crate::metrics::{Family, Kind, Metrics, MetricsServer, Sample};
 use crate::text::KeyRecord;
 use farleaf_core::remote::BlockUsage;
 use farleaf_fabric::sync::{Arc, Ordering};
@@ -67,9 +67,10 @@ fn fill(metrics: &Metrics, server: &Arc<TcpServer>, watched: &Arc<Watched>) {
     let help = "Operations refused: keys of other compute servers, or not served at present";
     metrics
         .add_one("refusals", help, Counter, move || watch.tally.refusals.load(Ordering::Relaxed));
-    let family = |name, help, kind, look: fn(&Seen) -> Vec<Sample>| {
-        let watch = Arc::clone(watched);
-        metrics.add(name, help, kind, move || look(&watch.look()));
+    // All that follows is read from one look at the server.
+    let mut families = Vec::new();
+    let mut family = |name, help, kind, samples: fn(&Seen) -> Vec<Sample>| {
+        families.push(Family { name, help, kind, samples });
     };
     let help = "Remote operations on memory servers, since this generation of the index is served";
     family("remote_operations", help, Counter, |seen| {
@@ -139,50 +140,66 @@ fn fill(metrics: &Metrics, server: &Arc<TcpServer>, watched: &Arc<Watched>) {
     family("oldest_dirty_milliseconds", help, Gauge, |seen| {
         vec![(seen.dirt.oldest_ns / 1_000_000).into()]
     });
-    for (name, help, kind, look) in OF_TREES {
-        let watch = Arc::clone(watched);
-        metrics.add(name, help, kind, move || {
-            watch.look().trees.iter().map(|trees| look(trees).into()).collect()
-        });
-    }
     let help = "Unreachable memory servers: while there are any, no change is acknowledged";
     family("unreachable_memory_servers", help, Gauge, |seen| vec![seen.unreachable.into()]);
     let help = "The epoch of the partition map; 0 while the server does not serve";
     family("map_epoch", help, Gauge, |seen| vec![seen.map_epoch.into()]);
     let help = "Lowest and last key that the compute server owns; byte strings are labels";
     family("partition", help, Gauge, |seen| seen.range.as_ref().map_or(vec![], partition));
+    of_trees(&mut family);
+    let watch = Arc::clone(watched);
+    metrics.add_together(families, move || watch.look());
 }
 
-/// A figure of LSM trees: its name, what it is, its kind, and where it is.
-type OfTrees = (&'static str, &'static str, Kind, fn(&Trees) -> u64);
+/// A figure of all LSM trees. Without trees it has no samples.
+macro_rules! of_trees {
+    ($figure:expr) => {
+        |seen: &Seen| {
+            let figure: fn(&Trees) -> u64 = $figure;
+            seen.trees.iter().map(|trees| figure(trees).into()).collect()
+        }
+    };
+}
 
-/// The figures of LSM trees. Without trees they have no samples.
-const OF_TREES: [OfTrees; 11] = [
-    ("dlsm_shards", "Shards, each of which is an LSM tree", Kind::Gauge, |trees| trees.shards),
-    ("dlsm_tables", "Tables of all levels", Kind::Gauge, |trees| trees.tables),
-    ("dlsm_level0_tables", "Tables of level 0", Kind::Gauge, |trees| trees.level0_tables),
-    ("dlsm_table_bytes", "Bytes of records in tables", Kind::Gauge, |trees| trees.table_bytes),
-    ("dlsm_memtable_bytes", "Memory of MemTables, used or not", Kind::Gauge, |trees| {
-        trees.memtable_bytes
-    }),
-    (
-        "dlsm_index_bytes",
-        "Bytes of the indexes of tables on this compute server",
-        Kind::Gauge,
-        |trees| trees.index_bytes,
-    ),
-    ("dlsm_flushes", "MemTables flushed", Kind::Counter, |trees| trees.counts.flushes),
-    ("dlsm_flushed_bytes", "Bytes of tables flushed", Kind::Counter, |trees| {
-        trees.counts.flushed_bytes
-    }),
-    ("dlsm_merges", "Merges of tables", Kind::Counter, |trees| trees.counts.merges),
-    ("dlsm_merged_bytes", "Bytes of tables that merges wrote", Kind::Counter, |trees| {
-        trees.counts.merged_bytes
-    }),
-    ("dlsm_near_merges", "Merges that memory servers made", Kind::Counter, |trees| {
-        trees.counts.near_merges
-    }),
-];
+/// The figures of LSM trees.
+fn of_trees(family: &mut impl FnMut(&'static str, &'static str, Kind, fn(&Seen) -> Vec<Sample>)) {
+    use Kind::{Counter, Gauge};
+    let help = "Shards, each of which is an LSM tree";
+    family("dlsm_shards", help, Gauge, of_trees!(|trees| trees.shards));
+    family("dlsm_tables", "Tables of all levels", Gauge, of_trees!(|trees| trees.tables));
+    family(
+        "dlsm_level0_tables",
+        "Tables of level 0",
+        Gauge,
+        of_trees!(|trees| trees.level0_tables),
+    );
+    let help = "The most tables that one shard has in level 0; writers wait at 36";
+    family("dlsm_most_level0_tables", help, Gauge, of_trees!(|trees| trees.most_level0_tables));
+    let help = "Levels below level 0 that have tables, of the shard that has most";
+    family("dlsm_levels", help, Gauge, of_trees!(|trees| trees.levels));
+    let help = "Bytes of records in tables";
+    family("dlsm_table_bytes", help, Gauge, of_trees!(|trees| trees.table_bytes));
+    let help = "Memory of MemTables, used or not";
+    family("dlsm_memtable_bytes", help, Gauge, of_trees!(|trees| trees.memtable_bytes));
+    let help = "Closed MemTables that wait for their flush";
+    family("dlsm_waiting_memtables", help, Gauge, of_trees!(|trees| trees.waiting_memtables));
+    let help = "Bytes of the indexes of tables on this compute server";
+    family("dlsm_index_bytes", help, Gauge, of_trees!(|trees| trees.index_bytes));
+    let help = "Merges under way";
+    family("dlsm_running_merges", help, Gauge, of_trees!(|trees| trees.running_merges));
+    let help = "Writers that found no room, and waited for flushes and merges or made them";
+    family("dlsm_stalls", help, Counter, of_trees!(|trees| trees.counts.stalls));
+    let help = "Flushes and merges that failed in the background; they are tried again";
+    family("dlsm_failures", help, Counter, of_trees!(|trees| trees.failures));
+    family("dlsm_flushes", "MemTables flushed", Counter, of_trees!(|trees| trees.counts.flushes));
+    let help = "Bytes of tables flushed";
+    family("dlsm_flushed_bytes", help, Counter, of_trees!(|trees| trees.counts.flushed_bytes));
+    family("dlsm_merges", "Merges of tables", Counter, of_trees!(|trees| trees.counts.merges));
+    let help = "Bytes of tables that merges wrote";
+    family("dlsm_merged_bytes", help, Counter, of_trees!(|trees| trees.counts.merged_bytes));
+    let help = "Merges that memory servers made";
+    family("dlsm_near_merges", help, Counter, of_trees!(|trees| trees.counts.near_merges));
+}
 
 /// The range of a compute server. Byte strings are not numbers, so they become labels of the number
 /// 1.

@@ -12,6 +12,7 @@ mod designs;
 mod dlsm;
 mod dlsm_directory;
 mod dlsm_near;
+mod dlsm_paper;
 mod dlsm_shards;
 mod dlsm_work;
 mod leases;

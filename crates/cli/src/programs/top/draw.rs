@@ -93,6 +93,48 @@ fn servers(rows: &[Row]) -> Table {
     table
 }
 
+/// The LSM trees of the compute servers that have any. `None` if no server has.
+pub(super) fn trees(rows: &[Row]) -> Option<Table> {
+    let header = [
+        "server",
+        "shards",
+        "levels",
+        "tables",
+        "level 0",
+        "records",
+        "flushed/s",
+        "merged/s",
+        "merges",
+        "waiting",
+        "stalls",
+        "failures",
+        "MemTables",
+        "indexes",
+    ];
+    let mut table = table(&header, 1);
+    let whole = |number: Option<f64>| or_none(number, |number| format!("{number:.0}"));
+    for row in rows {
+        let Some(trees) = row.trees else { continue };
+        table.add_row([
+            row.server.to_string(),
+            short(trees.shards),
+            whole(trees.levels),
+            or_none(trees.tables, short),
+            whole(trees.level0_tables),
+            or_none(trees.table_bytes, bytes),
+            or_none(trees.flushed_bytes_per_s, bytes),
+            or_none(trees.merged_bytes_per_s, bytes),
+            whole(trees.merges),
+            whole(trees.waiting),
+            or_none(trees.stalls, short),
+            or_none(trees.failures, short),
+            or_none(trees.memtable_bytes, bytes),
+            or_none(trees.index_bytes, bytes),
+        ]);
+    }
+    (!table.is_empty()).then_some(table)
+}
+
 fn partitions(standing: &ClusterStatus, rows: &[Row]) -> String {
     let Some(map) = &standing.map else { return "no partition map yet".to_owned() };
     let mut table = table(&["keys", "owner", "epoch"], 2);
@@ -139,6 +181,7 @@ pub(super) fn text(standing: &ClusterStatus, catalog: Option<&str>, rows: &[Row]
             State::Live | State::Gone => {}
         }
     }
+    lines.extend(trees(rows).map(|trees| trees.to_string()));
     lines.push(partitions(standing, rows));
     lines.join("\n")
 }

@@ -96,6 +96,31 @@ pub(super) struct Row {
     pub(super) dirty_bytes: Option<f64>,
     pub(super) dirty_ms: Option<f64>,
     pub(super) map_epoch: Option<f64>,
+    /// Its LSM trees, if it has any.
+    pub(super) trees: Option<Trees>,
+}
+
+/// The LSM trees of a compute server.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Trees {
+    pub(super) shards: f64,
+    /// Levels below level 0 that have tables, of the shard that has most.
+    pub(super) levels: Option<f64>,
+    pub(super) tables: Option<f64>,
+    /// The most tables that a shard has in level 0.
+    pub(super) level0_tables: Option<f64>,
+    /// Bytes of records in tables.
+    pub(super) table_bytes: Option<f64>,
+    pub(super) memtable_bytes: Option<f64>,
+    pub(super) index_bytes: Option<f64>,
+    /// MemTables that wait for their flush.
+    pub(super) waiting: Option<f64>,
+    pub(super) merges: Option<f64>,
+    /// Writers that found no room since the previous sample, and failures.
+    pub(super) stalls: Option<f64>,
+    pub(super) failures: Option<f64>,
+    pub(super) flushed_bytes_per_s: Option<f64>,
+    pub(super) merged_bytes_per_s: Option<f64>,
 }
 
 impl Row {
@@ -116,6 +141,7 @@ impl Row {
             dirty_bytes: None,
             dirty_ms: None,
             map_epoch: None,
+            trees: None,
         }
     }
 }
@@ -161,6 +187,21 @@ fn row(server: Server, before: Option<&Seen>, now: &Seen) -> Row {
             let hits = grown("cache_leaf_hits_total");
             let misses = grown("cache_leaf_misses_total");
             let looked = hits.zip(misses).map(|(hits, misses)| hits + misses);
+            let trees = numbers.sum("dlsm_shards").map(|shards| Trees {
+                shards,
+                levels: numbers.sum("dlsm_levels"),
+                tables: numbers.sum("dlsm_tables"),
+                level0_tables: numbers.sum("dlsm_most_level0_tables"),
+                table_bytes: numbers.sum("dlsm_table_bytes"),
+                memtable_bytes: numbers.sum("dlsm_memtable_bytes"),
+                index_bytes: numbers.sum("dlsm_index_bytes"),
+                waiting: numbers.sum("dlsm_waiting_memtables"),
+                merges: numbers.sum("dlsm_running_merges"),
+                stalls: grown("dlsm_stalls_total"),
+                failures: grown("dlsm_failures_total"),
+                flushed_bytes_per_s: ratio(grown("dlsm_flushed_bytes_total"), seconds),
+                merged_bytes_per_s: ratio(grown("dlsm_merged_bytes_total"), seconds),
+            });
             Row {
                 operations_per_s: ratio(operations, seconds),
                 operations: numbers.sum("operations_total"),
@@ -172,6 +213,7 @@ fn row(server: Server, before: Option<&Seen>, now: &Seen) -> Row {
                 dirty_bytes: numbers.sum("dirty_bytes"),
                 dirty_ms: numbers.sum("oldest_dirty_milliseconds"),
                 map_epoch: numbers.sum("map_epoch"),
+                trees,
                 ..bare
             }
         }
@@ -256,6 +298,32 @@ mod tests {
         let idle = row(server, Some(&now), &later);
         assert_eq!((idle.operations_per_s, idle.hit_ratio), (Some(0.0), None));
         assert_eq!(idle.remote_per_operation, None);
+    }
+
+    /// Rates and stalls of LSM trees are differences; what they have is as of now.
+    #[test]
+    fn trees_have_figures_of_their_own() {
+        let text = |done: u64| {
+            format!(
+                "farleaf_dlsm_shards 3\nfarleaf_dlsm_levels 2\nfarleaf_dlsm_waiting_memtables 4\n\
+                 farleaf_dlsm_running_merges 1\nfarleaf_dlsm_stalls_total {done}\n\
+                 farleaf_dlsm_merged_bytes_total {}\n",
+                done * 1000
+            )
+        };
+        let server = Server::Compute(0);
+        let (before, now) = (seen(5, 0, &text(10)), seen(5, 2_000_000_000, &text(30)));
+        let found = row(server, Some(&before), &now);
+        let trees = found.trees.unwrap();
+        assert_eq!((trees.shards, trees.levels, trees.waiting), (3.0, Some(2.0), Some(4.0)));
+        assert_eq!((trees.merges, trees.stalls), (Some(1.0), Some(20.0)));
+        assert_eq!((trees.merged_bytes_per_s, trees.flushed_bytes_per_s), (Some(10_000.0), None));
+        // A server without trees has none, and no table of them.
+        let other = row(server, None, &seen(5, 1, "farleaf_connections 1\n"));
+        assert_eq!(other.trees, None);
+        assert!(crate::programs::top::draw::trees(&[other]).is_none());
+        let drawn = crate::programs::top::draw::trees(&[found]).unwrap().to_string();
+        assert!(drawn.contains("compute 0") && drawn.contains("9.8 KiB"), "{drawn}");
     }
 
     #[test]

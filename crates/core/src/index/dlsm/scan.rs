@@ -231,10 +231,8 @@ impl<'v> TableSource<'v> {
             };
             let place = if scan.reverse { run.len() - 1 - self.passed } else { self.passed };
             let record = run.record(place).map_err(|_| DlsmIndex::<F, L>::damaged(table))?;
-            let order = match &self.last {
-                Some(last) => record.key().cmp(&KeyBuf::from_bytes(&last.key).key()),
-                None => Ordering::Less,
-            };
+            let key = record.key().to_vec();
+            let order = self.last.as_ref().map_or(Ordering::Less, |last| key.cmp(&last.key));
             if scan.reverse && self.last.is_some() && order.is_ne() {
                 return Ok(self.last.take()); // this record comes again
             }
@@ -242,7 +240,6 @@ impl<'v> TableSource<'v> {
             if record.sequence() > bound || !scan.reverse && order.is_eq() {
                 continue;
             }
-            let key = record.key().to_vec();
             if is_before(scan, &key) {
                 continue;
             }
@@ -257,8 +254,8 @@ impl<'v> TableSource<'v> {
             if scan.reverse {
                 self.last = Some(entry); // unless a newer version of the key follows
             } else {
-                let key = entry.key.clone();
-                self.last = Some(Entry { key, sequence: 0, value: None });
+                let passed = Entry { key: Vec::new(), sequence: 0, value: None };
+                self.last.get_or_insert(passed).key.clone_from(&entry.key);
                 return Ok(Some(entry));
             }
         }

@@ -101,6 +101,8 @@ pub struct TreeCounts {
     pub merged_index_bytes: u64,
     /// Tables that went to the next level as they were.
     pub moved_tables: u64,
+    /// Writers that found no room.
+    pub stalls: u64,
 }
 
 impl AddAssign for TreeCounts {
@@ -113,6 +115,7 @@ impl AddAssign for TreeCounts {
             near_merges,
             merged_index_bytes,
             moved_tables,
+            stalls,
         } = other;
         self.flushes += flushes;
         self.flushed_bytes += flushed_bytes;
@@ -121,6 +124,7 @@ impl AddAssign for TreeCounts {
         self.near_merges += near_merges;
         self.merged_index_bytes += merged_index_bytes;
         self.moved_tables += moved_tables;
+        self.stalls += stalls;
     }
 }
 
@@ -459,6 +463,21 @@ impl Shard {
     pub(super) fn workers(&self) -> (usize, u64) {
         let state = lock(&self.state);
         (state.workers, state.failures)
+    }
+
+    /// Background flushes and merges that have failed so far.
+    pub fn failures(&self) -> u64 {
+        self.workers().1
+    }
+
+    /// The number of merges under way.
+    pub fn running_merges(&self) -> u64 {
+        lock(&self.state).taken[Right::Merge as usize].into()
+    }
+
+    /// Counts a writer that found no room.
+    pub(super) fn count_stall(&self) {
+        lock(&self.state).counts.stalls += 1;
     }
 
     /// Counts a step of a flush or a merge.

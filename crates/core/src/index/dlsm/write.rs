@@ -85,10 +85,14 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     pub(super) async fn replace(&self, full: &Arc<MemTable>) -> Result<(), IndexError> {
         let mut wait = self.wait();
         let (_, failures) = self.shard.workers();
+        let mut is_stalled = false;
         loop {
             let seen = self.shard.changed.count();
             let switched = self.shard.switch(full)?;
             let (workers, failed) = self.shard.workers();
+            if switched == Switched::NoRoom && !std::mem::replace(&mut is_stalled, true) {
+                self.shard.count_stall();
+            }
             match switched {
                 Switched::Before => return Ok(()),
                 Switched::Here if workers > 0 => return Ok(()),

@@ -79,6 +79,7 @@ impl<'t> Cursor<'t> {
         while let Some(place) = node {
             if let Some(version) = self.visible(place) {
                 self.at = Some((place, version));
+                self.list.prefetch_behind(place);
                 return;
             }
             node = self.list.after(place);

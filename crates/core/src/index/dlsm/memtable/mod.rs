@@ -1,8 +1,7 @@
 //! The MemTable: a skiplist of keys, each with a chain of versions, in one piece of memory.
 //!
 //! ```text
-//! edit ──▶ table ──▶ skiplist ──▶ arena        what an operation does next ──▶ one key's versions
-//!            ├─────▶ versions ──▶ arena
+//! edit ──▶ table ──▶ skiplist ──▶ versions ──▶ arena     what an operation does next
 //!            ├─────▶ close                     which numbers belong to the table
 //!            └─────▶ filter
 //! ```

@@ -1,7 +1,7 @@
 //! A skiplist of keys that only grows.
 //!
 //! A node is `[link h-1] … [link 0] [head] [key …]`, and its place is that of its head: links are
-//! below it, the key's words above. One node in four has a link on the next level. A link holds the
+//! below it, the key's words above. Every other node has a link on the next level. A link holds the
 //! place of the next node and that node's hint, four bytes of its key, so that most steps of a
 //! search touch only the nodes that it passes through.
 //!
@@ -17,13 +17,14 @@
 
 use super::arena::{Arena, End, NOWHERE, Place};
 use super::search_key::{KeyWords, Prefix, SearchKey, key_words};
-use farleaf_fabric::Region;
+use super::versions::Version;
 use farleaf_fabric::sync::{Arc, AtomicU64, Ordering, load_to_change};
+use farleaf_fabric::{Region, prefetch};
 use std::cmp;
 
-/// Levels of a full tower: enough for 4^12 keys, more than places of 32 bits allow.
+/// Levels of a full tower: enough for 2^24 keys; more make searches longer, but not wrong.
 #[cfg(not(loom))]
-pub(super) const MOST_LEVELS: usize = 12;
+pub(super) const MOST_LEVELS: usize = 24;
 /// Fewer for the model checker, which tries every order of the loads during a descent.
 #[cfg(loom)]
 pub(super) const MOST_LEVELS: usize = 2;
@@ -272,6 +273,23 @@ impl SkipList {
     /// The node after `node`.
     pub(super) fn after(&self, node: Place) -> Option<Place> {
         Some(behind(self.words(), node, 0).node()).filter(is_key)
+    }
+
+    /// Asks the processor for what a cursor on `node` reads when it moves on. It has asked for the
+    /// next node one step earlier, so this waits for nothing.
+    #[inline]
+    pub(super) fn prefetch_behind(&self, node: Place) {
+        if cfg!(any(loom, shuttle)) {
+            return; // these loads would only be more orders to try
+        }
+        let words = self.words();
+        let Some(next) = self.after(node) else { return };
+        if let Some(version) = Version::at(words, self.head(next).newest()) {
+            version.prefetch();
+        }
+        if let Some(then) = self.after(next) {
+            prefetch(&words[then as usize - 1..=then as usize]);
+        }
     }
 
     /// The last node.

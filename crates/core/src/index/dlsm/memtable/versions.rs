@@ -16,6 +16,7 @@
 
 use super::arena::{Arena, End, NOWHERE, Place};
 use super::search_key::{append_bytes, store_bytes};
+use farleaf_fabric::prefetch;
 use farleaf_fabric::sync::{AtomicU64, Ordering};
 
 const HEADER_WORDS: usize = 2;
@@ -109,6 +110,15 @@ impl<'t> Version<'t> {
     fn value_words(&self) -> &'t [AtomicU64] {
         let first = self.place + HEADER_WORDS;
         &self.words[first..first + self.value_bytes().div_ceil(8)]
+    }
+
+    /// Asks the processor for the version and the first bytes of its value.
+    #[inline]
+    pub(super) fn prefetch(&self) {
+        /// As many as the processor can wait for together.
+        const MOST_WORDS: usize = 64;
+        let end = self.words.len().min(self.place + MOST_WORDS);
+        prefetch(&self.words[self.place..end]);
     }
 
     /// Appends the value to `to`.

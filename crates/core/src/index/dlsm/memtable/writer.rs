@@ -41,13 +41,15 @@ impl Writer {
         }
     }
 
-    /// The number of levels of the next node. Each additional level has a probability of 1/4.
+    /// The number of levels of the next node. Each additional level has a probability of 1/2: links
+    /// have hints, so a search waits for the nodes that it passes through only, and these are fewest
+    /// then.
     pub(super) fn levels(&mut self) -> usize {
         // Xorshift; the multiplication spreads it over the bits used.
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
         self.random ^= self.random << 17;
         let bits = self.random.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
-        (1 + bits.trailing_zeros() as usize / 2).min(MOST_LEVELS)
+        (1 + bits.trailing_zeros() as usize).min(MOST_LEVELS)
     }
 }

@@ -115,7 +115,9 @@ impl ShardMap {
         fabric: &F,
     ) -> Result<GlobalAddr, RemoteError> {
         let words = self.encode();
-        let bytes = (words.len() as u64 * 8).next_multiple_of(FIRST_BYTES);
+        // A root has the size of a page at least, or the claim of the pool is refused.
+        let page_bytes = (L::page_words() as u64 * 8).next_multiple_of(FIRST_BYTES);
+        let bytes = (words.len() as u64 * 8).next_multiple_of(FIRST_BYTES).max(page_bytes);
         let space = Arc::new(ExtentSpace::new(bytes).together(0));
         let client = ExtentClient::<F, L>::new(fabric.clone(), &space, bytes);
         let memory = client.allocate_unshared(ROOT_SERVER, bytes).await?;

@@ -1,0 +1,225 @@
+//! dLSM and fjall as engines.
+//!
+//! *Thread safety*: an engine may be used by several threads.
+
+use super::records::Records;
+use super::{Engine, Sizes};
+use anyhow::{Context, ensure};
+use farleaf_core::index::dlsm::{Dlsm, DlsmOptions, Shard};
+use farleaf_core::index::{Design, IndexAdmin, RangeIndex, Scan};
+use farleaf_core::page::Bytes;
+use farleaf_core::server::{MemoryServer, MemoryServerConfig};
+use farleaf_fabric::local::LocalConfig;
+use farleaf_fabric::sync::{Arc, Ordering};
+use farleaf_fabric::{Cluster, Provider, RpcService, ServerId};
+use fjall::compaction::Leveled;
+use fjall::config::PinningPolicy;
+use fjall::{Database, Keyspace, KeyspaceCreateOptions};
+use std::ops::Bound;
+use std::time::Duration;
+use tempfile::TempDir;
+
+type Layout = Bytes<128>;
+
+/// Words of a page of the system.
+const PAGE_WORDS: usize = 512;
+
+/// Records that one call of a scan of dLSM returns.
+const SCANNED_TOGETHER: usize = 10_000;
+
+/// dLSM over a memory server of this process. Its writers flush and merge.
+pub(super) struct InMemory {
+    cluster: <LocalConfig as Provider>::Cluster<MemoryServer<Layout>>,
+    tree: Arc<Shard>,
+}
+
+impl InMemory {
+    pub(super) fn new(sizes: &Sizes) -> anyhow::Result<Self> {
+        let options = DlsmOptions::with_table_bytes(sizes.table_bytes);
+        // Merges write before they free.
+        let pool_bytes = (sizes.data_bytes * 4 + (1 << 30)).next_multiple_of(1 << 21);
+        let config = MemoryServerConfig { pool_bytes: pool_bytes as usize, ..Default::default() };
+        let server = MemoryServer::<Layout>::new(ServerId::new(0), &config)?;
+        // The memory of a memory server is registered, and so there, before anything is written. An
+        // operation that changes nothing would be compiled to a load, which gets no memory.
+        for page in server.region().words().iter().step_by(PAGE_WORDS) {
+            page.fetch_xor(1, Ordering::Relaxed);
+            page.fetch_xor(1, Ordering::Relaxed);
+        }
+        let cluster = LocalConfig::default().start(vec![Arc::new(server)]);
+        let created = cluster.run_one(|fabric| {
+            let options = &options;
+            async move { <Dlsm as Design<Layout>>::create(&fabric, options).await }
+        });
+        created?;
+        let tree = <Dlsm as Design<Layout>>::compute(&options)?;
+        Ok(Self { cluster, tree })
+    }
+
+    /// Runs `work` on handles of `threads` threads.
+    fn on_threads(
+        &self,
+        threads: usize,
+        work: impl AsyncFn(&Handle, usize) -> anyhow::Result<()> + Sync,
+    ) -> anyhow::Result<()> {
+        let ended = self.cluster.run(&vec![0; threads], async |fabric, thread| {
+            let index = <Dlsm as Design<Layout>>::open(fabric, &self.tree).await?;
+            work(&index, thread).await
+        });
+        ended.into_iter().try_for_each(|ended| ended.context("a client has died")?)
+    }
+}
+
+type Handle = <Dlsm as Design<Layout>>::Index<
+    <<LocalConfig as Provider>::Cluster<MemoryServer<Layout>> as Cluster>::Fabric,
+>;
+
+impl Engine for InMemory {
+    fn fill(&self, records: &Records, threads: usize) -> anyhow::Result<()> {
+        self.on_threads(threads, async |index, thread| {
+            for place in records.share(thread, threads) {
+                index.upsert(records.key(place), &records.value(place)).await?;
+            }
+            Ok(())
+        })?;
+        self.on_threads(1, async |index, _| Ok(index.flush().await?))
+    }
+
+    fn get(&self, records: &Records, threads: usize) -> anyhow::Result<()> {
+        self.on_threads(threads, async |index, thread| {
+            for place in records.lookups(thread, threads) {
+                let value = index.get(records.key(place)).await?;
+                records.check(place, &value.context("not found")?)?;
+            }
+            Ok(())
+        })
+    }
+
+    fn scan(&self, records: &Records) -> anyhow::Result<()> {
+        self.on_threads(1, async |index, _| {
+            let mut scanned = records.scanned();
+            loop {
+                let last = Bound::Excluded(scanned.last().to_vec());
+                let scan = Scan::range((last, Bound::Unbounded)).limit(SCANNED_TOGETHER);
+                let found = index.scan(&scan).await?;
+                for (key, value) in &found {
+                    scanned.see(key, value)?;
+                }
+                if found.len() < SCANNED_TOGETHER {
+                    return scanned.end();
+                }
+            }
+        })
+    }
+
+    fn merge(&self, records: &Records) -> anyhow::Result<()> {
+        let before = self.tree.counts().merged_bytes;
+        self.on_threads(1, async |index, _| Ok(index.collect().await?))?;
+        let merged = self.tree.counts().merged_bytes - before;
+        ensure!(merged >= records.bytes(), "only {merged} bytes were merged");
+        Ok(())
+    }
+}
+
+/// fjall with all files in memory (`/dev/shm`) and a cache that holds all blocks. It always writes a
+/// journal, here without flushing it for each write; threads of its own flush and merge.
+pub(super) struct Fjall {
+    records: Keyspace,
+    database: Database,
+    _folder: TempDir,
+}
+
+impl Fjall {
+    pub(super) fn new(sizes: &Sizes) -> anyhow::Result<Self> {
+        let folder = folder_in_memory()?;
+        let database = Database::builder(folder.path())
+            .cache_size(sizes.data_bytes * 4 + (64 << 20))
+            .manual_journal_persist(true)
+            .open()?;
+        let records = database.keyspace("records", || {
+            let levels = Leveled::default().with_table_target_size(sizes.table_bytes);
+            KeyspaceCreateOptions::default()
+                .max_memtable_size(sizes.table_bytes)
+                .compaction_strategy(std::sync::Arc::new(levels))
+                .index_block_pinning_policy(PinningPolicy::all(true))
+                .filter_block_pinning_policy(PinningPolicy::all(true))
+                .manual_journal_persist(true)
+        })?;
+        Ok(Self { records, database, _folder: folder })
+    }
+
+    /// Waits until its threads have nothing to do.
+    fn settle(&self) {
+        const STEP: Duration = Duration::from_millis(2);
+        const LOOKS: u32 = 10;
+        let mut idle = 0;
+        while idle < LOOKS {
+            let (flushes, merges) =
+                (self.database.outstanding_flushes(), self.database.active_compactions());
+            idle = if flushes + merges == 0 { idle + 1 } else { 0 };
+            pause(STEP);
+        }
+    }
+}
+
+/// A folder in memory.
+pub(super) fn folder_in_memory() -> anyhow::Result<TempDir> {
+    TempDir::new_in("/dev/shm").context("the other engines need files in /dev/shm")
+}
+
+#[expect(clippy::disallowed_methods, reason = "the engine's threads run in real time")]
+fn pause(duration: Duration) {
+    std::thread::sleep(duration);
+}
+
+/// Runs `work` on `threads` threads.
+pub(super) fn on_threads(
+    threads: usize,
+    work: impl Fn(usize) -> anyhow::Result<()> + Sync,
+) -> anyhow::Result<()> {
+    std::thread::scope(|scope| {
+        let start = |thread| {
+            let work = &work;
+            scope.spawn(move || work(thread))
+        };
+        let running: Vec<_> = (0..threads).map(start).collect();
+        running.into_iter().try_for_each(|thread| thread.join().expect("no engine panics"))
+    })
+}
+
+impl Engine for Fjall {
+    fn fill(&self, records: &Records, threads: usize) -> anyhow::Result<()> {
+        on_threads(threads, |thread| {
+            for place in records.share(thread, threads) {
+                self.records.insert(records.key(place), records.value(place))?;
+            }
+            Ok(())
+        })?;
+        self.records.rotate_memtable_and_wait()?;
+        self.settle();
+        Ok(())
+    }
+
+    fn get(&self, records: &Records, threads: usize) -> anyhow::Result<()> {
+        on_threads(threads, |thread| {
+            for place in records.lookups(thread, threads) {
+                let value = self.records.get(records.key(place))?;
+                records.check(place, &value.context("not found")?)?;
+            }
+            Ok(())
+        })
+    }
+
+    fn scan(&self, records: &Records) -> anyhow::Result<()> {
+        let mut scanned = records.scanned();
+        for record in self.records.iter() {
+            let (key, value) = record.into_inner()?;
+            scanned.see(&key, &value)?;
+        }
+        scanned.end()
+    }
+
+    fn merge(&self, _records: &Records) -> anyhow::Result<()> {
+        Ok(self.records.major_compact()?)
+    }
+}

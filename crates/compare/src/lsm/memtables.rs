@@ -1,0 +1,173 @@
+//! dLSM's MemTable beside a lock-free skip list, which other engines use for theirs. All records are
+//! written, a list of 64 MiB after the other, and then looked up in the same way.
+//!
+//! *Thread safety*: both may be used by several threads.
+
+use super::engines::on_threads;
+use super::records::{KEY_BYTES, Records, VALUE_BYTES};
+use super::{MEMTABLE, Phases, SKIPLIST, measured};
+use anyhow::{Context, ensure};
+use crossbeam_skiplist::SkipMap;
+use farleaf_core::index::dlsm::{
+    Kind, Link, MemTable, MemTableOptions, SearchKey, Seat, Sequences, Writer,
+};
+use farleaf_fabric::sync::Arc;
+use std::ops::Range;
+
+/// Records of a list: what the paper's MemTable of 64 MiB holds, with nodes.
+const TOGETHER: usize = 128_000;
+
+/// A list of records, which may be shared.
+trait List: Sized + Sync {
+    /// What a thread keeps between its writes.
+    type Writer;
+
+    fn new() -> anyhow::Result<Self>;
+    fn writer(&self) -> anyhow::Result<Self::Writer>;
+    fn insert(
+        &self,
+        writer: &mut Self::Writer,
+        key: &[u8; KEY_BYTES],
+        value: [u8; VALUE_BYTES],
+    ) -> anyhow::Result<()>;
+    /// Appends the value of `key` to `value`. Returns whether there is one.
+    fn find(&self, key: &[u8; KEY_BYTES], value: &mut Vec<u8>) -> bool;
+}
+
+struct Ours {
+    table: MemTable,
+    sequences: Arc<Sequences>,
+}
+
+impl List for Ours {
+    type Writer = Writer;
+
+    fn new() -> anyhow::Result<Self> {
+        const SEATS: usize = 64;
+        let options = MemTableOptions::default();
+        let sequences = Arc::new(Sequences::new(SEATS));
+        let table = MemTable::new(&sequences, options.memory()?, options);
+        Ok(Self { table, sequences })
+    }
+
+    fn writer(&self) -> anyhow::Result<Writer> {
+        let seat = Seat::take(&self.sequences).context("no seat for a writer")?;
+        Ok(Writer::new(seat, 1))
+    }
+
+    #[inline]
+    fn insert(
+        &self,
+        writer: &mut Writer,
+        key: &[u8; KEY_BYTES],
+        value: [u8; VALUE_BYTES],
+    ) -> anyhow::Result<()> {
+        let link = self.table.upsert(writer, &SearchKey::new(key), Kind::Value, &value);
+        ensure!(matches!(link, Link::Done(_)), "the MemTable has no room: {link:?}");
+        Ok(())
+    }
+
+    #[inline]
+    fn find(&self, key: &[u8; KEY_BYTES], value: &mut Vec<u8>) -> bool {
+        let newest = self.table.newest(&SearchKey::new(key));
+        newest.inspect(|version| version.append_value_to(value)).is_some()
+    }
+}
+
+impl List for SkipMap<[u8; KEY_BYTES], [u8; VALUE_BYTES]> {
+    type Writer = ();
+
+    fn new() -> anyhow::Result<Self> {
+        Ok(SkipMap::new())
+    }
+
+    fn writer(&self) -> anyhow::Result<()> {
+        Ok(())
+    }
+
+    #[inline]
+    fn insert(
+        &self,
+        (): &mut (),
+        key: &[u8; KEY_BYTES],
+        value: [u8; VALUE_BYTES],
+    ) -> anyhow::Result<()> {
+        SkipMap::insert(self, *key, value);
+        Ok(())
+    }
+
+    #[inline]
+    fn find(&self, key: &[u8; KEY_BYTES], value: &mut Vec<u8>) -> bool {
+        let entry = self.get(key);
+        entry.inspect(|entry| value.extend_from_slice(entry.value())).is_some()
+    }
+}
+
+/// The places of each list.
+fn lists(records: &Records) -> impl Iterator<Item = Range<usize>> {
+    (0..records.len()).step_by(TOGETHER).map(|first| first..records.len().min(first + TOGETHER))
+}
+
+fn measure<L: List>(
+    name: &'static str,
+    records: &Records,
+    threads: u16,
+    phases: &mut Phases,
+) -> anyhow::Result<()> {
+    let share = |list: &Range<usize>, thread: usize| {
+        let begin = |thread| list.start + list.len() * thread / usize::from(threads);
+        begin(thread)..begin(thread + 1)
+    };
+    let mut filled = Vec::new();
+    let inserts = measured(|| {
+        for places in lists(records) {
+            let list = L::new()?;
+            on_threads(threads.into(), |thread| {
+                let mut writer = list.writer()?;
+                for place in share(&places, thread) {
+                    list.insert(&mut writer, records.key(place), records.value(place))?;
+                }
+                Ok(())
+            })?;
+            filled.push((places, list));
+        }
+        Ok(())
+    });
+    phases.add("insert", threads, name, inserts?);
+    let finds = measured(|| {
+        on_threads(threads.into(), |thread| {
+            let mut value = Vec::with_capacity(VALUE_BYTES);
+            for (places, list) in &filled {
+                let mine = share(places, thread);
+                // A step that has no factor in common with a list's records, so that each is found.
+                let step = 7_919;
+                for number in 0..mine.len() {
+                    let place = mine.start + number * step % mine.len();
+                    value.clear();
+                    ensure!(list.find(records.key(place), &mut value), "{place} is not found");
+                    records.check(place, &value)?;
+                }
+            }
+            Ok(())
+        })
+    });
+    phases.add("find", threads, name, finds?);
+    Ok(())
+}
+
+/// Measures both, the other one first if asked.
+pub(super) fn live(
+    records: &Records,
+    threads: u16,
+    other_first: bool,
+    phases: &mut Phases,
+) -> anyhow::Result<()> {
+    let other = |phases: &mut Phases| {
+        measure::<SkipMap<[u8; KEY_BYTES], [u8; VALUE_BYTES]>>(SKIPLIST, records, threads, phases)
+    };
+    if other_first {
+        other(phases)?;
+    }
+    measure::<Ours>(MEMTABLE, records, threads, phases)?;
+    if other_first { Ok(()) } else { other(phases) }
+}
