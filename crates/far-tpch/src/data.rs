@@ -34,7 +34,13 @@ impl Table {
     /// Its bytes: those of all buffers, as far as they are used.
     pub(crate) fn bytes(&self) -> usize {
         let columns = self.batches.iter().flat_map(RecordBatch::columns);
-        columns.map(buffers_bytes).sum()
+        columns.flat_map(buffer_bytes).sum()
+    }
+
+    /// Its bytes in an arena, with what the allocator adds to each buffer.
+    pub(crate) fn footprint(&self) -> usize {
+        let columns = self.batches.iter().flat_map(RecordBatch::columns);
+        columns.flat_map(buffer_bytes).map(extent_bytes).sum()
     }
 
     /// Copies it into an arena.
@@ -51,10 +57,20 @@ impl Table {
     }
 }
 
-fn buffers_bytes(column: &ArrayRef) -> usize {
+/// The sizes of a column's buffers.
+fn buffer_bytes(column: &ArrayRef) -> Vec<usize> {
     let data = column.to_data();
-    let nulls = data.nulls().map_or(0, |nulls| nulls.buffer().len());
-    data.buffers().iter().map(|buffer| buffer.len()).sum::<usize>() + nulls
+    let nulls = data.nulls().map(|nulls| nulls.buffer().len());
+    data.buffers().iter().map(|buffer| buffer.len()).chain(nulls).collect()
+}
+
+/// What jemalloc takes for an allocation: its size class, of which there are four for each power of
+/// two, and a page of 4 KiB if the allocation has an extent of its own.
+fn extent_bytes(bytes: usize) -> usize {
+    const LARGEST_SMALL: usize = 14 << 10;
+    let step = (bytes.max(128).next_power_of_two() / 8).max(16);
+    let class = bytes.next_multiple_of(step);
+    if class > LARGEST_SMALL { class + 4096 } else { class }
 }
 
 /// All tables at a scale factor.
