@@ -1,5 +1,6 @@
 //! The tables: made in DRAM, and copied into an arena.
 
+use crate::Layout;
 use anyhow::{Context, Result};
 use arrow::array::{Array, ArrayRef, RecordBatch, RecordBatchReader, make_array};
 use arrow::datatypes::SchemaRef;
@@ -44,15 +45,29 @@ impl Table {
     }
 
     /// Copies it into an arena.
-    pub(crate) fn migrate(&self, arena: &Arc<FarArena>) -> Result<Self> {
+    pub(crate) fn migrate(&self, arena: &Arc<FarArena>, layout: Layout) -> Result<Self> {
         let no_room = || format!("the arena has no room for {}", self.name);
-        let column = |column: &ArrayRef| arena.array(&column.to_data()).map(make_array);
-        let batch = |batch: &RecordBatch| {
-            let columns = batch.columns().iter().map(column).collect::<Option<Vec<_>>>();
-            let columns = columns.with_context(no_room)?;
-            Ok(RecordBatch::try_new(Arc::clone(&self.schema), columns)?)
+        let far = |column: &ArrayRef| {
+            arena.array(&column.to_data()).map(make_array).with_context(no_room)
         };
-        let batches = self.batches.iter().map(batch).collect::<Result<_>>()?;
+        let fields = self.schema.fields().len();
+        let mut columns: Vec<Vec<ArrayRef>> = vec![Vec::new(); self.batches.len()];
+        match layout {
+            Layout::Batches => {
+                for (batch, columns) in self.batches.iter().zip(&mut columns) {
+                    *columns = batch.columns().iter().map(far).collect::<Result<_>>()?;
+                }
+            }
+            Layout::Columns => {
+                for field in 0..fields {
+                    for (batch, columns) in self.batches.iter().zip(&mut columns) {
+                        columns.push(far(batch.column(field))?);
+                    }
+                }
+            }
+        }
+        let batch = |columns| Ok(RecordBatch::try_new(Arc::clone(&self.schema), columns)?);
+        let batches = columns.into_iter().map(batch).collect::<Result<_>>()?;
         Ok(Self { name: self.name, schema: Arc::clone(&self.schema), batches })
     }
 }

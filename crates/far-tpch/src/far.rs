@@ -82,9 +82,11 @@ impl Moment {
 fn arena(setting: Setting, region_bytes: usize, footprint: usize) -> Result<FarArena> {
     let page_bytes = setting.page << 10;
     let pages = footprint as u64 * u64::from(setting.buffer) / 100 / page_bytes.max(1) as u64;
-    // In a buffer that has room for all pages, those that must stay free are on top.
+    // Extents are split from ones of the next size class. What is left over is free, but mostly too
+    // small for others, so a buffer that has room for all pages needs more. Those that must stay
+    // free are on top.
     let keeps_all = setting.buffer >= 100;
-    let more = if keeps_all { (1 << 20_u64) / page_bytes.max(1) as u64 + 4 } else { 0 };
+    let more = if keeps_all { footprint as u64 / 4 / page_bytes.max(1) as u64 + 8 } else { 0 };
     let buffer_pages = (pages + more).max(8).try_into()?;
     let mut config = FarConfig::new(region_bytes, page_bytes, buffer_pages);
     config.patience_ns = setting.patience * 1_000_000;
@@ -160,8 +162,10 @@ impl Far {
         let intermediates =
             intermediates.transpose().context("cannot make the arena of intermediates")?;
         let began = Moment::now();
-        let tables =
-            tables.iter().map(|table| table.migrate(&arena)).collect::<Result<Vec<_>>>()?;
+        let tables = tables
+            .iter()
+            .map(|table| table.migrate(&arena, setting.layout))
+            .collect::<Result<Vec<_>>>()?;
         let migration = Cost { tables: arena.far_stats()?, ..began.cost() };
         let engine = Engine::new(&tables, Some((&arena, setting.batches)), intermediates)?;
         Ok(Self { engine, arena, intermediates, migration })

@@ -3,10 +3,9 @@
 use crate::far::{Cost, Far, MIB};
 use crate::lab::{Lab, Rounds, mean, median, median_of, ratio};
 use crate::report::{Output, Sheet};
-use crate::{Batches, Faults, Place, Setting, Transport, Work};
+use crate::{Batches, Faults, Layout, Place, Setting, Transport, Work};
 use anyhow::{Result, ensure};
 use clap::ValueEnum;
-use std::path::PathBuf;
 
 /// The figures.
 #[derive(Clone, Copy, Debug, ValueEnum, PartialEq, Eq)]
@@ -17,7 +16,7 @@ pub(crate) enum Figure {
     Places,
     /// What is done with batches before the engine gets them.
     Batches,
-    /// Reading ahead.
+    /// Reading ahead, with either layout.
     Ahead,
     /// The size of the buffer.
     Buffers,
@@ -89,7 +88,7 @@ impl Lab {
         const PAGES: [usize; 5] = [4, 16, 64, 256, 1024];
         let (mut moved, mut times) = (Vec::new(), Vec::new());
         for (name, retain) in [("no retain", false), ("retain", true)] {
-            let label = |page| (format!("{page} KiB"), Setting { retain, ..Setting::usual(page) });
+            let label = |page| (format!("{page} KiB"), Setting { retain, ..output.usual(page) });
             let settings = PAGES.map(label);
             let title = format!("page size, {name} (figure 5)");
             let file = if retain { "pages-retain" } else { "pages" };
@@ -105,7 +104,7 @@ impl Lab {
     /// Where metadata is: queries and migration, all places in turns.
     async fn places(&self, output: &Output, page: usize) -> Result<()> {
         let places = [Place::Together, Place::Separated, Place::Pinned];
-        let far = |metadata| self.far(Setting { metadata, ..Setting::usual(page) });
+        let far = |metadata| self.far(Setting { metadata, ..output.usual(page) });
         let fars = places.into_iter().map(far).collect::<Result<Vec<_>>>()?;
         let fars: Vec<_> = fars.iter().collect();
         let costs = self.measure(&fars).await?;
@@ -143,7 +142,7 @@ impl Lab {
         let head = ["batches", "rounds", "median", "least", "most", "touches", "time, times DRAM"];
         let mut sheet = Sheet::new("full", title, &head);
         for batches in [Batches::Fault, Batches::Load] {
-            let far = self.far(Setting { batches, buffer: 100, ..Setting::usual(64) })?;
+            let far = self.far(Setting { batches, buffer: 100, ..output.usual(64) })?;
             let costs = self.measure(&[&far]).await?;
             let cpu = |round: &Vec<Cost>| round.iter().map(|cost| cost.cpu_ms).sum::<f64>();
             let mut ratios: Vec<_> =
@@ -167,7 +166,7 @@ impl Lab {
     }
 
     async fn run(&self, figure: Figure, output: &Output) -> Result<()> {
-        let usual = Setting::usual(64);
+        let usual = output.usual(64);
         let name = format!("{figure:?}").to_lowercase();
         let (title, settings) = match figure {
             Figure::Pages => return self.pages(output).await,
@@ -183,12 +182,14 @@ impl Lab {
             }
             Figure::Ahead => {
                 let mut lines = Vec::new();
-                for page in [4, 16, 64] {
+                let layouts = [Layout::Batches, Layout::Columns];
+                let each = [4, 16, 64].into_iter();
+                for (page, layout) in each.flat_map(|page| layouts.map(|layout| (page, layout))) {
                     for no_ahead in [true, false] {
                         let how = if no_ahead { "on demand" } else { "read ahead" };
                         let batches = Batches::Fault;
-                        let setting = Setting { no_ahead, batches, ..Setting::usual(page) };
-                        lines.push((format!("{page} KiB, {how}"), setting));
+                        let setting = Setting { no_ahead, batches, layout, ..output.usual(page) };
+                        lines.push((format!("{page} KiB, {layout:?}, {how}"), setting));
                     }
                 }
                 ("reading ahead, batches by faults only", lines)
@@ -210,7 +211,10 @@ impl Lab {
                 ("what queries make, from 64 KiB on", both.map(line).to_vec())
             }
         };
-        let title = format!("{title}, pages of 64 KiB");
+        let title = match figure {
+            Figure::Ahead => title.to_owned(),
+            _ => format!("{title}, pages of 64 KiB"),
+        };
         self.figure(output, (&name, &title), &settings).await.map(drop)
     }
 }
@@ -316,10 +320,10 @@ pub(crate) async fn dram(work: &Work) -> Result<()> {
 }
 
 /// All figures, or some.
-pub(crate) async fn all(work: &Work, only: &[Figure], folder: Option<PathBuf>) -> Result<()> {
+pub(crate) async fn all(work: &Work, only: &[Figure], output: Output) -> Result<()> {
     let lab = Lab::new(work).await?;
-    lab.print(&lab.scope());
-    let output = Output { folder, caption: lab.scope() };
+    let output = Output { caption: format!("{}, {:?}", lab.scope(), output.layout), ..output };
+    lab.print(&output.caption);
     for figure in Figure::value_variants() {
         if only.is_empty() || only.contains(figure) {
             lab.run(*figure, &output).await?;

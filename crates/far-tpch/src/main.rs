@@ -73,6 +73,9 @@ enum Command {
         /// Figures to run, by their names; all if none is given.
         #[arg(long, value_delimiter = ',', value_enum)]
         only: Vec<figures::Figure>,
+        /// What is adjacent in far memory.
+        #[arg(long, value_enum, default_value_t = Layout::Columns)]
+        layout: Layout,
         /// Writes a CSV file and a plot of each figure to this folder.
         #[arg(long)]
         out: Option<PathBuf>,
@@ -139,6 +142,9 @@ pub(crate) struct Setting {
     /// How faults are noticed; if it is not given, as the machine allows.
     #[arg(long, value_enum)]
     provider: Option<Faults>,
+    /// What is adjacent in far memory.
+    #[arg(long, value_enum, default_value_t = Layout::Columns)]
+    layout: Layout,
     /// What is done with each batch of a table before the engine gets it.
     #[arg(long, value_enum, default_value_t = Batches::Load)]
     batches: Batches,
@@ -168,6 +174,7 @@ impl Setting {
             decay: 0,
             transport: Transport::Tcp,
             provider: None,
+            layout: Layout::Columns,
             batches: Batches::Load,
             no_ahead: false,
             intermediates: false,
@@ -188,6 +195,15 @@ pub(crate) enum Batches {
     /// Nothing, as in the paper: the engine waits for pages as it reads them, and a memory server
     /// that dies ends the process.
     Fault,
+}
+
+/// The order in which tables are copied to far memory, and so their order there.
+#[derive(Clone, Copy, Debug, ValueEnum, PartialEq, Eq)]
+pub(crate) enum Layout {
+    /// One batch after the other, with all its columns, as in the paper.
+    Batches,
+    /// One column after the other, of all batches: a query reads whole sequences of pages.
+    Columns,
 }
 
 /// A provider of faults.
@@ -237,7 +253,10 @@ fn main() -> anyhow::Result<()> {
         match Cli::parse().command {
             Command::Run { work, setting } => figures::run(&work, setting).await,
             Command::Check { work, setting } => figures::check(&work, setting).await,
-            Command::Figures { work, only, out } => figures::all(&work, &only, out).await,
+            Command::Figures { work, only, layout, out } => {
+                let output = report::Output { folder: out, layout, caption: String::new() };
+                figures::all(&work, &only, output).await
+            }
             Command::Dram { work } => figures::dram(&work).await,
             Command::Death { work, setting } => death::run(&work, setting).await,
             Command::MemoryServer { mib } => death::be_server(mib),

@@ -1,6 +1,7 @@
 //! Figures as tables on the terminal, CSV files and plots.
 
 use crate::plot::{Axes, Axis, Bars, Curve, Plot};
+use crate::{Layout, Setting};
 use anyhow::{Context, Result};
 use comfy_table::presets::ASCII_MARKDOWN;
 use std::fs;
@@ -50,11 +51,18 @@ impl Sheet {
 /// Where figures go besides the terminal.
 pub(crate) struct Output {
     pub(crate) folder: Option<PathBuf>,
+    /// The order of the tables in far memory.
+    pub(crate) layout: Layout,
     /// The conditions of all measurements.
     pub(crate) caption: String,
 }
 
 impl Output {
+    /// The setting that figures vary.
+    pub(crate) fn usual(&self, page: usize) -> Setting {
+        Setting { layout: self.layout, ..Setting::usual(page) }
+    }
+
     /// Writes the sheet, and bars of one of its columns.
     pub(crate) fn write(&self, sheet: &Sheet, head: &str) -> Result<()> {
         let Some(folder) = &self.folder else { return Ok(()) };
