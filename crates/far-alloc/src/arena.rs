@@ -155,6 +155,18 @@ impl FarArena {
         &self.source.region
     }
 
+    /// Loads several ranges of the region's bytes, as [`FarRegion::ensure_all`] does.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn ensure_all(
+        &self,
+        ranges: impl IntoIterator<Item = Range<usize>>,
+    ) -> Result<(), FarError> {
+        let _near = Suspended::new();
+        self.region().ensure_all(ranges)
+    }
+
     /// The size of a page, and the pages that one of a few threads may hold at a time.
     #[cfg(feature = "arrow")]
     pub(crate) fn held_at_a_time(&self) -> (usize, usize) {

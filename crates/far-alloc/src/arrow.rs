@@ -12,6 +12,7 @@ use arrow_data::ArrayData;
 use farleaf_fabric::sync::Arc;
 use farleaf_far_memory::FarError;
 use std::alloc::Layout;
+use std::ops::Range;
 use std::panic::RefUnwindSafe;
 use std::ptr::NonNull;
 
@@ -102,16 +103,35 @@ impl FarArena {
     /// # Errors
     /// [`FarError`] if a page cannot be had.
     pub fn ensure_array(&self, array: &ArrayData) -> Result<(), FarError> {
+        self.ensure_arrays([array])
+    }
+
+    /// The same for several arrays, such as the columns of a batch, by one request to the pager's
+    /// thread.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn ensure_arrays<'a>(
+        &self,
+        arrays: impl IntoIterator<Item = &'a ArrayData>,
+    ) -> Result<(), FarError> {
+        let mut ranges = Vec::new();
+        arrays.into_iter().for_each(|array| self.ranges(array, &mut ranges));
+        if ranges.is_empty() { Ok(()) } else { self.ensure_all(ranges) }
+    }
+
+    /// Adds the ranges of the region's bytes that `array` uses.
+    fn ranges(&self, array: &ArrayData, ranges: &mut Vec<Range<usize>>) {
         let nulls = array.nulls().map(NullBuffer::buffer);
         for buffer in array.buffers().iter().chain(nulls) {
             // All of the allocation would be too much of a slice.
             let from = buffer.as_ptr().addr();
             if !buffer.is_empty() && self.addresses().contains(&from) {
                 let from = from - self.addresses().start;
-                self.ensure(from..from + buffer.len())?;
+                ranges.push(from..from + buffer.len());
             }
         }
-        array.child_data().iter().try_for_each(|child| self.ensure_array(child))
+        array.child_data().iter().for_each(|child| self.ranges(child, ranges));
     }
 }
 

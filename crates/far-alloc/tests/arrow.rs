@@ -142,11 +142,17 @@ fn query(
     for (number, batch) in tables.iter().enumerate() {
         before(number);
         let mut read = batch.clone();
-        for column in &mut read {
-            match copies {
-                true => *column = make_array(arena.near_array(&column.to_data())?),
-                false => arena.ensure_array(&column.to_data())?,
+        if copies {
+            for column in &mut read {
+                *column = make_array(arena.near_array(&column.to_data())?);
             }
+        } else {
+            let columns = batch.each_ref().map(Array::to_data);
+            let before = arena.far_stats()?.touches;
+            arena.ensure_arrays(&columns)?;
+            // Three columns of 64 KiB, one of them with nulls, and their strings.
+            let touches = arena.far_stats()?.touches - before;
+            assert!((12..=40).contains(&touches), "each page is touched once: {touches}");
         }
         assert_eq!(revenue(&[read], 2), revenue(&near[number..=number], 2));
     }

@@ -70,9 +70,8 @@ fn prepare(arena: &FarArena, copies: bool, batch: RecordBatch) -> Result<RecordB
         let columns = batch.columns().iter().map(near).collect::<std::result::Result<_, _>>();
         return Ok(RecordBatch::try_new(batch.schema(), columns.map_err(failed)?)?);
     }
-    for column in batch.columns() {
-        arena.ensure_array(&column.to_data()).map_err(failed)?;
-    }
+    let columns: Vec<_> = batch.columns().iter().map(Array::to_data).collect();
+    arena.ensure_arrays(&columns).map_err(failed)?;
     Ok(batch)
 }
 
