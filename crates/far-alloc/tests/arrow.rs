@@ -131,8 +131,8 @@ fn answers_on_far_tables_are_equal() {
     answers_are_equal(None, Over::new(shm, 0, 0), Metadata::Separated);
 }
 
-/// A query over `tables` that asks for each batch before it reads it, or copies it. `before` is told
-/// of each batch.
+/// A query over `tables` that asks for each batch before it reads it, or copies it. `before` is
+/// told of each batch.
 fn query(
     arena: &Arc<FarArena>,
     (tables, near): (&[Batch], &[Batch]),
@@ -220,9 +220,9 @@ fn be_a_memory_server() {
     let _ = std::io::stdin().read(&mut [0]);
 }
 
-/// A memory server that is stopped or killed (`kill -9`) in the middle of a query is an error of the
-/// query, in one line, by either provider, and whether batches are copied or loaded. Once it goes
-/// on, nothing was lost.
+/// A memory server that is stopped or killed (`kill -9`) in the middle of a query is an error of
+/// the query, in one line, by either provider, and whether batches are copied or loaded. Once it
+/// goes on, nothing was lost.
 #[test]
 fn a_stopped_and_a_killed_memory_server_are_errors_of_the_query() {
     for (provider, copies) in [(None, true), (Some(FaultProvider::Signal), false)] {
