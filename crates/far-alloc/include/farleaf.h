@@ -29,6 +29,7 @@ typedef struct farleaf_options {
     uint16_t compute_server; /* a number that nothing else in the cluster has */
     uint8_t metadata;        /* enum farleaf_metadata */
     uint8_t retain;          /* 1 keeps the address space of what is freed */
+    uint8_t mirror;          /* 1 keeps each page on two memory servers, one of which may die */
 } farleaf_options;
 
 /* Opens an arena on the memory servers at these addresses: "ip:port", with commas between them,

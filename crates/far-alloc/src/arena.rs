@@ -6,6 +6,7 @@
 //! *Thread safety*: an arena is for any thread. jemalloc has its locks, which a thread that waits
 //! for far memory keeps: with [`Metadata::Together`] all threads of the arena can wait with it.
 
+use crate::current::Suspended;
 use crate::hooks::Source;
 use crate::pinned::{BLOCK_ALIGN, Pinned};
 use crate::{FarAllocError, control};
@@ -154,6 +155,25 @@ impl FarArena {
         &self.source.region
     }
 
+    /// Loads several ranges of the region's bytes, as [`FarRegion::ensure_all`] does.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn ensure_all(
+        &self,
+        ranges: impl IntoIterator<Item = Range<usize>>,
+    ) -> Result<(), FarError> {
+        let _near = Suspended::new();
+        self.region().ensure_all(ranges)
+    }
+
+    /// The size of a page, and the pages that one of a few threads may hold at a time.
+    #[cfg(feature = "arrow")]
+    pub(crate) fn held_at_a_time(&self) -> (usize, usize) {
+        let config = self.region().config();
+        (config.page_bytes, (config.held_pages as usize / 4).max(1))
+    }
+
     /// How faults of the region are noticed.
     pub fn mode(&self) -> FaultMode {
         self.region().mode()
@@ -174,6 +194,7 @@ impl FarArena {
     /// # Errors
     /// As there.
     pub fn ensure(&self, bytes: Range<usize>) -> Result<(), FarError> {
+        let _near = Suspended::new();
         self.region().ensure(bytes)
     }
 
@@ -183,6 +204,7 @@ impl FarArena {
     /// # Errors
     /// As there.
     pub fn hold(&self, bytes: Range<usize>) -> Result<Held<'_>, FarError> {
+        let _near = Suspended::new();
         self.region().hold(bytes)
     }
 
@@ -191,6 +213,7 @@ impl FarArena {
     /// # Errors
     /// As for [`FarRegion::advise`].
     pub fn advise(&self, bytes: Range<usize>, advice: Advice) -> Result<(), FarError> {
+        let _near = Suspended::new();
         self.region().advise(bytes, advice)
     }
 
@@ -199,6 +222,7 @@ impl FarArena {
     /// # Errors
     /// As for [`FarRegion::stats`].
     pub fn far_stats(&self) -> Result<FarStats, FarError> {
+        let _near = Suspended::new();
         self.region().stats()
     }
 
@@ -207,6 +231,7 @@ impl FarArena {
     /// # Errors
     /// As for [`FarRegion::metrics`].
     pub fn metrics(&self, name: &str) -> Result<String, FarError> {
+        let _near = Suspended::new();
         self.region().metrics(name)
     }
 
@@ -215,6 +240,7 @@ impl FarArena {
     /// # Errors
     /// As there.
     pub fn check(&self) -> Result<(), FarError> {
+        let _near = Suspended::new();
         self.region().check()
     }
 

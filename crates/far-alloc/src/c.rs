@@ -27,9 +27,10 @@ struct Options {
     compute_server: u16,
     metadata: u8,
     retain: u8,
+    mirror: u8,
 }
 
-const _: () = assert!(size_of::<Options>() == 40, "as in the header");
+const _: () = assert!(size_of::<Options>() == 48, "as in the header");
 
 /// Writes `text` and a zero, as far as there is room.
 ///
@@ -62,11 +63,14 @@ fn open(addresses: &str, token: &[u8], options: Options) -> Result<FarArena, Box
         2 => Metadata::Pinned { bytes: options.pinned_bytes.try_into()? },
         other => return Err(format!("there is no place {other} for metadata: use 0 to 2").into()),
     };
-    let config = FarConfig::new(
-        options.region_bytes.try_into()?,
-        options.page_bytes.try_into()?,
-        options.buffer_pages,
-    );
+    let config = FarConfig {
+        mirror: options.mirror != 0,
+        ..FarConfig::new(
+            options.region_bytes.try_into()?,
+            options.page_bytes.try_into()?,
+            options.buffer_pages,
+        )
+    };
     let term_ms = if options.term_ms == 0 { TERM_MS } else { options.term_ms };
     let space = Leased::<Fixed8>::new(term_ms)?;
     let reach = Over::new(Arc::new(cluster), options.compute_server, 0);

@@ -69,7 +69,8 @@ fn arena_of(address: usize) -> Option<&'static FarArena> {
 /// program's global allocator. Scopes can be nested: the innermost one counts. They end in the
 /// reverse order, as blocks do.
 ///
-/// In a scope, make no region, and call nothing of one: what the pager uses must not be far.
+/// In a scope, make no region, and call nothing of one: what the pager uses must not be far. The
+/// methods of arenas are fine: they suspend the scope.
 #[derive(Debug)]
 pub struct FarScope {
     before: Option<usize>,

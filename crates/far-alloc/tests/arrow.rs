@@ -6,16 +6,20 @@ use arrow_array::cast::AsArray;
 use arrow_array::types::{Float64Type, Int64Type};
 use arrow_array::{Array, ArrayRef, Float64Array, Int64Array, make_array};
 use farleaf_fabric::conformance::TestService;
+use farleaf_fabric::handshake::Token;
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::shm::ShmConfig;
 use farleaf_fabric::sync::Arc;
-use farleaf_fabric::tcp::TcpConfig;
+use farleaf_fabric::tcp::{TcpCluster, TcpConfig, TcpServer, TcpServerConfig};
 use farleaf_fabric::{Cluster, Provider, ServerId};
 use farleaf_far_alloc::{ArenaConfig, FarArena, Metadata};
 use farleaf_far_memory::{
     Advice, FarConfig, FarError, FarRegion, FaultProvider, Over, Reach, Reserved,
 };
 use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Read};
+use std::net::TcpListener;
+use std::process::{Command, Stdio};
 
 const REGION_BYTES: usize = 64 << 20;
 const PAGE_BYTES: usize = 16 << 10;
@@ -127,6 +131,34 @@ fn answers_on_far_tables_are_equal() {
     answers_are_equal(None, Over::new(shm, 0, 0), Metadata::Separated);
 }
 
+/// A query over `tables` that asks for each batch before it reads it, or copies it. `before` is
+/// told of each batch.
+fn query(
+    arena: &Arc<FarArena>,
+    (tables, near): (&[Batch], &[Batch]),
+    copies: bool,
+    mut before: impl FnMut(usize),
+) -> Result<(), FarError> {
+    for (number, batch) in tables.iter().enumerate() {
+        before(number);
+        let mut read = batch.clone();
+        if copies {
+            for column in &mut read {
+                *column = make_array(arena.near_array(&column.to_data())?);
+            }
+        } else {
+            let columns = batch.each_ref().map(Array::to_data);
+            let before = arena.far_stats()?.touches;
+            arena.ensure_arrays(&columns)?;
+            // Three columns of 64 KiB, one of them with nulls, and their strings.
+            let touches = arena.far_stats()?.touches - before;
+            assert!((12..=40).contains(&touches), "each page is touched once: {touches}");
+        }
+        assert_eq!(revenue(&[read], 2), revenue(&near[number..=number], 2));
+    }
+    Ok(())
+}
+
 /// A memory server that dies is an error of the query that asks for each batch before it reads it.
 #[test]
 fn a_dead_memory_server_is_an_error_of_the_query() {
@@ -137,16 +169,12 @@ fn a_dead_memory_server_is_an_error_of_the_query() {
     let tables = far(&arena, &near);
     arena.advise(0..arena.bytes(), Advice::DontNeed).unwrap();
     let query = |dies_at: usize| {
-        for (number, batch) in tables.iter().enumerate() {
+        let kill = |number| {
             if number == dies_at {
                 cluster.kill_memory_server(ServerId::new(0));
             }
-            for column in batch {
-                arena.ensure_array(&column.to_data())?;
-            }
-            assert_eq!(revenue(std::slice::from_ref(batch), 2), revenue(&near[number..=number], 2));
-        }
-        Ok::<_, FarError>(())
+        };
+        query(&arena, (&tables, &near), false, kill)
     };
     assert_eq!(query(BATCHES), Ok(()));
     let outcome = query(BATCHES / 2);
@@ -154,4 +182,90 @@ fn a_dead_memory_server_is_an_error_of_the_query() {
     // What the query had is freed, and the arena ends, without the server.
     drop(tables);
     assert_eq!(arena.stats().unwrap().allocated_bytes, 0);
+}
+
+/// A copy of a batch outlives the memory server, without a page in the buffer. What the copying
+/// held is released.
+#[test]
+fn a_copied_batch_needs_no_memory_server() {
+    let cluster = Arc::new(LocalConfig::default().start(vec![service()]));
+    let arena = arena(None, Over::new(Arc::clone(&cluster), 0, 0), Metadata::Separated);
+    let near = batch(0);
+    let tables = far(&arena, std::slice::from_ref(&near));
+    let copy = |column: &ArrayRef| make_array(arena.near_array(&column.to_data()).unwrap());
+    let copies = tables[0].each_ref().map(copy);
+    assert_eq!(arena.far_stats().unwrap().held, 0);
+    arena.advise(0..arena.bytes(), Advice::DontNeed).unwrap();
+    cluster.kill_memory_server(ServerId::new(0));
+    assert!(arena.ensure_array(&tables[0][0].to_data()).is_err());
+    for (copy, column) in copies.iter().zip(&near) {
+        assert_eq!(copy, column);
+        let data = copy.to_data();
+        let buffers = data.buffers().iter().chain(data.nulls().map(|nulls| nulls.buffer()));
+        for buffer in buffers {
+            assert!(!arena.addresses().contains(&buffer.as_ptr().addr()));
+        }
+    }
+}
+
+const TOKEN: &[u8] = b"a token of these tests alone";
+
+#[test]
+#[ignore = "it is the memory server of the test below, until its standard input ends"]
+fn be_a_memory_server() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let token = Token::new(TOKEN).unwrap();
+    let server = TcpServer::start(listener, service(), &token, TcpServerConfig::default()).unwrap();
+    println!("\nserver {}", server.local_address());
+    let _ = std::io::stdin().read(&mut [0]);
+}
+
+/// A memory server that is stopped or killed (`kill -9`) in the middle of a query is an error of
+/// the query, in one line, by either provider, and whether batches are copied or loaded. Once it
+/// goes on, nothing was lost.
+#[test]
+fn a_stopped_and_a_killed_memory_server_are_errors_of_the_query() {
+    for (provider, copies) in [(None, true), (Some(FaultProvider::Signal), false)] {
+        let mut server = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "be_a_memory_server", "--ignored", "--nocapture"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(server.stdout.take().unwrap()).lines();
+        let address = lines.find_map(|line| line.unwrap().strip_prefix("server ")?.parse().ok());
+        let timeout_ns = 100_000_000;
+        let tcp = TcpConfig { timeout_ns, connect_timeout_ns: timeout_ns, ..TcpConfig::default() };
+        let token = Token::new(TOKEN).unwrap();
+        let cluster = Arc::new(TcpCluster::connect(vec![address.unwrap()], &token, tcp));
+        let arena = arena(provider, Over::new(cluster, 0, 0), Metadata::Separated);
+        let near: Vec<_> = (0..BATCHES).map(batch).collect();
+        let tables = far(&arena, &near);
+        let process = server.id() as libc::pid_t;
+        // SAFETY: the process is this one's child, which has not been waited for.
+        let send = |signal| assert_eq!(unsafe { libc::kill(process, signal) }, 0);
+        let query = |signal: Option<libc::c_int>| {
+            let before = |number| {
+                if let Some(signal) = signal.filter(|_| number == BATCHES / 2) {
+                    send(signal);
+                }
+            };
+            query(&arena, (&tables, &near), copies, before)
+        };
+        assert_eq!(query(None), Ok(()));
+        for signal in [libc::SIGSTOP, libc::SIGKILL] {
+            let outcome = query(Some(signal));
+            assert!(matches!(outcome, Err(FarError::Unreachable { .. })), "{outcome:?}");
+            assert_eq!(outcome.unwrap_err().to_string().lines().count(), 1);
+            if signal == libc::SIGSTOP {
+                send(libc::SIGCONT);
+                let goes_on = (0..50).any(|_| query(None) == Ok(()));
+                assert!(goes_on, "the server has its content");
+            }
+        }
+        server.wait().unwrap();
+        drop(tables);
+        assert_eq!(arena.stats().unwrap().allocated_bytes, 0);
+        arena.check().unwrap();
+    }
 }

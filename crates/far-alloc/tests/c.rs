@@ -40,31 +40,58 @@ fn run(program: &Path, address: &str) -> Output {
     command.env("LD_LIBRARY_PATH", folder()).args([address, TOKEN]).output().unwrap()
 }
 
+/// A memory server of this process, with its service.
+fn server(number: u16) -> (TcpServer, Arc<MemoryServer<Fixed8>>) {
+    let config = MemoryServerConfig { pool_bytes: 96 << 20, ..MemoryServerConfig::default() };
+    let id = ServerId::new(number);
+    let service = Arc::new(MemoryServer::<Fixed8>::new(id, &config).unwrap());
+    let token = Token::new(TOKEN.as_bytes()).unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let settings = TcpServerConfig { number, ..TcpServerConfig::default() };
+    let server = TcpServer::start(listener, Arc::clone(&service), &token, settings).unwrap();
+    (server, service)
+}
+
+/// A count of the metrics that the program prints.
+fn count(output: &Output, name: &str) -> u64 {
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{:?}: {error}", output.status);
+    let text = String::from_utf8_lossy(&output.stdout);
+    let line = text.lines().find(|line| line.starts_with(&format!("farleaf_far_{name}{{")));
+    line.unwrap().rsplit_once(' ').unwrap().1.parse().unwrap()
+}
+
 #[test]
 fn a_program_in_c_has_buffers_on_memory_servers() {
     let program = build("farleaf-buffers");
-    let config = MemoryServerConfig { pool_bytes: 96 << 20, ..MemoryServerConfig::default() };
-    let service = Arc::new(MemoryServer::<Fixed8>::new(ServerId::new(0), &config).unwrap());
+    let (server, service) = server(0);
     let allocated = || service.usage().allocated_bytes;
     let before = allocated();
-    let token = Token::new(TOKEN.as_bytes()).unwrap();
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let settings = TcpServerConfig::default();
-    let server = TcpServer::start(listener, Arc::clone(&service), &token, settings).unwrap();
     let address = server.local_address().to_string();
     let mut after = Vec::new();
     // A region takes 64 MiB, so the second one has room only if the first one's came back.
     for _ in 0..2 {
         let ended = run(&program, &address);
-        let error = String::from_utf8_lossy(&ended.stderr).into_owned();
-        assert!(ended.status.success(), "{:?}: {error}", ended.status);
-        let text = String::from_utf8(ended.stdout).unwrap();
-        let written = text.lines().find(|line| line.starts_with("farleaf_far_write_backs_total"));
-        let written = written.unwrap().rsplit_once(' ').unwrap().1.parse::<u64>().unwrap();
+        let written = count(&ended, "write_backs_total");
         assert!(written > 500, "20 MB went through 2 MiB: {written} pages");
         after.push(allocated());
     }
     assert!(after[0] > before && after[0] == after[1], "{before} {after:?}");
+}
+
+/// With two memory servers, the program keeps each page on both.
+#[test]
+fn a_program_in_c_has_a_mirror() {
+    let program = build("farleaf-buffers-twice");
+    let servers = [server(0), server(1)];
+    let addresses = servers.each_ref().map(|(server, _)| server.local_address().to_string());
+    let ended = run(&program, &addresses.join(","));
+    let (pages, bytes) = (count(&ended, "write_backs_total"), count(&ended, "written_bytes_total"));
+    assert!(pages > 500, "{pages}");
+    // Pages that were touched while they left have been written as well, and stayed.
+    assert!(bytes >= 2 * pages * (16 << 10), "{pages} pages, {bytes} bytes");
+    assert_eq!(count(&ended, "lost_copies_total"), 0);
+    assert_eq!(count(&ended, "remote_bytes"), 2 * (64 << 20));
 }
 
 #[test]

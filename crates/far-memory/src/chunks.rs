@@ -177,7 +177,7 @@ impl<S> Chunks<S> {
             return Err(error.clone());
         }
         self.is_taking.set(true);
-        let mut taken = self.space.take(fabric, self.chunk_bytes).await;
+        let mut taken = self.take_first(transfers).await;
         while taken.is_err()
             && let Some(ns) = self.space.ask_again_ns()
         {
@@ -188,7 +188,7 @@ impl<S> Chunks<S> {
             if self.is_ending.get() {
                 break;
             }
-            taken = self.space.take(fabric, self.chunk_bytes).await;
+            taken = self.take_first(transfers).await;
         }
         self.is_waiting.set(false);
         if let Ok(at) = taken {
@@ -212,6 +212,24 @@ impl<S> Chunks<S> {
             }
         }
         Ok(self.find(page).expect("the chunk has just got its place"))
+    }
+
+    /// Memory for the first copy of a chunk. If there is to be a second one, and a server has
+    /// failed, it is on one that works: on a server that rests, the copy would miss the first
+    /// WRITE, although a third server has room.
+    async fn take_first<F: Fabric>(&self, transfers: &Transfers<F>) -> Result<GlobalAddr, FarError>
+    where
+        S: Space<F>,
+    {
+        let (fabric, bytes) = (transfers.fabric(), self.chunk_bytes);
+        if self.mirrors && transfers.has_failures() {
+            let works = |server| !transfers.has_failed(server);
+            let taken = self.space.take_second(fabric, bytes, works).await;
+            if taken.is_ok() {
+                return taken;
+            }
+        }
+        self.space.take(fabric, bytes).await
     }
 
     /// Memory for the second copy of a chunk: on a server that works, or else on one that has

@@ -87,6 +87,10 @@ impl Memory for Manual {
         self.fill(page, 0);
     }
 
+    fn is_allowed(&self, page: u32, access: Access) -> bool {
+        self.right(page).get() >= Some(access)
+    }
+
     fn allow(&self, page: u32, access: Access) {
         self.right(page).set(self.right(page).get().max(Some(access)));
     }

@@ -21,6 +21,10 @@ pub trait Memory {
     /// Makes sure that the page is all zeros and has memory. No access is allowed yet.
     fn zero(&self, page: u32);
 
+    /// Whether the access is allowed already. If so, only a fault still needs [`Memory::allow`],
+    /// which wakes its thread.
+    fn is_allowed(&self, page: u32, access: Access) -> bool;
+
     /// Allows an access to a page whose content is in place, and wakes what waits for it.
     fn allow(&self, page: u32, access: Access);
 

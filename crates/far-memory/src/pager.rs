@@ -106,6 +106,15 @@ struct Pending {
 
 const UNPLACED: u32 = u32::MAX;
 
+/// Why a page is touched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Cause {
+    /// The program accesses it, and a thread may wait for that.
+    Access,
+    /// It was asked for.
+    Request,
+}
+
 impl<F: Fabric, M: Memory + 'static, S: Space<F>> Pager<F, M, S> {
     /// A pager of an empty region in `memory`, over this endpoint. Nothing moves before
     /// [`Pager::run`] is polled.
@@ -214,11 +223,11 @@ impl<F: Fabric, M: Memory + 'static, S: Space<F>> Pager<F, M, S> {
     /// # Panics
     /// If there is no such page.
     pub async fn touch(&self, page: u32, access: Access) -> Result<(), FarError> {
-        self.reach(page, Some(access)).await
+        self.reach(page, Some(access), Cause::Access).await
     }
 
     /// Touches the page; without an access, touches it for reading and holds it.
-    async fn reach(&self, page: u32, access: Option<Access>) -> Result<(), FarError> {
+    async fn reach(&self, page: u32, access: Option<Access>, cause: Cause) -> Result<(), FarError> {
         let since = {
             let state = &mut *self.0.state.borrow_mut();
             state.stats.touches += 1;
@@ -226,7 +235,7 @@ impl<F: Fabric, M: Memory + 'static, S: Space<F>> Pager<F, M, S> {
         };
         let mut ticket = Ticket { state: &self.0.state, page, number: None, has_waited: false };
         poll_fn(|context| {
-            let polled = self.poll_reach(context, page, access, since, &mut ticket);
+            let polled = self.poll_reach(context, page, (access, cause), since, &mut ticket);
             if polled.is_pending() && !std::mem::replace(&mut ticket.has_waited, true) {
                 *self.0.state.borrow_mut().touching.entry(page).or_default() += 1;
             }
@@ -239,7 +248,7 @@ impl<F: Fabric, M: Memory + 'static, S: Space<F>> Pager<F, M, S> {
         &self,
         context: &Context<'_>,
         page: u32,
-        access: Option<Access>,
+        (access, cause): (Option<Access>, Cause),
         since: u64,
         ticket: &mut Ticket<'_>,
     ) -> Poll<Result<(), FarError>> {
@@ -275,7 +284,10 @@ impl<F: Fabric, M: Memory + 'static, S: Space<F>> Pager<F, M, S> {
                 state.wait_for(page, context);
             }
             Touch::Allow(allowed) => {
-                inner.memory.allow(page, allowed);
+                // No thread waits for a page that was asked for, unless its own touch wakes it.
+                if cause == Cause::Access || !inner.memory.is_allowed(page, allowed) {
+                    inner.memory.allow(page, allowed);
+                }
                 return Poll::Ready(state.hold_if(access.is_none(), page));
             }
             Touch::Zero(allowed) => {
@@ -335,7 +347,8 @@ impl<F: Fabric, M: Memory + 'static, S: Space<F>> Pager<F, M, S> {
         let mut first = pages.start;
         while first < pages.end {
             let end = pages.end.min(first.saturating_add(step));
-            try_join_all((first..end).map(|page| self.touch(page, Access::Read))).await?;
+            let asked = |page| self.reach(page, Some(Access::Read), Cause::Request);
+            try_join_all((first..end).map(asked)).await?;
             first = end;
         }
         Ok(())
@@ -358,7 +371,7 @@ impl<F: Fabric, M: Memory + 'static, S: Space<F>> Pager<F, M, S> {
         let mut held = Holding { state: &self.0.state, pages: pages.start..pages.start, count };
         self.ensure(pages.clone()).await?;
         for page in pages {
-            self.reach(page, None).await?;
+            self.reach(page, None, Cause::Request).await?;
             held.pages.end = page + 1;
         }
         held.count = 0;

@@ -197,8 +197,29 @@ impl FarRegion {
     /// # Errors
     /// [`FarError`] if a page cannot be had; it stays on its memory server if that may come back.
     pub fn ensure(&self, bytes: Range<usize>) -> Result<(), FarError> {
-        let pages = pages_of(&self.config, &bytes)?;
-        self.ask(|answer| Request::Ensure(pages, answer))?
+        self.ensure_all([bytes])
+    }
+
+    /// Loads several ranges of bytes, as [`FarRegion::ensure`] does, by one request to the pager's
+    /// thread. Each page is asked for once.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn ensure_all(
+        &self,
+        ranges: impl IntoIterator<Item = Range<usize>>,
+    ) -> Result<(), FarError> {
+        let pages = ranges.into_iter().map(|bytes| pages_of(&self.config, &bytes));
+        let mut pages = pages.collect::<Result<Vec<_>, _>>()?;
+        pages.sort_unstable_by_key(|part| part.start);
+        let mut parts: Vec<Range<u32>> = Vec::new();
+        for part in pages {
+            match parts.last_mut() {
+                Some(last) if part.start <= last.end => last.end = last.end.max(part.end),
+                _ => parts.push(part),
+            }
+        }
+        self.ask(|answer| Request::Ensure(parts, answer))?
     }
 
     /// Loads a range of bytes, and holds its pages in the buffer until the value is dropped.

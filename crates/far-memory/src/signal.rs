@@ -379,6 +379,10 @@ impl Memory for SignalMemory {
         self.signals.arena.zero(page);
     }
 
+    fn is_allowed(&self, page: u32, access: Access) -> bool {
+        self.rights[page as usize].get() >= Some(access)
+    }
+
     fn allow(&self, page: u32, access: Access) {
         let right = self.rights[page as usize].get().max(Some(access));
         self.set(page..page + 1, right);

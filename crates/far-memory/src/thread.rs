@@ -32,7 +32,7 @@ pub(crate) type Answer<T> = SyncSender<T>;
 /// What a thread of the program asks for.
 #[derive(Debug)]
 pub(crate) enum Request {
-    Ensure(Range<u32>, Answer<Result<(), FarError>>),
+    Ensure(Vec<Range<u32>>, Answer<Result<(), FarError>>),
     Hold(Range<u32>, Answer<Result<(), FarError>>),
     Release(Range<u32>),
     Discard(Range<u32>, Answer<Result<(), FarError>>),
@@ -218,9 +218,16 @@ where
     let pager = pager.clone();
     // A program that no longer waits for an answer has closed its channel.
     match request {
-        Request::Ensure(pages, answer) => {
-            executor.spawn(TOUCHES, async move { _ = answer.send(pager.ensure(pages).await) });
-        }
+        Request::Ensure(parts, answer) => executor.spawn(TOUCHES, async move {
+            let mut outcome = Ok(());
+            for pages in parts {
+                outcome = pager.ensure(pages).await;
+                if outcome.is_err() {
+                    break;
+                }
+            }
+            _ = answer.send(outcome);
+        }),
         Request::Hold(pages, answer) => executor.spawn(TOUCHES, async move {
             let outcome = pager.hold(pages.clone()).await;
             let is_held = outcome.is_ok();

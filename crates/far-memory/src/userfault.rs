@@ -327,6 +327,10 @@ impl Memory for UserfaultMemory {
         self.userfault.arena.zero(page);
     }
 
+    fn is_allowed(&self, page: u32, access: Access) -> bool {
+        self.rights[page as usize].get() >= Some(access)
+    }
+
     fn allow(&self, page: u32, access: Access) {
         let (pages, right) = (page..page + 1, &self.rights[page as usize]);
         match right.get() {

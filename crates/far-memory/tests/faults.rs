@@ -527,3 +527,33 @@ fn a_server_that_returns_mirrors_again() {
         assert_eq!((load(pager, 8).await, load(pager, 16).await), (Ok(7), Ok(9)));
     });
 }
+
+/// While a server rests, neither copy of a new chunk is there: two others have room. The first copy
+/// was, once, and missed its first WRITE.
+#[test]
+fn new_copies_are_on_servers_that_work() {
+    let config = FarConfig { mirror: true, rest_ns: 60_000_000_000, ..config() };
+    let services = (0..3).map(|_| TestService::new(1 << 20)).collect();
+    SimConfig::default().start(services).run_one(|fabric| {
+        let config = config.clone();
+        async move {
+            let fabric = Troubled::new(fabric, ServerId::new(0));
+            let bytes = 8 * config.chunk_bytes as u64;
+            let part = |number| (GlobalAddr::new(ServerId::new(number), 4096), bytes);
+            let space = Reserved::new((0..3).map(part).collect());
+            let memory = Manual::new(&config).unwrap();
+            let pager = Pager::new(config, fabric.clone(), memory, space).unwrap();
+            let tested = async {
+                fabric.trouble.refusals.set(u32::MAX);
+                for page in [0, CHUNK_PAGES, 2 * CHUNK_PAGES] {
+                    store(&pager, page, 5).await;
+                    pager.evict(page..page + 1).await;
+                    assert_eq!(pager.state(page), State::Remote);
+                    assert_eq!(pager.stats().lost_copies, 1, "of the first chunk alone");
+                }
+                pager.stop();
+            };
+            join(pager.run(), tested).await;
+        }
+    });
+}

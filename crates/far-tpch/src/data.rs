@@ -1,5 +1,6 @@
 //! The tables: made in DRAM, and copied into an arena.
 
+use crate::Layout;
 use anyhow::{Context, Result};
 use arrow::array::{Array, ArrayRef, RecordBatch, RecordBatchReader, make_array};
 use arrow::datatypes::SchemaRef;
@@ -34,27 +35,57 @@ impl Table {
     /// Its bytes: those of all buffers, as far as they are used.
     pub(crate) fn bytes(&self) -> usize {
         let columns = self.batches.iter().flat_map(RecordBatch::columns);
-        columns.map(buffers_bytes).sum()
+        columns.flat_map(buffer_bytes).sum()
+    }
+
+    /// Its bytes in an arena, with what the allocator adds to each buffer.
+    pub(crate) fn footprint(&self) -> usize {
+        let columns = self.batches.iter().flat_map(RecordBatch::columns);
+        columns.flat_map(buffer_bytes).map(extent_bytes).sum()
     }
 
     /// Copies it into an arena.
-    pub(crate) fn migrate(&self, arena: &Arc<FarArena>) -> Result<Self> {
+    pub(crate) fn migrate(&self, arena: &Arc<FarArena>, layout: Layout) -> Result<Self> {
         let no_room = || format!("the arena has no room for {}", self.name);
-        let column = |column: &ArrayRef| arena.array(&column.to_data()).map(make_array);
-        let batch = |batch: &RecordBatch| {
-            let columns = batch.columns().iter().map(column).collect::<Option<Vec<_>>>();
-            let columns = columns.with_context(no_room)?;
-            Ok(RecordBatch::try_new(Arc::clone(&self.schema), columns)?)
+        let far = |column: &ArrayRef| {
+            arena.array(&column.to_data()).map(make_array).with_context(no_room)
         };
-        let batches = self.batches.iter().map(batch).collect::<Result<_>>()?;
+        let fields = self.schema.fields().len();
+        let mut columns: Vec<Vec<ArrayRef>> = vec![Vec::new(); self.batches.len()];
+        match layout {
+            Layout::Batches => {
+                for (batch, columns) in self.batches.iter().zip(&mut columns) {
+                    *columns = batch.columns().iter().map(far).collect::<Result<_>>()?;
+                }
+            }
+            Layout::Columns => {
+                for field in 0..fields {
+                    for (batch, columns) in self.batches.iter().zip(&mut columns) {
+                        columns.push(far(batch.column(field))?);
+                    }
+                }
+            }
+        }
+        let batch = |columns| Ok(RecordBatch::try_new(Arc::clone(&self.schema), columns)?);
+        let batches = columns.into_iter().map(batch).collect::<Result<_>>()?;
         Ok(Self { name: self.name, schema: Arc::clone(&self.schema), batches })
     }
 }
 
-fn buffers_bytes(column: &ArrayRef) -> usize {
+/// The sizes of a column's buffers.
+fn buffer_bytes(column: &ArrayRef) -> Vec<usize> {
     let data = column.to_data();
-    let nulls = data.nulls().map_or(0, |nulls| nulls.buffer().len());
-    data.buffers().iter().map(|buffer| buffer.len()).sum::<usize>() + nulls
+    let nulls = data.nulls().map(|nulls| nulls.buffer().len());
+    data.buffers().iter().map(|buffer| buffer.len()).chain(nulls).collect()
+}
+
+/// What jemalloc takes for an allocation: its size class, of which there are four for each power of
+/// two, and a page of 4 KiB if the allocation has an extent of its own.
+fn extent_bytes(bytes: usize) -> usize {
+    const LARGEST_SMALL: usize = 14 << 10;
+    let step = (bytes.max(128).next_power_of_two() / 8).max(16);
+    let class = bytes.next_multiple_of(step);
+    if class > LARGEST_SMALL { class + 4096 } else { class }
 }
 
 /// All tables at a scale factor.

@@ -1,5 +1,6 @@
 //! The engine on one set of tables, and the queries.
 
+use crate::Batches;
 use crate::data::{BATCH_ROWS, Table};
 use crate::table::FarTable;
 use anyhow::{Context, Result};
@@ -7,7 +8,7 @@ use arrow::array::RecordBatch;
 use arrow::util::display::{ArrayFormatter, FormatOptions};
 use datafusion::datasource::MemTable;
 use datafusion::prelude::{SessionConfig, SessionContext};
-use farleaf_far_alloc::FarArena;
+use farleaf_far_alloc::{FarArena, FarScope, ProgramArena};
 use std::sync::Arc;
 
 macro_rules! queries {
@@ -26,30 +27,44 @@ const QUERIES: [&str; 22] = queries!(
 pub(crate) type Answer = Vec<Vec<String>>;
 
 /// The engine, on one thread.
-pub(crate) struct Engine(SessionContext);
+pub(crate) struct Engine {
+    session: SessionContext,
+    /// Where large allocations of queries go.
+    intermediates: Option<ProgramArena>,
+}
+
+/// Where an engine's tables are, and what is done with their batches.
+pub(crate) type Place<'a> = (&'a Arc<FarArena>, Batches);
 
 impl Engine {
-    /// An engine with these tables, whose pages are asked for if they are in an arena.
-    pub(crate) fn new(tables: &[Table], arena: Option<&Arc<FarArena>>) -> Result<Self> {
+    /// An engine with these tables, which are in DRAM or in an arena.
+    pub(crate) fn new(
+        tables: &[Table],
+        place: Option<Place<'_>>,
+        intermediates: Option<ProgramArena>,
+    ) -> Result<Self> {
         let config = SessionConfig::new().with_target_partitions(1).with_batch_size(BATCH_ROWS);
         let session = SessionContext::new_with_config(config);
         for Table { name, schema, batches } in tables {
             let table = MemTable::try_new(Arc::clone(schema), vec![batches.clone()])?;
-            match arena {
-                None => session.register_table(*name, Arc::new(table))?,
-                Some(arena) => {
-                    let arena = Arc::clone(arena);
-                    session.register_table(*name, Arc::new(FarTable { table, arena }))?
+            match place {
+                Some((arena, batches)) if batches != Batches::Fault => {
+                    let (arena, copies) = (Arc::clone(arena), batches == Batches::Copy);
+                    let table = FarTable { table, arena, copies };
+                    session.register_table(*name, Arc::new(table))?
                 }
+                _ => session.register_table(*name, Arc::new(table))?,
             };
         }
-        Ok(Self(session))
+        Ok(Self { session, intermediates })
     }
 
     /// The answer to query `number`, 1 to 22.
     pub(crate) async fn ask(&self, number: u8) -> Result<Vec<RecordBatch>> {
         let text = QUERIES[usize::from(number) - 1];
-        let answer = async { self.0.sql(text).await?.collect().await };
+        // The runtime has one thread, so the scope is that of all that the query does.
+        let _scope = self.intermediates.map(FarScope::enter);
+        let answer = async { self.session.sql(text).await?.collect().await };
         answer.await.with_context(|| format!("query {number}"))
     }
 }

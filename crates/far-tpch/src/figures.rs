@@ -1,195 +1,222 @@
 //! What is measured, and the tables of it.
 
-use crate::answers;
-use crate::data::{self, Table};
-use crate::engine::{Answer, Engine, cells};
-use crate::far::{Cost, Far, MIB, now_ms};
-use crate::{Place, Setting, Transport, Work};
+use crate::far::{Cost, Far, MIB};
+use crate::lab::{Lab, Rounds, mean, median, median_of, ratio};
+use crate::report::{Output, Sheet};
+use crate::{Batches, Faults, Layout, Place, Setting, Transport, Work};
 use anyhow::{Result, ensure};
-use comfy_table::presets::ASCII_MARKDOWN;
-use farleaf_far_alloc::FarArena;
-use indicatif::{ProgressBar, ProgressStyle};
-use std::sync::Arc;
+use clap::ValueEnum;
 
-/// Tables and answers that everything is compared with.
-struct Lab {
-    tables: Vec<Table>,
-    near: Engine,
-    queries: Vec<u8>,
-    expected: Vec<Answer>,
-    rounds: u32,
-    progress: ProgressBar,
-}
-
-/// The costs of all queries, by round.
-type Rounds = Vec<Vec<Cost>>;
-
-fn total_ms(round: &[Cost]) -> f64 {
-    round.iter().map(|cost| cost.ms).sum()
-}
-
-/// The median, and zero of nothing.
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or_default()
+/// The figures.
+#[derive(Clone, Copy, Debug, ValueEnum, PartialEq, Eq)]
+pub(crate) enum Figure {
+    /// Page size and retained address space: the paper's figure 5.
+    Pages,
+    /// Places of metadata: its share, queries and migration; the paper's figures 6 and 7.
+    Places,
+    /// What is done with batches before the engine gets them.
+    Batches,
+    /// Reading ahead, with either layout.
+    Ahead,
+    /// The size of the buffer.
+    Buffers,
+    /// A buffer that has room for all pages.
+    Full,
+    /// Transports.
+    Transports,
+    /// What queries make in far memory as well.
+    Intermediates,
 }
 
 fn median_ms(rounds: &Rounds) -> f64 {
-    median(rounds.iter().map(|round| total_ms(round)).collect())
+    median_of(rounds, |cost| cost.ms)
 }
 
-/// The mean of a round of a count.
-fn mean(rounds: &Rounds, count: impl Fn(&Cost) -> f64) -> f64 {
-    rounds.iter().flatten().map(count).sum::<f64>() / rounds.len() as f64
-}
-
-fn table(head: &[&str]) -> comfy_table::Table {
-    let mut table = comfy_table::Table::new();
-    table.load_style(ASCII_MARKDOWN).set_header(head.to_vec());
-    table
+fn cpu_ms(rounds: &Rounds) -> f64 {
+    median_of(rounds, |cost| cost.cpu_ms)
 }
 
 impl Lab {
-    async fn new(work: &Work) -> Result<Self> {
-        ensure!((0.001..=100.0).contains(&work.scale), "use a scale factor from 0.001 to 100");
-        let progress = ProgressBar::new_spinner();
-        progress.set_style(ProgressStyle::with_template("{elapsed_precise} {wide_msg}")?);
-        let tell = |name: &str| {
-            progress.set_message(format!("making table {name}"));
-            progress.tick();
-        };
-        let tables = data::generate(work.scale, tell)?;
-        let near = Engine::new(&tables, None)?;
-        let queries = work.queries.clone().unwrap_or_else(|| (1..=22).collect());
-        let mut expected = Vec::new();
-        for number in &queries {
-            progress.set_message(format!("query {number} in DRAM"));
-            progress.tick();
-            let answer = cells(&near.ask(*number).await?)?;
-            if work.scale == 1.0 {
-                answers::check(*number, &answer)?;
-            }
-            expected.push(answer);
-        }
-        if work.scale == 1.0 {
-            println!("all {} answers in DRAM are those of TPC-H", queries.len());
-        }
-        Ok(Self { tables, near, queries, expected, rounds: work.rounds, progress })
-    }
-
-    fn bytes(&self) -> usize {
-        self.tables.iter().map(Table::bytes).sum()
-    }
-
     fn far(&self, setting: Setting) -> Result<Far> {
-        self.progress.set_message(format!("copying the tables: {setting:?}"));
-        self.progress.tick();
+        self.tell(format!("copying the tables: {setting:?}"));
         Far::new(setting, &self.tables)
     }
 
-    /// Runs all queries once, and compares their answers.
-    async fn round(&self, engine: &Engine, arena: Option<&Arc<FarArena>>) -> Result<Vec<Cost>> {
-        let far = || arena.map_or(Ok(Default::default()), |arena| arena.far_stats());
-        let mut costs = Vec::new();
-        for (number, expected) in self.queries.iter().zip(&self.expected) {
-            let place = if arena.is_some() { "far memory" } else { "DRAM" };
-            self.progress.set_message(format!("query {number} in {place}"));
-            self.progress.tick();
-            let (before, began_ms) = (far()?, now_ms());
-            let answer = engine.ask(*number).await?;
-            let ms = now_ms() - began_ms;
-            costs.push(Cost { far: far()?.since(&before), ms });
-            ensure!(cells(&answer)? == *expected, "query {number} has another answer in {place}");
-        }
-        Ok(costs)
-    }
-
-    /// The costs of each engine, the first of which is in DRAM. They take turns, after a round that
-    /// does not count.
-    async fn measure(&self, fars: &[&Far]) -> Result<Vec<Rounds>> {
-        let mut costs = vec![Rounds::new(); fars.len() + 1];
-        for round in 0..=self.rounds {
-            let near = self.round(&self.near, None).await?;
-            let mut all = vec![near];
-            for far in fars {
-                all.push(self.round(&far.engine, Some(&far.arena)).await?);
-            }
-            if round > 0 {
-                costs.iter_mut().zip(all).for_each(|(rounds, costs)| rounds.push(costs));
-            }
-        }
-        Ok(costs)
-    }
-
-    /// A figure: a line for each setting, each measured in turns with DRAM alone.
-    async fn figure(&self, title: &str, settings: &[(String, Setting)]) -> Result<()> {
-        let mut lines =
-            table(&["", "misses", "pages ahead", "MiB moved", "ms", "times DRAM", "MiB of space"]);
+    /// A figure: a line for each setting, each measured in turns with DRAM alone. Returns the MiB
+    /// moved and the times of DRAM's time, by setting.
+    async fn figure(
+        &self,
+        output: &Output,
+        (name, title): (&str, &str),
+        settings: &[(String, Setting)],
+    ) -> Result<Vec<(f64, f64)>> {
+        let head = [
+            "",
+            "misses",
+            "pages ahead",
+            "MiB moved",
+            "ms",
+            "times DRAM",
+            "CPU, times DRAM",
+            "MiB of space",
+        ];
+        let mut sheet = Sheet::new(name, title.to_owned(), &head);
+        let mut points = Vec::new();
         for (label, setting) in settings {
             let far = self.far(*setting)?;
             let costs = self.measure(&[&far]).await?;
-            lines.add_row(vec![
+            let moved = mean(&costs[1], Cost::moved_mib);
+            let times = median_ms(&costs[1]) / median_ms(&costs[0]);
+            sheet.lines.push(vec![
                 label.clone(),
-                format!("{:.0}", mean(&costs[1], |cost| cost.far.fills as f64)),
-                format!("{:.0}", mean(&costs[1], |cost| cost.far.fills_ahead as f64)),
-                format!("{:.0}", mean(&costs[1], Cost::moved_mib)),
+                format!("{:.0}", mean(&costs[1], Cost::misses)),
+                format!("{:.0}", mean(&costs[1], Cost::ahead)),
+                format!("{moved:.0}"),
                 format!("{:.0}", median_ms(&costs[1])),
-                format!("{:.2}", median_ms(&costs[1]) / median_ms(&costs[0])),
+                format!("{times:.2}"),
+                format!("{:.2}", cpu_ms(&costs[1]) / cpu_ms(&costs[0])),
                 format!("{:.0}", far.arena.stats()?.reached_bytes as f64 / MIB),
             ]);
+            points.push((moved, times));
         }
-        self.progress.suspend(|| println!("\n{title}\n{lines}"));
-        Ok(())
+        self.print(&sheet.text());
+        output.write(&sheet, "times DRAM")?;
+        Ok(points)
+    }
+
+    async fn pages(&self, output: &Output) -> Result<()> {
+        const PAGES: [usize; 5] = [4, 16, 64, 256, 1024];
+        let (mut moved, mut times) = (Vec::new(), Vec::new());
+        for (name, retain) in [("no retain", false), ("retain", true)] {
+            let label = |page| (format!("{page} KiB"), Setting { retain, ..output.usual(page) });
+            let settings = PAGES.map(label);
+            let title = format!("page size, {name} (figure 5)");
+            let file = if retain { "pages-retain" } else { "pages" };
+            let points = self.figure(output, (file, &title), &settings).await?;
+            let at = || PAGES.iter().map(|page| *page as f64).zip(&points);
+            moved.push((name.to_owned(), at().map(|(x, (moved, _))| (x, *moved)).collect()));
+            times.push((name.to_owned(), at().map(|(x, (_, times))| (x, *times)).collect()));
+        }
+        output.curves("pages-moved", "Bytes moved over the page size", "MiB", moved)?;
+        output.curves("pages-times", "Time over the page size", "times DRAM", times)
     }
 
     /// Where metadata is: queries and migration, all places in turns.
-    async fn places(&self, setting: Setting) -> Result<()> {
+    async fn places(&self, output: &Output, page: usize) -> Result<()> {
         let places = [Place::Together, Place::Separated, Place::Pinned];
-        let far = |metadata| self.far(Setting { metadata, ..setting });
+        let far = |metadata| self.far(Setting { metadata, ..output.usual(page) });
         let fars = places.into_iter().map(far).collect::<Result<Vec<_>>>()?;
         let fars: Vec<_> = fars.iter().collect();
         let costs = self.measure(&fars).await?;
-        let mut lines = table(&[
+        let title = format!("places of metadata, pages of {page} KiB (figures 6 and 7)");
+        let head = [
             "metadata",
             "% of data",
             "migration: touches",
             "ms",
             "queries: misses",
             "MiB moved",
-            "ms",
+            "query ms",
             "times together, 95%",
-        ]);
+        ];
+        let mut sheet = Sheet::new(&format!("places-{page}"), title, &head);
         for ((place, far), rounds) in places.iter().zip(fars).zip(&costs[1..]) {
-            lines.add_row(vec![
+            sheet.lines.push(vec![
                 format!("{place:?}").to_lowercase(),
-                format!("{:.2}", far.metadata_percent()?),
-                far.migration.far.touches.to_string(),
+                format!("{:.3}", far.metadata_percent()?),
+                far.migration.tables.touches.to_string(),
                 format!("{:.0}", far.migration.ms),
-                format!("{:.0}", mean(rounds, |cost| cost.far.fills as f64)),
+                format!("{:.0}", mean(rounds, Cost::misses)),
                 format!("{:.0}", mean(rounds, Cost::moved_mib)),
                 format!("{:.0}", median_ms(rounds)),
                 ratio(rounds, &costs[1]),
             ]);
         }
-        let title = format!("places of metadata, pages of {} KiB (figures 6 and 7)", setting.page);
-        self.progress.suspend(|| println!("\n{title}\n{lines}"));
-        Ok(())
+        self.print(&sheet.text());
+        output.write(&sheet, "query ms")
     }
-}
 
-/// The ratio of the times of two engines, as an interval of 95% around the geometric mean over all
-/// queries and rounds.
-fn ratio(rounds: &Rounds, base: &Rounds) -> String {
-    let pairs = rounds.iter().flatten().zip(base.iter().flatten());
-    let logs: Vec<_> = pairs.map(|(cost, base)| (cost.ms / base.ms).ln()).collect();
-    let count = logs.len() as f64;
-    if logs.len() < 2 {
-        return "one time only".to_owned();
+    /// All pages stay in the buffer, so nothing faults after the migration and the first round.
+    async fn full(&self, output: &Output) -> Result<()> {
+        let title = "a buffer of 100%, pages of 64 KiB: CPU time, times DRAM".to_owned();
+        let head = ["batches", "rounds", "median", "least", "most", "touches", "time, times DRAM"];
+        let mut sheet = Sheet::new("full", title, &head);
+        for batches in [Batches::Fault, Batches::Load] {
+            let far = self.far(Setting { batches, buffer: 100, ..output.usual(64) })?;
+            let costs = self.measure(&[&far]).await?;
+            let cpu = |round: &Vec<Cost>| round.iter().map(|cost| cost.cpu_ms).sum::<f64>();
+            let mut ratios: Vec<_> =
+                costs[1].iter().zip(&costs[0]).map(|(far, near)| cpu(far) / cpu(near)).collect();
+            let touches = mean(&costs[1], |cost| cost.tables.touches as f64);
+            ensure!(mean(&costs[1], Cost::misses) == 0.0, "a page was read although all are local");
+            ensure!(batches == Batches::Load || touches == 0.0, "a page has faulted");
+            ratios.sort_by(f64::total_cmp);
+            sheet.lines.push(vec![
+                format!("{batches:?}").to_lowercase(),
+                ratios.len().to_string(),
+                format!("{:.3}", median(ratios.clone())),
+                format!("{:.3}", ratios.first().unwrap_or(&0.0)),
+                format!("{:.3}", ratios.last().unwrap_or(&0.0)),
+                format!("{touches:.0}"),
+                format!("{:.3}", median_ms(&costs[1]) / median_ms(&costs[0])),
+            ]);
+        }
+        self.print(&sheet.text());
+        output.write(&sheet, "median")
     }
-    let mean = logs.iter().sum::<f64>() / count;
-    let variance = logs.iter().map(|log| (log - mean).powi(2)).sum::<f64>() / (count - 1.0);
-    let half = 1.96 * (variance / count).sqrt();
-    format!("{:.3} to {:.3}", (mean - half).exp(), (mean + half).exp())
+
+    async fn run(&self, figure: Figure, output: &Output) -> Result<()> {
+        let usual = output.usual(64);
+        let name = format!("{figure:?}").to_lowercase();
+        let (title, settings) = match figure {
+            Figure::Pages => return self.pages(output).await,
+            Figure::Places => {
+                self.places(output, 4).await?;
+                return self.places(output, 256).await;
+            }
+            Figure::Full => return self.full(output).await,
+            Figure::Batches => {
+                let all = [Batches::Load, Batches::Copy, Batches::Fault];
+                let line = |batches| (format!("{batches:?}"), Setting { batches, ..usual });
+                ("what is done with each batch", all.map(line).to_vec())
+            }
+            Figure::Ahead => {
+                let mut lines = Vec::new();
+                let layouts = [Layout::Batches, Layout::Columns];
+                let each = [4, 16, 64].into_iter();
+                for (page, layout) in each.flat_map(|page| layouts.map(|layout| (page, layout))) {
+                    for no_ahead in [true, false] {
+                        let how = if no_ahead { "on demand" } else { "read ahead" };
+                        let batches = Batches::Fault;
+                        let setting = Setting { no_ahead, batches, layout, ..output.usual(page) };
+                        lines.push((format!("{page} KiB, {layout:?}, {how}"), setting));
+                    }
+                }
+                ("reading ahead, batches by faults only", lines)
+            }
+            Figure::Buffers => {
+                let line = |buffer| (format!("{buffer}%"), Setting { buffer, ..usual });
+                ("local memory in percent of the tables", [10, 20, 50, 100].map(line).to_vec())
+            }
+            Figure::Transports => {
+                let all = [Transport::Local, Transport::Tcp, Transport::Shm];
+                let line = |transport| (format!("{transport:?}"), Setting { transport, ..usual });
+                ("transports, a buffer of 20%", all.map(line).to_vec())
+            }
+            Figure::Intermediates => {
+                let both = [("near", false), ("far", true)];
+                let line = |(name, intermediates): (&str, _)| {
+                    (name.to_owned(), Setting { intermediates, ..usual })
+                };
+                ("what queries make, from 64 KiB on", both.map(line).to_vec())
+            }
+        };
+        let title = match figure {
+            Figure::Ahead => title.to_owned(),
+            _ => format!("{title}, pages of 64 KiB"),
+        };
+        self.figure(output, (&name, &title), &settings).await.map(drop)
+    }
 }
 
 /// One setting, query by query.
@@ -197,19 +224,31 @@ pub(crate) async fn run(work: &Work, setting: Setting) -> Result<()> {
     let lab = Lab::new(work).await?;
     let far = lab.far(setting)?;
     let costs = lab.measure(&[&far]).await?;
-    let mut lines =
-        table(&["query", "rows", "ms in DRAM", "ms far", "ratio", "misses", "ahead", "MiB moved"]);
+    let head = [
+        "query",
+        "rows",
+        "ms in DRAM",
+        "ms far",
+        "ratio",
+        "CPU ratio",
+        "misses",
+        "ahead",
+        "MiB moved",
+    ];
+    let title = format!("{}; {}; {setting:?}", lab.scope(), far.arena.mode());
+    let mut sheet = Sheet::new("run", title, &head);
     let mut add = |query: String, rows: String, pick: &dyn Fn(&Vec<Cost>) -> Vec<Cost>| {
         let near: Rounds = costs[0].iter().map(pick).collect();
         let rounds: Rounds = costs[1].iter().map(pick).collect();
-        lines.add_row(vec![
+        sheet.lines.push(vec![
             query,
             rows,
             format!("{:.1}", median_ms(&near)),
             format!("{:.1}", median_ms(&rounds)),
             format!("{:.2}", median_ms(&rounds) / median_ms(&near)),
-            format!("{:.0}", mean(&rounds, |cost| cost.far.fills as f64)),
-            format!("{:.0}", mean(&rounds, |cost| cost.far.fills_ahead as f64)),
+            format!("{:.2}", cpu_ms(&rounds) / cpu_ms(&near)),
+            format!("{:.0}", mean(&rounds, Cost::misses)),
+            format!("{:.0}", mean(&rounds, Cost::ahead)),
             format!("{:.1}", mean(&rounds, Cost::moved_mib)),
         ]);
     };
@@ -218,73 +257,84 @@ pub(crate) async fn run(work: &Work, setting: Setting) -> Result<()> {
         add(number.to_string(), rows, &|round| vec![round[place]]);
     }
     add("all".into(), String::new(), &|round| round.clone());
-    lab.progress.finish_and_clear();
+    println!("{}", sheet.text());
+    let [tables, intermediates] = far.counts()?;
     println!(
-        "scale factor {}, {:.0} MiB of tables by {}; {:?}\n{lines}",
-        work.scale,
-        lab.bytes() as f64 / MIB,
-        far.arena.mode(),
-        setting,
-    );
-    println!(
-        "all answers are those in DRAM. Copying took {:.0} ms and {} touches; metadata is {:.2}% of the data; \
+        "all answers are those in DRAM. Copying took {:.0} ms and {} touches; metadata is {:.3}% of the data; \
          {} of {} pages were local at most",
         far.migration.ms,
-        far.migration.far.touches,
+        far.migration.tables.touches,
         far.metadata_percent()?,
-        far.arena.far_stats()?.peak_resident,
-        far.arena.far_stats()?.buffer_pages,
+        tables.peak_resident,
+        tables.buffer_pages,
     );
+    if setting.intermediates {
+        println!(
+            "intermediates: {} touches, {:.0} MiB moved, {} discarded pages not written back, {} of {} pages local at most",
+            intermediates.touches,
+            (intermediates.bytes_in + intermediates.bytes_out) as f64 / MIB,
+            intermediates.write_backs_saved,
+            intermediates.peak_resident,
+            intermediates.buffer_pages,
+        );
+    }
+    lab.finish();
     Ok(())
 }
 
-/// All figures.
-pub(crate) async fn all(work: &Work) -> Result<()> {
+/// All queries over each transport by each provider, with answers equal to those in DRAM.
+pub(crate) async fn check(work: &Work, setting: Setting) -> Result<()> {
     let lab = Lab::new(work).await?;
-    println!(
-        "scale factor {}, {:.0} MiB of tables, {} queries, {} rounds",
-        work.scale,
-        lab.bytes() as f64 / MIB,
-        lab.queries.len(),
-        work.rounds
-    );
-    let usual = Setting {
-        metadata: Place::Separated,
-        page: 256,
-        buffer: 20,
-        retain: false,
-        decay: 0,
-        transport: Transport::Tcp,
-        faults_only: false,
-    };
-    let mut pages = Vec::new();
-    for page in [4, 16, 64, 256, 1024] {
-        for retain in [false, true] {
-            let how = if retain { "retain" } else { "no retain" };
-            pages.push((format!("{page} KiB, {how}"), Setting { page, retain, ..usual }));
+    let head = ["transport", "faults", "equal answers", "misses", "MiB moved", "ms", "local pages"];
+    let mut sheet = Sheet::new("check", lab.scope(), &head);
+    for transport in [Transport::Local, Transport::Tcp, Transport::Shm] {
+        for provider in [Faults::Userfaultfd, Faults::Signal] {
+            let far = lab.far(Setting { transport, provider: Some(provider), ..setting })?;
+            // One round is enough: an answer is equal or not.
+            let costs = vec![lab.round(Some(&far)).await?];
+            let stats = far.arena.far_stats()?;
+            ensure!(stats.peak_resident <= stats.buffer_pages, "the buffer was exceeded");
+            sheet.lines.push(vec![
+                format!("{transport:?}").to_lowercase(),
+                far.arena.mode().to_string(),
+                format!("{} of {}", costs[0].len(), lab.queries.len()),
+                format!("{:.0}", mean(&costs, Cost::misses)),
+                format!("{:.0}", mean(&costs, Cost::moved_mib)),
+                format!("{:.0}", median_ms(&costs)),
+                format!("{} of {}", stats.peak_resident, stats.buffer_pages),
+            ]);
         }
     }
-    lab.figure("page size and retain (figure 5)", &pages).await?;
-    let only = [4, 64].map(|page| {
-        let label = format!("{page} KiB, by faults only");
-        (label, Setting { page, faults_only: true, ..usual })
-    });
-    lab.figure("no batch is asked for before it is read", &only).await?;
-    let buffers = [10, 20, 50, 100, 130];
-    let buffers =
-        buffers.map(|buffer| (format!("{buffer}%"), Setting { buffer, page: 64, ..usual }));
-    lab.figure("local memory in percent of the tables, pages of 64 KiB", &buffers).await?;
-    let transports = [Transport::Local, Transport::Tcp, Transport::Shm].map(|transport| {
-        (format!("{transport:?}").to_lowercase(), Setting { transport, page: 64, ..usual })
-    });
-    lab.figure("transports, pages of 64 KiB", &transports).await?;
-    for page in [4, 256] {
-        lab.places(Setting { page, ..usual }).await?;
+    println!("{}", sheet.text());
+    lab.finish();
+    Ok(())
+}
+
+/// The times in DRAM alone.
+pub(crate) async fn dram(work: &Work) -> Result<()> {
+    let lab = Lab::new(work).await?;
+    let costs = lab.measure(&[]).await?;
+    println!("{}: {:.0} ms, {:.0} ms of CPU", lab.scope(), median_ms(&costs[0]), cpu_ms(&costs[0]));
+    lab.finish();
+    Ok(())
+}
+
+/// All figures, or some.
+pub(crate) async fn all(work: &Work, only: &[Figure], output: Output) -> Result<()> {
+    let lab = Lab::new(work).await?;
+    let output = Output { caption: format!("{}, {:?}", lab.scope(), output.layout), ..output };
+    lab.print(&output.caption);
+    for figure in Figure::value_variants() {
+        if only.is_empty() || only.contains(figure) {
+            lab.run(*figure, &output).await?;
+        }
     }
-    lab.progress.finish_and_clear();
-    println!(
-        "\nnot reproduced: TPC-DS, whose 47 queries are not written here, and figure 9, which needs a \
-         second NUMA node"
-    );
+    lab.finish();
+    if only.is_empty() {
+        println!(
+            "not reproduced: TPC-DS, whose 47 queries are not written here, and figure 9, which \
+             needs a second NUMA node"
+        );
+    }
     Ok(())
 }

@@ -1,8 +1,9 @@
-//! Tables in far memory, for the engine: before it gets a batch, the pages of the batch are asked
-//! for, so that a memory server that fails is mostly an error of the query. A batch that the engine
+//! Tables in far memory, for the engine: before it gets a batch, the pages of the batch are loaded,
+//! so that a memory server that fails is mostly an error of the query. A batch that the engine
 //! keeps, such as that of a hash join, can leave the buffer again: then a failure ends the process.
+//! If batches are copied to local memory instead, a failure is always an error of the query.
 
-use arrow::array::Array;
+use arrow::array::{Array, ArrayRef, RecordBatch, make_array};
 use arrow::datatypes::SchemaRef;
 use async_trait::async_trait;
 use datafusion::catalog::{Session, TableProvider};
@@ -26,6 +27,8 @@ use std::sync::Arc;
 pub(crate) struct FarTable {
     pub(crate) table: MemTable,
     pub(crate) arena: Arc<FarArena>,
+    /// The engine gets copies of the batches in local memory.
+    pub(crate) copies: bool,
 }
 
 #[async_trait]
@@ -47,7 +50,7 @@ impl TableProvider for FarTable {
     ) -> Result<Arc<dyn ExecutionPlan>> {
         // What comes from there has only the columns that the query reads.
         let input = self.table.scan(session, projection, filters, limit).await?;
-        Ok(Arc::new(Ensured { input, arena: Arc::clone(&self.arena) }))
+        Ok(Arc::new(Ensured { input, arena: Arc::clone(&self.arena), copies: self.copies }))
     }
 }
 
@@ -56,6 +59,20 @@ impl TableProvider for FarTable {
 struct Ensured {
     input: Arc<dyn ExecutionPlan>,
     arena: Arc<FarArena>,
+    copies: bool,
+}
+
+/// Loads a batch, or copies it.
+fn prepare(arena: &FarArena, copies: bool, batch: RecordBatch) -> Result<RecordBatch> {
+    let failed = |error| DataFusionError::External(Box::new(error));
+    if copies {
+        let near = |column: &ArrayRef| arena.near_array(&column.to_data()).map(make_array);
+        let columns = batch.columns().iter().map(near).collect::<std::result::Result<_, _>>();
+        return Ok(RecordBatch::try_new(batch.schema(), columns.map_err(failed)?)?);
+    }
+    let columns: Vec<_> = batch.columns().iter().map(Array::to_data).collect();
+    arena.ensure_arrays(&columns).map_err(failed)?;
+    Ok(batch)
 }
 
 impl DisplayAs for Ensured {
@@ -97,7 +114,7 @@ impl ExecutionPlan for Ensured {
         mut children: Vec<Arc<dyn ExecutionPlan>>,
     ) -> Result<Arc<dyn ExecutionPlan>> {
         let input = children.swap_remove(0);
-        Ok(Arc::new(Self { input, arena: Arc::clone(&self.arena) }))
+        Ok(Arc::new(Self { input, arena: Arc::clone(&self.arena), copies: self.copies }))
     }
 
     fn execute(
@@ -105,15 +122,9 @@ impl ExecutionPlan for Ensured {
         partition: usize,
         context: Arc<TaskContext>,
     ) -> Result<SendableRecordBatchStream> {
-        let arena = Arc::clone(&self.arena);
-        let batches = self.input.execute(partition, context)?.map(move |batch| {
-            let batch = batch?;
-            for column in batch.columns() {
-                let ensured = arena.ensure_array(&column.to_data());
-                ensured.map_err(|error| DataFusionError::External(Box::new(error)))?;
-            }
-            Ok(batch)
-        });
+        let (arena, copies) = (Arc::clone(&self.arena), self.copies);
+        let batches = self.input.execute(partition, context)?;
+        let batches = batches.map(move |batch| prepare(&arena, copies, batch?));
         Ok(Box::pin(RecordBatchStreamAdapter::new(self.schema(), batches)))
     }
 

@@ -2,6 +2,8 @@
  *
  *   cc -I include examples/c/buffers.c -L ../../target/debug -lfarleaf_far_alloc -o buffers
  *   ./buffers 127.0.0.1:7301 "$TOKEN"
+ *
+ * With several memory servers ("127.0.0.1:7301,127.0.0.1:7302"), each page is on two of them.
  */
 #include "farleaf.h"
 
@@ -20,6 +22,7 @@ int main(int count, char **arguments) {
     options.page_bytes = 16 << 10;
     options.buffer_pages = 128;
     options.compute_server = 9;
+    options.mirror = strchr(arguments[1], ',') != NULL;
     char error[256] = "";
     farleaf_arena *arena = farleaf_arena_open(arguments[1], arguments[2], strlen(arguments[2]),
                                               &options, error, sizeof error);
