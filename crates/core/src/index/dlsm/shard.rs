@@ -470,9 +470,11 @@ impl Shard {
         self.workers().1
     }
 
-    /// The number of merges under way.
+    /// The number of merges, and of parts of merges, under way.
     pub fn running_merges(&self) -> u64 {
-        lock(&self.state).taken[Right::Merge as usize].into()
+        let state = lock(&self.state);
+        let alone = u64::from(state.taken[Right::Merge as usize]);
+        state.claims.len() as u64 + alone
     }
 
     /// Counts a writer that found no room.
