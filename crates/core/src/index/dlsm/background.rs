@@ -1,8 +1,8 @@
 //! Flushes and merges: by the writer that meets a full MemTable, or by tasks in the background.
 //!
-//! Flushes and merges have rights of their own, so that MemTables are flushed while long merges run.
-//! A task merges as much beside one another as the options let a tree merge. With background tasks,
-//! a writer that finds no room sleeps until there is some; if such a task has failed meanwhile, the
+//! Flushes and merges have rights of their own, so that MemTables are flushed during long merges. A
+//! task merges as much beside one another as the options let a tree merge. With background tasks, a
+//! writer that finds no room sleeps until there is some; if such a task has failed meanwhile, the
 //! writer tries for itself, and so learns why there is no room.
 //!
 //! A task has one timer while it has nothing to do: that of its flushes. Its merges sleep until the
@@ -55,8 +55,8 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         Ok(STEPS)
     }
 
-    /// Counts the failure of a background task while it still has its right: other tasks would take
-    /// that at once, and writers, which have to learn of the failure, would never get it.
+    /// Counts the failure of a background task at once, after which all rest: otherwise they would
+    /// take its right, or its tables, before writers, which have to learn of the failure.
     fn noted(
         &self,
         outcome: Result<bool, IndexError>,

@@ -836,7 +836,7 @@ mod tests {
         builder.add(KeyBuf::from_number(id).key(), 1, Kind::Value, b"", &mut out).unwrap();
         let mut finishing = builder.finishing(1);
         let meta = loop {
-            if let Some(meta) = finishing.step(1, &mut out) {
+            if let Some(meta) = finishing.step(1_000, &mut out) {
                 break meta.unwrap();
             }
         };
