@@ -361,7 +361,7 @@ pub const MUTANTS: &[Mutant] = &[
     unseen(
         "forgets_jobs",
         &["dlsm-near-faults"],
-        "a step of unknown outcome is repeated after a reset, so none of them is late when its job is given up (F9); and no further merge of the shard begins there, because the job is open",
+        "a memory server writes only while it handles the first request for a step, which is late by 4 ms at most, and extents rest for 10 ms; and only the job's own lane finds it still open, and merges on the compute side",
     ),
     seen("begins_unfenced", &["dex-late-former-life"]),
     seen("declares_nobody_dead", &["random-dex-crash", "dex-crash-shared"]),

@@ -1,8 +1,12 @@
 //! Flushes and merges: by the writer that meets a full MemTable, or by tasks in the background.
 //!
-//! Flushes and merges have rights of their own, so that MemTables are flushed while long merges run.
-//! A task merges as much beside one another as the options let a tree merge. With background tasks, a writer that finds no room sleeps until there is some; if such a
-//! task has failed meanwhile, the writer tries for itself, and so learns why there is no room.
+//! Flushes and merges have rights of their own, so that MemTables are flushed during long merges. A
+//! task merges as much beside one another as the options let a tree merge. With background tasks, a
+//! writer that finds no room sleeps until there is some; if such a task has failed meanwhile, the
+//! writer tries for itself, and so learns why there is no room.
+//!
+//! A task has one timer while it has nothing to do: that of its flushes. Its merges sleep until the
+//! tree's signal is raised, which everything does that makes a merge due or possible (lsm.W1).
 //!
 //! *Thread safety*: that of the handle. Any number of tasks of any threads may work.
 
@@ -12,11 +16,12 @@ use crate::index::{IndexError, Reshaped};
 use crate::page::Layout;
 use crate::together::{all, join};
 use farleaf_fabric::Fabric;
+use std::cell::Cell;
 
 /// Flushes, or merges, that one call makes. The next one goes on, unless an operation waits for the
 /// right.
 const STEPS: u32 = 16;
-/// The longest sleep of a background task, in nanoseconds, before it looks whether it has ended.
+/// The longest sleep of a background task, in nanoseconds, before it checks whether it has ended.
 pub(super) const LOOK_NS: u64 = 1_000_000;
 /// The pause of all background tasks after a failure, in nanoseconds.
 const FAILED_NS: u64 = 1_000_000;
@@ -50,8 +55,8 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         Ok(STEPS)
     }
 
-    /// Counts the failure of a background task while it still has its right: other tasks would take
-    /// that at once, and writers, which have to learn of the failure, would never get it.
+    /// Counts the failure of a background task at once, after which all rest: otherwise they would
+    /// take its right, or its tables, before writers, which have to learn of the failure.
     fn noted(
         &self,
         outcome: Result<bool, IndexError>,
@@ -79,45 +84,52 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         report: &dyn Fn(Result<Reshaped, IndexError>),
     ) {
         let at_work = &Shard::begin_worker(&self.shard);
+        let has_ended = &Cell::new(false);
+        let is_over = &|| has_ended.get() || ended();
         let flushes = async {
-            while !ended() {
-                let seen = self.shard.changed.count();
-                let flushed = match at_work.rests_ns(self.fabric().now_ns()) {
-                    0 => self.flush_waiting(Some(at_work)).await,
-                    _ => Ok(0),
-                };
-                self.rest(flushed, at_work, (seen, look_ns), report).await;
-            }
+            let flush = async move || self.flush_waiting(Some(at_work)).await;
+            self.repeat(flush, at_work, Some(look_ns), is_over, report).await;
+            has_ended.set(true);
+            // Merges that sleep have no timer of their own.
+            self.shard.changed.raise();
         };
-        let merges = (0..self.shard.options.workers).map(|_| async {
-            while !ended() {
-                let seen = self.shard.changed.count();
-                let merged = match at_work.rests_ns(self.fabric().now_ns()) {
-                    0 => self.merge_due(Some(at_work)).await,
-                    _ => Ok(0),
-                };
-                self.rest(merged, at_work, (seen, look_ns), report).await;
-            }
+        let merges = (0..self.shard.options.workers).map(|_| {
+            let merge = async move || self.merge_due(Some(at_work)).await;
+            self.repeat(merge, at_work, None, is_over, report)
         });
         join(flushes, all(merges)).await;
     }
 
-    /// Sleeps after a round that did nothing, or after a failure of any task.
-    async fn rest(
+    /// Repeats `work` until `is_over` returns true. After a round that did nothing, it sleeps until
+    /// the tree has changed, at most `most_ns` if that is given; after a failure of any task, it
+    /// rests.
+    async fn repeat(
         &self,
-        did: Result<u32, IndexError>,
+        work: impl AsyncFn() -> Result<u32, IndexError>,
         at_work: &AtWork,
-        (seen, look_ns): (u64, u64),
+        most_ns: Option<u64>,
+        is_over: &dyn Fn() -> bool,
         report: &dyn Fn(Result<Reshaped, IndexError>),
     ) {
-        let did = did.unwrap_or_else(|error| {
-            report(Err(error));
-            0
-        });
-        match at_work.rests_ns(self.fabric().now_ns()) {
-            0 if did > 0 => {}
-            0 => self.shard.changed.sleep(self.fabric(), seen, look_ns).await,
-            rests_ns => self.fabric().sleep(rests_ns).await,
+        let fabric = self.fabric();
+        while !is_over() {
+            let rests_ns = at_work.rests_ns(fabric.now_ns());
+            if rests_ns > 0 {
+                fabric.sleep(rests_ns).await;
+                continue;
+            }
+            let seen = self.shard.changed.count();
+            let did = work().await.unwrap_or_else(|error| {
+                report(Err(error));
+                0
+            });
+            if did > 0 || at_work.rests_ns(fabric.now_ns()) > 0 {
+                continue;
+            }
+            match most_ns {
+                Some(most_ns) => self.shard.changed.sleep(fabric, seen, most_ns).await,
+                None => self.shard.changed.raised(seen).await,
+            }
         }
     }
 }

@@ -169,9 +169,8 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
                 takes_newest: self.fabric().breaks(OLDEST_MERGED_FIRST),
             };
             let Some((Task { mut sources, into }, claim)) = picking.pick() else { break };
-            let Some(merging) = Shard::begin_merge_of(&self.shard, claim, conflict) else {
-                continue;
-            };
+            let merging = Shard::begin_merge_of(&self.shard, claim, &sources, conflict);
+            let Some(merging) = merging else { continue };
             sources.retain(|tables| !tables.is_empty());
             if let [tables] = &sources[..]
                 && let [table] = &tables[..]

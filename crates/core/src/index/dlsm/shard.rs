@@ -380,19 +380,22 @@ impl Shard {
         (Arc::clone(&state.version), state.claims.values().cloned().collect())
     }
 
-    /// The right to merge what `claim` names, beside others (V7). `None` if it is not to be had:
-    /// the version or the claims have changed, or an operation waits for the right to merge alone.
+    /// The right to merge `sources`, which `claim` names, beside others (V7). `None` if it is not
+    /// to be had: the version has not all of them in their levels any more, the claims have
+    /// changed, or an operation waits for the right to merge alone.
     pub(super) fn begin_merge_of(
         shard: &Arc<Self>,
         claim: Claim,
+        sources: &[Vec<Arc<Table>>],
         conflict: fn(&Claim, &Claim) -> bool,
     ) -> Option<Merging> {
         let mut state = lock(&shard.state);
-        let is_there = |id: &u64| state.version.tables().any(|table| table.id() == *id);
+        // Not by id: a table that has moved to another level keeps its own.
+        let is_there = |table| state.version.tables().any(|other| Arc::ptr_eq(other, table));
         // A change that may still be made takes tables away that are still there.
         if !state.has_lane(&shard.options)
             || state.pending.is_some()
-            || !claim.inputs.iter().all(is_there)
+            || !sources.iter().flatten().all(is_there)
             || state.claims.values().any(|other| conflict(other, &claim))
         {
             return None;
@@ -764,6 +767,7 @@ fn written_bytes(table: &Table) -> u64 {
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use super::*;
+    use crate::table::{Builder, Index, IndexKind, Kind};
 
     /// Flushed MemTables that operations pinned were once kept beside a full set of closed ones.
     #[test]
@@ -800,7 +804,7 @@ mod tests {
             let [smallest, largest] = keys.map(KeyBuf::from_number);
             Claim { inputs: Vec::new(), into, keys: (smallest, largest) }
         };
-        let begin = |claim| Shard::begin_merge_of(&shard, claim, Claim::conflicts);
+        let begin = |claim| Shard::begin_merge_of(&shard, claim, &[], Claim::conflicts);
         let merging = begin(claim([1, 4], 1)).unwrap();
         assert!(begin(claim([4, 9], 1)).is_none(), "both would write key 4");
         let other = begin(claim([4, 9], 2)).expect("another level");
@@ -825,5 +829,42 @@ mod tests {
         let alone = Shard::begin_merge(&shard).unwrap();
         assert!(begin(claim([1, 4], 1)).is_none(), "one merges alone");
         drop(alone);
+    }
+
+    fn table(shard: &Shard, id: u64) -> Table {
+        let (mut builder, mut out) = (Builder::new(id, 0, IndexKind::Compact), Vec::new());
+        builder.add(KeyBuf::from_number(id).key(), 1, Kind::Value, b"", &mut out).unwrap();
+        let mut finishing = builder.finishing(1);
+        let meta = loop {
+            if let Some(meta) = finishing.step(1_000, &mut out) {
+                break meta.unwrap();
+            }
+        };
+        let sections = out[meta.footer.data_words as usize..].to_vec();
+        let index = Arc::new(Index::open(sections, id).unwrap());
+        let lease = Arc::new(ExtentSpace::lease_at(&shard.space, &[]).unwrap());
+        Table { meta, index, lease }
+    }
+
+    /// Two tasks picked a table, and one moved it to the next level before the other claimed it.
+    /// The other once moved it again, because the version had its id: then it was there twice.
+    #[test]
+    fn a_table_that_has_moved_is_not_claimed_where_it_was() {
+        let shard = Arc::new(Shard::new(0, &DlsmOptions::default()).unwrap());
+        let editing = Shard::begin_edit(&shard).unwrap();
+        let merging = Shard::begin_merge(&shard).unwrap();
+        editing.make_unlisted(&merging.merged(&[], 1, vec![table(&shard, 7)]));
+        drop(merging);
+        let begin = |picked: &[Vec<Arc<Table>>], into| {
+            let keys = (KeyBuf::from_number(7), KeyBuf::from_number(7));
+            let claim = Claim { inputs: vec![7], into, keys };
+            Shard::begin_merge_of(&shard, claim, picked, Claim::conflicts)
+        };
+        let picked = [shard.pin().levels[1].clone()];
+        let merging = begin(&picked, 2).expect("it is in level 1");
+        editing.make_unlisted(&merging.moved(&picked[0][0], 2));
+        drop(merging);
+        assert!(begin(&picked, 2).is_none(), "it is in level 2");
+        assert!(begin(&[shard.pin().levels[2].clone()], 3).is_some());
     }
 }

@@ -50,6 +50,11 @@ impl Signal {
         Poll::Pending
     }
 
+    /// Waits until it was raised more than `seen` times, without a timer.
+    pub(super) async fn raised(&self, seen: u64) {
+        poll_fn(|context| self.poll(seen, context)).await;
+    }
+
     /// Sleeps until it was raised more than `seen` times, at most `most_ns`.
     pub(super) async fn sleep(&self, fabric: &impl Fabric, seen: u64, most_ns: u64) {
         let mut timer = pin!(fabric.sleep(most_ns));

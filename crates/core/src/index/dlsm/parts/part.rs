@@ -19,8 +19,8 @@ use std::convert::Infallible;
 use std::ops::Bound;
 use std::rc::Rc;
 
-/// How often background tasks look whether they have ended, in nanoseconds: rarely, because each
-/// tree has some on each thread.
+/// How often background tasks check whether they have ended, in nanoseconds: rarely, because each
+/// tree has one on each thread.
 const LOOK_NS: u64 = 20_000_000;
 /// How often a thread settles what it has given up, in nanoseconds.
 const SETTLE_NS: u64 = 50_000_000;
