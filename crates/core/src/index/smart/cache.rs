@@ -73,8 +73,9 @@ pub(super) struct KnownNode {
     pub(super) leaves: Vec<Slot>,
 }
 
+/// The words of a copy, and what its path has beyond them.
 fn bytes_of(node: &NodeCopy) -> u64 {
-    node.words().len() as u64 * 8
+    (node.words().len() * 8 + node.path.len().saturating_sub(node.form.most_tail())) as u64
 }
 
 impl Nodes {
@@ -270,5 +271,20 @@ mod tests {
         let none = SmartCache::new(BYTES - 1);
         none.admit(&node(1, &path(1)));
         assert_eq!(none.bytes(), 0);
+    }
+
+    /// A node has 48 bytes of its path; the cache has all of them.
+    #[test]
+    fn a_long_path_takes_room() {
+        let most_bytes = 2 * (8 + 4) * 8 + 52;
+        let cache = SmartCache::new(most_bytes);
+        for number in 1..=4 {
+            let content = (&[number; 100][..], NodeSize::SMALLEST, vec![0; 4]);
+            let at = at(number.into());
+            cache.admit(&NodeCopy::made(RadixForm::Strings, at, at, content));
+            assert_eq!(cache.bytes(), (8 + 4) * 8 + 52, "there is no room for two");
+        }
+        cache.forget(&[4; 100]);
+        assert_eq!(cache.bytes(), 0);
     }
 }

@@ -178,7 +178,9 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
     ) -> Result<Result<Gap<'k>, Place<'k>>, Miss> {
         let again = self.read_again(place).await?;
         Ok(match again.slot.at() == place.slot.at() {
-            true if common < again.known() => return Err(Miss::Restart),
+            true if !(again.known()..again.key.len()).contains(&common) => {
+                return Err(Miss::Restart);
+            }
             true => Ok(Gap::Above { place: again, common, byte, reverse }),
             false => Err(again),
         })

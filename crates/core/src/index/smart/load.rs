@@ -161,7 +161,13 @@ impl<F: Fabric, L: Layout> Load<'_, F, L> {
         {
             let depth = node.path.len() - most - 1;
             let (path, byte) = (Octets::from_slice(&node.path[..depth]), node.path[depth]);
-            let room = self.index.radix.take_node_room().await?;
+            let room = match self.index.radix.take_node_room().await {
+                Ok(room) => room,
+                Err(error) => {
+                    self.last = Some(part); // its memory comes back
+                    return Err(error.into());
+                }
+            };
             let place = NodeCopy::place_in(self.index.form, room.at, 0);
             let slot = self.write(part, place, byte).await?;
             part = Part::Node(Open { room, path, slots: vec![slot.to_bits()] });

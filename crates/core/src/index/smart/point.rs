@@ -176,7 +176,8 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
                 // Once the old leaf may lead there, the memory belongs to the tree.
                 let lost = spare.leaf.take();
                 if let Err(error) = self.write_leaf((leaf, hold), To::Leaf(room), posted).await {
-                    if !posted.get() {
+                    // An earlier attempt may have posted another change.
+                    if !posted.get() || matches!(error, Miss::Restart) {
                         spare.leaf = lost;
                     }
                     return Err(error);

@@ -352,3 +352,64 @@ fn outcome_of(outcome: Result<Buffer, FabricError>) -> Result<Option<Buffer>, Mi
         Err(error) => Err(error.into()),
     }
 }
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+    use crate::page::{RadixForm, common_bytes};
+
+    /// All strings of up to three of four bytes, as keys, ascending.
+    fn keys() -> Vec<Octets> {
+        let mut strings: Vec<Vec<u8>> = vec![Vec::new()];
+        for length in 1..=3_u32 {
+            for number in 0..4_usize.pow(length) {
+                let byte = |place: u32| [0, 1, 2, 255][number >> (2 * place) & 3];
+                strings.push((0..length).map(byte).collect());
+            }
+        }
+        let mut keys: Vec<Octets> = strings.iter().map(|of| RadixForm::Strings.key(of)).collect();
+        keys.sort();
+        keys
+    }
+
+    /// A scan that goes on behind the deepest node it knows meets each key of its range once, in
+    /// order, however deep that is.
+    #[test]
+    fn a_scan_goes_on_behind_each_node() {
+        let keys = keys();
+        let common = |pair: &[Octets]| pair[0][..common_bytes(&pair[0], &pair[1])].to_vec();
+        let paths: Vec<Vec<u8>> = keys.windows(2).map(common).collect();
+        let bounds = |key: &Octets| {
+            [Bound::Unbounded, Bound::Included(key.clone()), Bound::Excluded(key.clone())]
+        };
+        let some: Vec<Bound<Octets>> = keys.iter().step_by(5).flat_map(bounds).collect();
+        for (lower, upper) in some.iter().flat_map(|low| some.iter().map(move |high| (low, high))) {
+            for (reverse, most) in [(false, 0), (true, 0), (false, 2), (true, 2), (true, 9)] {
+                let (lower, upper) = (lower.clone(), upper.clone());
+                let is_within = |key: &&Octets| {
+                    std::ops::RangeBounds::contains(&(lower.clone(), upper.clone()), *key)
+                };
+                let mut expected: Vec<&Octets> = keys.iter().filter(is_within).collect();
+                let scan = Scan { lower: lower.clone(), upper: upper.clone(), reverse, limit: 999 };
+                let (mut rest, mut found) = (Rest::of(&scan), Vec::new());
+                while let Some(range) = rest {
+                    let first = range.first();
+                    let is_known = |path: &&Vec<u8>| path.len() <= most && first.starts_with(path);
+                    let path = paths.iter().filter(is_known).max_by_key(|path| path.len()).unwrap();
+                    let is_below = |key: &&Octets| key.starts_with(path) && range.has(key);
+                    let mut below: Vec<&Octets> = keys.iter().filter(is_below).collect();
+                    assert!(below.iter().all(|key| range.wants(path, key[path.len()])));
+                    if reverse {
+                        below.reverse();
+                    }
+                    found.extend(below);
+                    rest = range.behind(path);
+                }
+                if reverse {
+                    expected.reverse();
+                }
+                assert_eq!(found, expected, "{scan:?}");
+            }
+        }
+    }
+}
