@@ -19,6 +19,8 @@ typedef struct farleaf_arena farleaf_arena;
 
 enum farleaf_metadata { FARLEAF_SEPARATED = 0, FARLEAF_TOGETHER = 1, FARLEAF_PINNED = 2 };
 
+/* Zeros are the defaults of what a program does not set. The structure can grow: compile programs
+ * with the header of the library that they load. */
 typedef struct farleaf_options {
     uint64_t region_bytes;   /* address space: a multiple of page_bytes */
     uint64_t page_bytes;     /* a power of two from 4096 to 1 MiB */

@@ -12,7 +12,7 @@ use crate::pinned::{BLOCK_ALIGN, Pinned};
 use crate::{FarAllocError, control};
 use allocator_api2::alloc::{AllocError, Allocator};
 use farleaf_fabric::sync::{Arc, Ordering};
-use farleaf_far_memory::{Advice, FarError, FarRegion, FarStats, FaultMode, Held};
+use farleaf_far_memory::{Advice, FarError, FarRegion, FarStats, FaultMode};
 use std::alloc::Layout;
 use std::ffi::c_int;
 use std::ops::Range;
@@ -205,7 +205,7 @@ impl FarArena {
     /// As there.
     pub fn hold(&self, bytes: Range<usize>) -> Result<Held<'_>, FarError> {
         let _near = Suspended::new();
-        self.region().hold(bytes)
+        self.region().hold(bytes).map(|held| Held(Some(held)))
     }
 
     /// Gives advice about a range of the region's bytes.
@@ -351,6 +351,18 @@ impl Drop for FarArena {
         let destroyed = control::run(&self.setting("destroy"));
         // Otherwise jemalloc would go on to use the region, which is about to end.
         assert!(destroyed.is_ok(), "jemalloc must destroy an arena that no thread uses");
+    }
+}
+
+/// Pages of an arena that are held in the buffer.
+#[derive(Debug)]
+pub struct Held<'a>(Option<farleaf_far_memory::Held<'a>>);
+
+impl Drop for Held<'_> {
+    /// What releases the pages must not be far: the pager's thread reads it (falloc.G2).
+    fn drop(&mut self) {
+        let _near = Suspended::new();
+        drop(self.0.take());
     }
 }
 

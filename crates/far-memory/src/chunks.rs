@@ -224,7 +224,7 @@ impl<S> Chunks<S> {
         let (fabric, bytes) = (transfers.fabric(), self.chunk_bytes);
         if self.mirrors && transfers.has_failures() {
             let works = |server| !transfers.has_failed(server);
-            let taken = self.space.take_second(fabric, bytes, works).await;
+            let taken = self.space.take_first(fabric, bytes, works).await;
             if taken.is_ok() {
                 return taken;
             }

@@ -130,6 +130,16 @@ impl<F: Fabric, L: Layout> Space<F> for Leased<L> {
         }
     }
 
+    async fn take_first(
+        &self,
+        fabric: &F,
+        bytes: u64,
+        may_have: impl Fn(ServerId) -> bool,
+    ) -> Result<GlobalAddr, FarError> {
+        let rpc = RpcClient::<F, L>::new(fabric.clone());
+        self.try_take(&rpc, bytes, may_have).await.map(|at| self.taken(at))
+    }
+
     async fn take_second(
         &self,
         fabric: &F,

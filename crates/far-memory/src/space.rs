@@ -16,6 +16,20 @@ pub trait Space<F: Fabric>: 'static {
     /// again later.
     fn take(&self, fabric: &F, bytes: u64) -> impl Future<Output = Result<GlobalAddr, FarError>>;
 
+    /// The same for the first copy of a chunk that is to have a second one, on a memory server that
+    /// `may_have` it. It does not wait for memory that may come back.
+    ///
+    /// # Errors
+    /// As for [`Space::take`].
+    fn take_first(
+        &self,
+        fabric: &F,
+        bytes: u64,
+        may_have: impl Fn(ServerId) -> bool,
+    ) -> impl Future<Output = Result<GlobalAddr, FarError>> {
+        self.take_second(fabric, bytes, may_have)
+    }
+
     /// The same for the second copy of a chunk, on a memory server that `may_have` it. It does not
     /// wait for memory that may come back.
     ///

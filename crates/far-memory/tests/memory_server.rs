@@ -111,6 +111,12 @@ fn second_copies_take_no_turns() {
             assert_eq!(first, ServerId::new(number));
             assert_ne!(second, first);
         }
+        // Also while one server has failed: the others take turns, or one would get all READs.
+        let works = |server| server != ServerId::new(1);
+        for number in [2, 0, 2, 0] {
+            let first = space.take_first(&fabric, bytes, works).await.unwrap().server();
+            assert_eq!(first, ServerId::new(number));
+        }
     });
 }
 

@@ -8,8 +8,8 @@ use std::io::{self, Write};
 use std::sync::Mutex;
 use std::thread;
 
-/// Runs for each thread between two writes of output. More lose less time at the end of a batch,
-/// fewer show progress earlier.
+/// Runs for each of several threads between two writes of output. More lose less time at the end of
+/// a batch, fewer show progress earlier. A thread alone loses none, so it writes after each run.
 const RUNS_EACH: usize = 8;
 
 /// Calls `run` for each of `items`, on `jobs` threads, and writes to `out` what each call wrote, in
@@ -20,7 +20,7 @@ const RUNS_EACH: usize = 8;
 /// Those of `out` and of `run`.
 ///
 /// # Panics
-/// If `run` panics.
+/// If `run` panics, or there are no jobs.
 pub(crate) fn side_by_side<T: Send, R: Send>(
     jobs: usize,
     mut items: impl Iterator<Item = T>,
@@ -28,8 +28,10 @@ pub(crate) fn side_by_side<T: Send, R: Send>(
     mut ended: impl FnMut(&T, R) -> bool,
     out: &mut impl Write,
 ) -> io::Result<()> {
+    assert!(jobs > 0, "without a thread, no run would be made");
+    let together = if jobs == 1 { 1 } else { jobs * RUNS_EACH };
     loop {
-        let batch: Vec<T> = items.by_ref().take(jobs * RUNS_EACH).collect();
+        let batch: Vec<T> = items.by_ref().take(together).collect();
         if batch.is_empty() {
             return Ok(());
         }

@@ -8,6 +8,10 @@
 //! them are of the clock. The first scan of an engine is not measured: it checks every record, and
 //! fills the engine's cache.
 //!
+//! Two things favor dLSM. Its memory server has its memory before the measurement, but the files of
+//! other engines get theirs while they are written. And its fill ends with the last flush, while
+//! that of an engine with threads of its own ends when these have nothing left to do.
+//!
 //! *Invariants*
 //! - lsm.N1. A lookup or a scan that finds something else than what was written ends the whole
 //!   comparison.
