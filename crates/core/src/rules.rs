@@ -93,6 +93,8 @@ rules! {
     VALUE_BEFORE_CHECK: "names_unwritten_areas", "radix.B3", "The value of a byte string lands before the check that names its area.";
     GROUPS_CLOSED: "joins_reads_under_way", "smart.T1", "A lookup takes the result of a READ only if that was posted after the lookup began.";
     COMBINED_IN_ORDER: "answers_combined_changes_alike", "smart.T2", "Changes that are combined are answered as if one came after the other.";
+    GROUPS_IN_DOUBT: "calls_unknown_changes_undone", "smart.T3", "If the outcome of combined changes is unknown, that of each of them is unknown.";
+    CHANGES_IN_TURN: "changes_out_of_turn", "smart.O1", "In a divided tree, a leaf is changed only in a turn of its compute server.";
     FIRST_FREE_SLOT: "takes_any_free_slot", "smart.N2", "A new slot is the first free one of its node.";
     // Recovery from dead clients.
     DEAD_IF_DECLARED: "buries_the_living", "owners.O2", "A client counts as dead only if it was declared dead.";

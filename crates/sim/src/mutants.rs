@@ -215,6 +215,8 @@ pub const MUTANTS: &[Mutant] = &[
     seen("believes_cached_slots", &["canary-smart-cached-slots"]),
     seen("joins_reads_under_way", &["canary-smart-joined-reads"]),
     seen("answers_combined_changes_alike", &["canary-smart-alike"]),
+    seen("calls_unknown_changes_undone", &["canary-smart-undone-changes"]),
+    seen("changes_out_of_turn", &["canary-smart-out-of-turn"]),
     seen("takes_any_free_slot", &["canary-smart-any-slot"]),
     seen("scans_piecemeal", &["fine-one-leaf", "hybrid-one-leaf"]),
     seen("cools_above_work", &["dex-offload", "dex-offload-shared", "dex-grows-offload"]),

@@ -219,6 +219,9 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         let (doubts, ticket) = (&self.entry_doubts, locks.queue_up(at));
         let (word, may_land, in_a_row) = (None, false, 0);
         let mut hold = EntryHold { locks, doubts, at, ticket, word, may_land, in_a_row };
+        if locks.is_exclusive() && self.fabric().breaks(rules::CHANGES_IN_TURN) {
+            return Ok(hold);
+        }
         let mut waits = 0;
         let handed = loop {
             match locks.turn(at, ticket) {

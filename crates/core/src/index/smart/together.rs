@@ -307,7 +307,9 @@ impl<O: Clone, A: Clone> Groups<O, A> {
         operations.extend(lead.others.iter().map(|(operation, _)| operation.clone()));
         operations.insert(lead.earlier, own);
         let outcome = execute(&operations, &lead.may_change).await;
-        if !matches!(outcome, Err(IndexError::Indeterminate(_))) {
+        if !matches!(outcome, Err(IndexError::Indeterminate(_)))
+            || fabric.breaks(rules::GROUPS_IN_DOUBT)
+        {
             lead.may_change.set(false);
         }
         let mut answers = outcome?;
