@@ -99,8 +99,8 @@ pub enum Deaths {
 }
 
 /// Runs `seeds` with every scenario that `scenario` selects: the name of a registered one, a file
-/// (with a `/` or the ending `.toml`), `all` for every registered scenario without a planted bug, or
-/// `canary` for those with one, each of which must be caught.
+/// (with a `/` or the ending `.toml`), `all` for every registered scenario without a planted bug,
+/// or `canary` for those with one, each of which must be caught.
 ///
 /// Writes a line for each run: scenario, seed, the death if it was given or swept, history hash,
 /// number of operations, `ok`. After a violation it writes the report and the command that replays

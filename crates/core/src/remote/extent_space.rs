@@ -22,7 +22,7 @@
 //! *Thread safety*: any number of threads; a mutex that is never held across a wait.
 
 use crate::page::NodeCarver;
-use crate::table::{EPOCH_JOBS_LOG2, LANE_JOBS_LOG2};
+use crate::wire::{EPOCH_JOBS_LOG2, LANE_JOBS_LOG2};
 use farleaf_fabric::sync::{Arc, AtomicBool, Mutex, Ordering, lock};
 use farleaf_fabric::{GlobalAddr, ServerId};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};

@@ -21,8 +21,7 @@ use crate::table::{
     Below, Builder, Clip, ExtentRun, FOOTER_WORDS, Finishing, Footer, IndexKind, JobTable, Merge,
     MergeError, MergeJob, MergeOptions, Meta, Progress,
 };
-use crate::table::{EPOCH_JOBS_LOG2, LANE_JOBS_LOG2};
-use crate::wire::Refusal;
+use crate::wire::{EPOCH_JOBS_LOG2, LANE_JOBS_LOG2, Refusal};
 use farleaf_fabric::sync::{Mutex, Ordering, lock};
 use farleaf_fabric::{Cpu, Region, Work};
 use std::collections::BTreeMap;

@@ -25,12 +25,6 @@ use super::meta::{Clip, push_key, take_key};
 use super::packed::{halves, joined, take};
 use std::ops::Range;
 
-/// Jobs of an epoch of a shard, as a power of two: numbers of later epochs are higher.
-pub const EPOCH_JOBS_LOG2: u32 = 40;
-/// Jobs of a lane in an epoch, as a power of two. A shard has 256 lanes, whose jobs run at the same
-/// time; those of one lane follow one another.
-pub const LANE_JOBS_LOG2: u32 = 32;
-
 /// Most sources of a job.
 const MAX_SOURCES: u32 = 1_024;
 

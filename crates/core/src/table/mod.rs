@@ -33,7 +33,7 @@ pub use fences::Fences;
 pub use filter::{Bloom, MAX_BLOOM_BITS};
 pub use footer::{FOOTER_WORDS, Footer, MAX_TABLE_WORDS};
 pub use full_index::FullIndex;
-pub use job::{EPOCH_JOBS_LOG2, JobTable, LANE_JOBS_LOG2, MergeJob};
+pub use job::{JobTable, MergeJob};
 pub use key::{Key, KeyBuf, MAX_KEY_BYTES, in_table_order};
 pub use locate::{Locate, Place, build_locate};
 pub use merge::{Merge, MergeCounts, MergeError, MergeOptions, Progress};

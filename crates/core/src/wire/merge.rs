@@ -2,9 +2,15 @@
 
 use super::table::messages;
 
+/// Jobs of an epoch of a shard, as a power of two: numbers of later epochs are higher.
+pub const EPOCH_JOBS_LOG2: u32 = 40;
+/// Jobs of a lane in an epoch, as a power of two. A shard has 256 lanes, whose jobs run at the same
+/// time; those of one lane follow one another.
+pub const LANE_JOBS_LOG2: u32 = 32;
+
 messages! {
-    /// A request about a merge that this memory server runs. A shard of an LSM index numbers its
-    /// jobs ascending, and has one at a time; every request can be repeated.
+    /// A request about a merge that this memory server runs. A shard of an LSM index numbers the
+    /// jobs of a lane ascending, and has one of them at a time; every request can be repeated.
     #[derive(Clone, Debug, PartialEq, Eq)]
     pub enum MergeRequest {
         /// Begins a job. Its steps are requests of their own.

@@ -25,7 +25,7 @@ mod tree;
 
 pub use directory::DirectoryRequest;
 pub use front::{ClientRequest, ClientResponse, ErrorCode, MOST_VALUE_BYTES, check_sent};
-pub use merge::MergeRequest;
+pub use merge::{EPOCH_JOBS_LOG2, LANE_JOBS_LOG2, MergeRequest};
 pub use offload::{AskOffload, OffloadRequest, TICKETS, Ticket};
 pub use owners::{DEAD_OWNERS, LOG_SLOTS, OwnerRequest, log_slot_bytes};
 pub use pool::{GIVE_BACK_NODES, LISTED_CHUNKS, LeaseState, MOST_LEASES, PoolRequest, Usage};

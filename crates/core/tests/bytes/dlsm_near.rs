@@ -154,6 +154,7 @@ fn a_memory_server_refuses_jobs_that_make_no_sense() {
         other_place.sources[0][0].pieces[0].0 += 8;
         let mut other_size = good.clone();
         other_size.sources[0][0].data_words -= 1;
+        other_size.sources[0][0].words.end -= 1;
         for job in [other_id, other_place, other_size] {
             assert_eq!(ask(begin(1, job.encode())).await, refused(Refusal::NoSuchTable));
         }
