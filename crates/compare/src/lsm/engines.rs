@@ -121,8 +121,8 @@ impl Engine for InMemory {
     }
 }
 
-/// fjall with all files in memory (`/dev/shm`) and a cache that holds all blocks. It always writes a
-/// journal, here without flushing it for each write; threads of its own flush and merge.
+/// fjall with all files in memory (`/dev/shm`) and a cache that holds all blocks. It always writes
+/// a journal, here without flushing it for each write; threads of its own flush and merge.
 pub(super) struct Fjall {
     records: Keyspace,
     database: Database,

@@ -1,5 +1,5 @@
-//! dLSM's MemTable beside a lock-free skip list, which other engines use for theirs. All records are
-//! written, a list of 64 MiB after the other, and then looked up in the same way.
+//! dLSM's MemTable beside a lock-free skip list, which other engines use for theirs. All records
+//! are written, a list of 64 MiB after the other, and then looked up in the same way.
 //!
 //! *Thread safety*: both may be used by several threads.
 

@@ -2,11 +2,11 @@
 //! + 400 bytes, the paper's, costs in each phase of an engine's life.
 //!
 //! Each round creates every engine anew, in rotating order, and takes it through all phases: fill
-//! it in a scattered order, look keys up, scan everything, and merge everything. Costs are processor
-//! time of the whole process, with all threads of the engine and the system calls that they make,
-//! so that other work on the machine and the number of its cores count little. The rates beside
-//! them are of the clock. The first scan of an engine is not measured: it checks every record, and
-//! fills the engine's cache.
+//! it in a scattered order, look keys up, scan everything, and merge everything. Costs are
+//! processor time of the whole process, with all threads of the engine and the system calls that
+//! they make, so that other work on the machine and the number of its cores count little. The rates
+//! beside them are of the clock. The first scan of an engine is not measured: it checks every
+//! record, and fills the engine's cache.
 //!
 //! Two things favor dLSM. Its memory server has its memory before the measurement, but the files of
 //! other engines get theirs while they are written. And its fill ends with the last flush, while

@@ -1,5 +1,5 @@
-//! The records of a comparison: keys of 20 digits in a scattered order, and values of 400 bytes that
-//! begin with the number of their record.
+//! The records of a comparison: keys of 20 digits in a scattered order, and values of 400 bytes
+//! that begin with the number of their record.
 //!
 //! *Thread safety*: plain values, drawn before anything is measured.
 

@@ -275,8 +275,8 @@ impl SkipList {
         Some(behind(self.words(), node, 0).node()).filter(is_key)
     }
 
-    /// Asks the processor for what a cursor on `node` reads when it moves on. A cursor that has moved
-    /// by one step has asked for the next node before, so only the first call waits for that.
+    /// Asks the processor for what a cursor on `node` reads when it moves on. A cursor that has
+    /// moved by one step has asked for the next node before, so only the first call waits for that.
     #[inline]
     pub(super) fn prefetch_behind(&self, node: Place) {
         if cfg!(any(loom, shuttle)) {

@@ -42,8 +42,8 @@ impl Writer {
     }
 
     /// The number of levels of the next node. Each additional level has a probability of 1/2: links
-    /// have hints, so a search waits for the nodes that it passes through only, and these are fewest
-    /// then.
+    /// have hints, so a search waits for the nodes that it passes through only, and these are
+    /// fewest then.
     pub(super) fn levels(&mut self) -> usize {
         // Xorshift; the multiplication spreads it over the bits used.
         self.random ^= self.random << 13;
