@@ -136,8 +136,7 @@ impl<F: Fabric, L: Layout> Space<F> for Leased<L> {
         bytes: u64,
         may_have: impl Fn(ServerId) -> bool,
     ) -> Result<GlobalAddr, FarError> {
-        let rpc = RpcClient::<F, L>::new(fabric.clone());
-        self.try_take(&rpc, bytes, may_have).await.map(|at| self.taken(at))
+        self.take_second(fabric, bytes, may_have).await.map(|at| self.taken(at))
     }
 
     async fn take_second(
