@@ -7,7 +7,7 @@
 use super::blocks::spent;
 use super::dlsm::{compute, paper, setup, value};
 use super::providers::local;
-use farleaf_core::index::dlsm::{Dlsm, DlsmOptions, MergePlace};
+use farleaf_core::index::dlsm::{Dlsm, DlsmOptions, MergePlace, Shard};
 use farleaf_core::index::{Design, RangeIndex};
 use farleaf_core::page::Bytes;
 use farleaf_core::server::MemoryServerConfig;
@@ -53,6 +53,20 @@ async fn lookups<F: Fabric>(
         *reads = cost.reads as f64 / count as f64;
     }
     (reads[0], reads[1])
+}
+
+/// Changes records until a merge has emptied level 0: how many tables it has at the end of a fill is
+/// chance, and each of them costs lookups false positives.
+async fn empty_level0(tree: &Shard, index: &impl RangeIndex<Key = [u8], Value = [u8]>) {
+    let mut number = 0;
+    while tree.levels()[0].0 > 0 {
+        for _ in 0..200 {
+            index.upsert(&key(number, false), &value(number)).await.unwrap();
+            number += 1;
+        }
+        index.flush().await.unwrap();
+        assert!(number <= 10_000, "no merge of {:?}", tree.levels());
+    }
 }
 
 /// The most that each index may cost.
@@ -117,8 +131,15 @@ fn the_papers_shape() {
                 let each = |bytes: u64| bytes as f64 / RECORDS as f64;
                 let flushed = each(counts.flushed_bytes);
                 let moved = cost.bytes_read + cost.bytes_written - counts.flushed_bytes;
+                let left = tree.levels()[0].0;
+                let unsettled = lookups(&fabric, &index, RECORDS).await;
+                empty_level0(tree, &index).await;
                 let (present, absent) = lookups(&fabric, &index, RECORDS).await;
                 let (_, index_bytes) = tree.local_bytes();
+                println!(
+                    "{:?}, {left} tables in level 0: {:.4}, {:.4}",
+                    most.index, unsettled.0, unsettled.1
+                );
                 println!(
                     "{:?}, merges on {merges:?}: {present:.4} READs, {absent:.4} if absent; an upsert \
                      flushes {flushed:.1} bytes, and merges move {:.0} (RPCs: {:.4}); {:.2} bytes of \
@@ -177,6 +198,7 @@ fn the_papers_shape() {
                     index.upsert(&key(number, false), &value(number)).await.unwrap();
                 }
                 index.flush().await.unwrap();
+                empty_level0(tree, &index).await;
             }
             let mut records = [0.0; 2];
             for (is_absent, records) in [false, true].into_iter().zip(&mut records) {
