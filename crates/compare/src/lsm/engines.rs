@@ -24,6 +24,9 @@ type Layout = Bytes<128>;
 /// Words of a page of the system.
 const PAGE_WORDS: usize = 512;
 
+/// Threads of an engine that flush and merge.
+pub(super) const WORKERS: usize = 2;
+
 /// Records that one call of a scan of dLSM returns.
 const SCANNED_TOGETHER: usize = 10_000;
 
@@ -132,7 +135,9 @@ pub(super) struct Fjall {
 impl Fjall {
     pub(super) fn new(sizes: &Sizes) -> anyhow::Result<Self> {
         let folder = folder_in_memory()?;
+        // With a single worker, its queue of messages can fill up with its own, and it hangs.
         let database = Database::builder(folder.path())
+            .worker_threads(WORKERS)
             .cache_size(sizes.data_bytes * 4 + (64 << 20))
             .manual_journal_persist(true)
             .open()?;
@@ -149,17 +154,25 @@ impl Fjall {
     }
 
     /// Waits until its threads have nothing to do.
-    fn settle(&self) {
-        const STEP: Duration = Duration::from_millis(2);
-        const LOOKS: u32 = 10;
-        let mut idle = 0;
-        while idle < LOOKS {
+    fn settle(&self) -> anyhow::Result<()> {
+        until_idle(|| {
             let (flushes, merges) =
                 (self.database.outstanding_flushes(), self.database.active_compactions());
-            idle = if flushes + merges == 0 { idle + 1 } else { 0 };
-            pause(STEP);
-        }
+            Ok(flushes + merges == 0)
+        })
     }
+}
+
+/// Waits until an engine has been idle at several looks, one after the other.
+pub(super) fn until_idle(is_idle: impl Fn() -> anyhow::Result<bool>) -> anyhow::Result<()> {
+    const STEP: Duration = Duration::from_millis(2);
+    const LOOKS: u32 = 10;
+    let mut idle = 0;
+    while idle < LOOKS {
+        idle = if is_idle()? { idle + 1 } else { 0 };
+        pause(STEP);
+    }
+    Ok(())
 }
 
 /// A folder in memory.
@@ -196,8 +209,7 @@ impl Engine for Fjall {
             Ok(())
         })?;
         self.records.rotate_memtable_and_wait()?;
-        self.settle();
-        Ok(())
+        self.settle()
     }
 
     fn get(&self, records: &Records, threads: usize) -> anyhow::Result<()> {

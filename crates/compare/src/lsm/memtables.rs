@@ -22,7 +22,8 @@ trait List: Sized + Sync {
     /// What a thread keeps between its writes.
     type Writer;
 
-    fn new() -> anyhow::Result<Self>;
+    /// The list that follows `previous`, which gets no more records.
+    fn after(previous: Option<&Self>) -> anyhow::Result<Self>;
     fn writer(&self) -> anyhow::Result<Self::Writer>;
     fn insert(
         &self,
@@ -42,12 +43,16 @@ struct Ours {
 impl List for Ours {
     type Writer = Writer;
 
-    fn new() -> anyhow::Result<Self> {
+    fn after(previous: Option<&Self>) -> anyhow::Result<Self> {
         const SEATS: usize = 64;
         let options = MemTableOptions::default();
-        let sequences = Arc::new(Sequences::new(SEATS));
-        let table = MemTable::new(&sequences, options.memory()?, options);
-        Ok(Self { table, sequences })
+        let memory = options.memory()?;
+        let Some(Self { table, sequences }) = previous else {
+            let sequences = Arc::new(Sequences::new(SEATS));
+            return Ok(Self { table: MemTable::new(&sequences, memory, options), sequences });
+        };
+        let table = table.next(sequences, memory, options);
+        Ok(Self { table, sequences: Arc::clone(sequences) })
     }
 
     fn writer(&self) -> anyhow::Result<Writer> {
@@ -77,7 +82,7 @@ impl List for Ours {
 impl List for SkipMap<[u8; KEY_BYTES], [u8; VALUE_BYTES]> {
     type Writer = ();
 
-    fn new() -> anyhow::Result<Self> {
+    fn after(_previous: Option<&Self>) -> anyhow::Result<Self> {
         Ok(SkipMap::new())
     }
 
@@ -118,10 +123,10 @@ fn measure<L: List>(
         let begin = |thread| list.start + list.len() * thread / usize::from(threads);
         begin(thread)..begin(thread + 1)
     };
-    let mut filled = Vec::new();
+    let mut filled: Vec<(Range<usize>, L)> = Vec::new();
     let inserts = measured(|| {
         for places in lists(records) {
-            let list = L::new()?;
+            let list = L::after(filled.last().map(|(_, list)| list))?;
             on_threads(threads.into(), |thread| {
                 let mut writer = list.writer()?;
                 for place in share(&places, thread) {

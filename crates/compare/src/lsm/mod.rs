@@ -22,6 +22,8 @@
 mod engines;
 mod memtables;
 mod records;
+#[cfg(feature = "rocksdb")]
+mod rocks;
 
 use crate::{count, median};
 use anyhow::{Context, ensure};
@@ -99,6 +101,8 @@ fn all_engines() -> Engines {
     vec![
         (DLSM, |sizes| Ok(Box::new(engines::InMemory::new(sizes)?))),
         ("fjall", |sizes| Ok(Box::new(engines::Fjall::new(sizes)?))),
+        #[cfg(feature = "rocksdb")]
+        ("rocksdb", |sizes| Ok(Box::new(rocks::RocksDb::new(sizes)?))),
     ]
 }
 

@@ -21,7 +21,7 @@ use super::pieces::both;
 use super::{Backoff, GRACE_NS, RemoteError, RpcClient};
 use crate::page::Layout;
 use crate::rules::{EXTENTS_PINNED, TABLES_LAND_FIRST};
-use farleaf_fabric::sync::Arc;
+use farleaf_fabric::sync::{Arc, Ordering};
 use farleaf_fabric::{BUFFER_BYTES, Buffer, Fabric, FabricError, GlobalAddr, Region, ServerId};
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -153,7 +153,7 @@ impl<F: Fabric, L: Layout> ExtentClient<F, L> {
             match in_flight.pop_front() {
                 Some(operation) => {
                     let buffer = operation.await?;
-                    read.extend((0..buffer.bytes() / 8).map(|index| buffer.get(index)));
+                    read.extend(buffer.words().iter().map(|word| word.load(Ordering::Relaxed)));
                     self.keep(buffer);
                 }
                 None if waits == BUSY_WAITS => {
@@ -440,7 +440,9 @@ impl<F: Fabric, L: Layout> ExtentWriter<'_, F, L> {
             outcome = self.client.buffer(words.len());
         }
         let buffer = outcome?;
-        words.iter().enumerate().for_each(|(index, word)| buffer.set(index, *word));
+        for (to, word) in buffer.words().iter().zip(words) {
+            to.store(*word, Ordering::Relaxed);
+        }
         Ok(self.client.fabric().write(at, buffer))
     }
 }

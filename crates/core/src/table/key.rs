@@ -146,11 +146,17 @@ pub struct KeyBuf {
 impl KeyBuf {
     /// The key of these bytes.
     pub fn from_bytes(bytes: &[u8]) -> Self {
-        let mut words = Vec::with_capacity(bytes.len() / 8 + 1);
-        let mut packer = packed::Packer::new(&mut words);
-        packer.push_bytes(bytes);
-        packer.finish();
-        Self { words: SmallVec::from_slice(&words), bytes: bytes.len() }
+        let (whole, rest) = bytes.as_chunks::<8>();
+        let mut words = SmallVec::with_capacity(bytes.len().div_ceil(8));
+        for word in whole {
+            words.push(u64::from_le_bytes(*word));
+        }
+        if !rest.is_empty() {
+            let mut last = [0; 8];
+            last[..rest.len()].copy_from_slice(rest);
+            words.push(u64::from_le_bytes(last));
+        }
+        Self { words, bytes: bytes.len() }
     }
 
     /// The key of a number.

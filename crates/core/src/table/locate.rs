@@ -115,13 +115,31 @@ struct Attempt {
     stage: Stage,
     /// Keys or slots of the stage that are done.
     done: usize,
-    /// For each slot: [number of keys that use it:32][XOR of their indices:32].
-    users: Vec<u64>,
+    /// For each slot, the keys that use it. What a peeled key is comes from here, because looking
+    /// its entry up would be another access to memory.
+    users: Vec<Users>,
     /// Slots that may have a single user.
     open: Vec<u32>,
-    /// Keys and their own slots, as they were peeled.
-    order: Vec<(u32, u32)>,
+    /// Keys with their positions and their own slots, as they were peeled.
+    order: Vec<(u64, u8, u32)>,
     slots: Vec<u16>,
+}
+
+/// The keys that use a slot.
+#[derive(Clone, Copy, Debug, Default)]
+struct Users {
+    /// The XOR of their hashes, and of their positions.
+    hash: u64,
+    place: u8,
+    count: u32,
+}
+
+impl Users {
+    /// Enters a key, or takes it away, which leaves `count` keys.
+    #[inline]
+    fn change(&mut self, hash: u64, place: u8, count: u32) {
+        *self = Self { hash: self.hash ^ hash, place: self.place ^ place, count };
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -197,7 +215,7 @@ impl Attempt {
             shape,
             stage: Stage::Enter,
             done: 0,
-            users: vec![0; shape.slots()],
+            users: vec![Users::default(); shape.slots()],
             open: Vec::new(),
             order: Vec::new(),
             slots: vec![0; shape.slots()],
@@ -205,14 +223,14 @@ impl Attempt {
     }
 
     fn step(&mut self, entries: &[(u64, u8)], budget: usize) -> Ended {
-        const ONE: u64 = 1 << 32;
         let end = |all: usize, done: usize| all.min(done.saturating_add(budget.max(1)));
         match self.stage {
             Stage::Enter => {
                 let end = end(entries.len(), self.done);
-                for (entry, index) in entries[self.done..end].iter().zip(self.done as u64..) {
-                    for slot in self.shape.slots_of(entry.0) {
-                        self.users[slot] = (self.users[slot] + ONE) ^ index;
+                for &(hash, place) in &entries[self.done..end] {
+                    for slot in self.shape.slots_of(hash) {
+                        let users = &mut self.users[slot];
+                        users.change(hash, place, users.count + 1);
                     }
                 }
                 self.done = end;
@@ -220,7 +238,7 @@ impl Attempt {
             }
             Stage::Find => {
                 let end = end(self.users.len(), self.done);
-                let is_open = |slot: &u32| self.users[*slot as usize] >> 32 == 1;
+                let is_open = |slot: &u32| self.users[*slot as usize].count == 1;
                 self.open.extend((self.done as u32..end as u32).filter(is_open));
                 self.done = end;
                 self.turn_to_if(end == self.users.len(), Stage::Peel);
@@ -234,14 +252,15 @@ impl Attempt {
                         self.turn_to_if(true, Stage::Fill);
                         break;
                     };
-                    let (count, index) = halves(self.users[slot as usize]);
+                    let Users { hash, place, count } = self.users[slot as usize];
                     if count != 1 {
                         continue;
                     }
-                    self.order.push((index, slot));
-                    for other in self.shape.slots_of(entries[index as usize].0) {
-                        self.users[other] = (self.users[other] - ONE) ^ u64::from(index);
-                        if self.users[other] >> 32 == 1 {
+                    self.order.push((hash, place, slot));
+                    for other in self.shape.slots_of(hash) {
+                        let users = &mut self.users[other];
+                        users.change(hash, place, users.count - 1);
+                        if users.count == 1 {
                             self.open.push(other as u32);
                         }
                     }
@@ -249,8 +268,9 @@ impl Attempt {
             }
             Stage::Fill => {
                 for _ in 0..budget.max(1) {
-                    let Some((index, slot)) = self.order.pop() else { return Ended::Filled };
-                    let (hash, place) = entries[index as usize];
+                    let Some((hash, place, slot)) = self.order.pop() else {
+                        return Ended::Filled;
+                    };
                     let [one, two, three] = self.shape.slots_of(hash);
                     // The slot itself is still zero.
                     self.slots[slot as usize] = content(hash, place)

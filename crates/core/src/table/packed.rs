@@ -51,9 +51,25 @@ pub(super) fn take<'a>(words: &mut &'a [u64], count: usize) -> Option<&'a [u64]>
 
 /// Appends `bytes` bytes of `words`, starting at byte `at`, to `out`.
 pub(super) fn copy_out(words: &[u64], at: usize, bytes: usize, out: &mut Vec<u8>) {
-    out.reserve(bytes);
-    for place in (at..at + bytes / 8 * 8).step_by(8) {
-        out.extend_from_slice(&load(words, place).to_le_bytes());
+    let (begin, whole, shift) = (out.len(), bytes / 8, at % 8 * 8);
+    out.resize(begin + whole * 8, 0);
+    let to = out[begin..].as_chunks_mut::<8>().0;
+    let inside = words.get(at / 8..at / 8 + whole + usize::from(shift > 0));
+    // One loop for each case, without a check of each word, so that the compiler makes vectors.
+    match inside {
+        Some(from) if shift == 0 => {
+            to.iter_mut().zip(from).for_each(|(to, word)| *to = word.to_le_bytes());
+        }
+        Some(from) => {
+            for (to, [low, high]) in to.iter_mut().zip(from.array_windows()) {
+                *to = (low >> shift | high << (64 - shift)).to_le_bytes();
+            }
+        }
+        None => {
+            for (index, to) in to.iter_mut().enumerate() {
+                *to = load(words, at + index * 8).to_le_bytes();
+            }
+        }
     }
     let last = load(words, at + bytes / 8 * 8).to_le_bytes();
     out.extend_from_slice(&last[..bytes % 8]);
@@ -88,10 +104,16 @@ impl<'a> Packer<'a> {
 
     pub(super) fn push_bytes(&mut self, bytes: &[u8]) {
         let (whole, rest) = bytes.as_chunks::<8>();
-        self.out.reserve(whole.len() + 2);
-        for bytes in whole {
-            self.push(u64::from_le_bytes(*bytes), 8);
-        }
+        let shift = self.held * 8;
+        let mut held = self.word;
+        // As `push` for each word, but the vector grows once.
+        self.out.extend(whole.iter().map(|bytes| {
+            let word = u64::from_le_bytes(*bytes);
+            let full = held | word << shift;
+            held = if shift == 0 { 0 } else { word >> (64 - shift) };
+            full
+        }));
+        self.word = held;
         let mut last = [0; 8];
         last[..rest.len()].copy_from_slice(rest);
         self.push(u64::from_le_bytes(last), rest.len());

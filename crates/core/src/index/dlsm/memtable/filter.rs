@@ -10,7 +10,7 @@
 //! bits, because they were set before the version was linked.
 
 use farleaf_fabric::sync::{AtomicU64, Ordering};
-use farleaf_fabric::table;
+use farleaf_fabric::{prefetch, table};
 
 /// Number of bits set per key.
 const BITS: u32 = 4;
@@ -35,6 +35,12 @@ impl Filter {
         // The upper half of the hash, which `bits_of` does not use.
         let place = ((hash >> 32) * self.0.len() as u64) >> 32;
         &self.0[place as usize]
+    }
+
+    /// Asks the processor for the bits of a key, which are changed after its search.
+    #[inline]
+    pub(super) fn prefetch(&self, hash: u64) {
+        prefetch(self.word(hash));
     }
 
     /// Adds a key.

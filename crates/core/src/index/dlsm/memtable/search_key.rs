@@ -29,8 +29,10 @@ impl SearchKey {
     #[inline]
     pub fn new(bytes: &[u8]) -> Self {
         let (whole, rest) = bytes.as_chunks::<8>();
-        let mut words: SmallVec<[u64; 8]> =
-            whole.iter().map(|word| u64::from_be_bytes(*word)).collect();
+        let mut words = SmallVec::with_capacity(key_words(bytes.len()));
+        for word in whole {
+            words.push(u64::from_be_bytes(*word));
+        }
         if !rest.is_empty() || words.is_empty() {
             let mut last = [0; 8];
             last[..rest.len()].copy_from_slice(rest);
@@ -98,27 +100,60 @@ impl SearchKey {
     }
 }
 
-/// The expected common prefix of the keys of a MemTable. The four bytes after it are the *hint* of
-/// a key, which distinguishes most keys. Every key has a hint, and hints never contradict the order
-/// of keys, so a wrong prefix only makes hints equal.
+/// What the keys of a MemTable are expected to have in common: a prefix and, behind it, the upper
+/// halves of some bytes, which are the same in all decimal digits. What differs is the *hint* of a
+/// key. Every key has a hint, and hints never contradict the order of keys, so a wrong expectation
+/// only makes hints equal.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Prefix {
     /// Big-endian numbers.
     words: SmallVec<[u64; 4]>,
     bytes: usize,
+    /// Those of the 16 bytes behind the prefix. `None` if they are not expected to be the same.
+    upper_halves: Option<u128>,
+}
+
+const UPPER_HALVES: u128 = u128::MAX / 0xff * 0xf0;
+/// The first 12 of 16 bytes: as many halves as a hint has at most.
+const FIRST_TWELVE: u128 = !(u128::MAX >> 96);
+
+/// The lower halves of all bytes.
+fn lower_halves(eight: u64) -> u64 {
+    let halves = eight & 0x0f0f_0f0f_0f0f_0f0f;
+    let bytes = (halves | halves >> 4) & 0x00ff_00ff_00ff_00ff;
+    let pairs = (bytes | bytes >> 8) & 0x0000_ffff_0000_ffff;
+    (pairs | pairs >> 16) & 0xffff_ffff
 }
 
 impl Prefix {
-    /// The common prefix of two keys.
+    /// What two keys have in common: at least the lowest and the highest one.
     pub(super) fn of(low: &[u8], high: &[u8]) -> Self {
         let bytes = low.iter().zip(high).take_while(|(low, high)| low == high).count();
         let SearchKey { words, .. } = SearchKey::new(&low[..bytes]);
-        Self { words: SmallVec::from_slice(&words), bytes }
+        Self { words: SmallVec::from_slice(&words), bytes, upper_halves: None }
     }
 
-    /// The hint of `key`.
+    /// The same, after a look at more keys.
+    pub(super) fn refined(self, keys: &[SearchKey]) -> Self {
+        let mut halves = keys.iter().map(|key| self.sixteen_behind(key) & UPPER_HALVES);
+        let first = halves.next();
+        let is_same = |first: &u128| halves.all(|each| (each ^ first) & FIRST_TWELVE == 0);
+        let upper_halves = first.filter(is_same);
+        Self { upper_halves, ..self }
+    }
+
+    /// The 16 bytes behind the prefix, zero-padded.
     #[inline]
-    pub(super) fn hint(&self, key: &SearchKey) -> u32 {
+    fn sixteen_behind(&self, key: &SearchKey) -> u128 {
+        let word = |index: usize| u128::from(key.words.get(index).copied().unwrap_or(0));
+        let (whole, rest) = (self.bytes / 8, 8 * (self.bytes % 8));
+        let last = (word(whole + 2) << rest) >> 64;
+        (word(whole) << 64 | word(whole + 1)) << rest | last
+    }
+
+    /// The hint of `key`, of which the upper bits count more.
+    #[inline]
+    pub(super) fn hint(&self, key: &SearchKey) -> u64 {
         let word = |index: usize| key.words.get(index).copied().unwrap_or(0);
         let (whole, rest) = (self.bytes / 8, 8 * (self.bytes % 8));
         // The words that contain the prefix, truncated after it.
@@ -127,11 +162,20 @@ impl Prefix {
             match (word(index) >> cut).cmp(&(own >> cut)) {
                 cmp::Ordering::Less => return 0,
                 cmp::Ordering::Equal => {}
-                cmp::Ordering::Greater => return u32::MAX,
+                cmp::Ordering::Greater => return u64::MAX,
             }
         }
-        let window = u128::from(word(whole)) << 64 | u128::from(word(whole + 1));
-        ((window << rest) >> 96) as u32
+        let bytes = self.sixteen_behind(key);
+        let Some(expected) = self.upper_halves else { return (bytes >> 64) as u64 };
+        let hint = lower_halves((bytes >> 64) as u64) << 32 | lower_halves(bytes as u64);
+        let found = bytes & UPPER_HALVES;
+        if found == expected {
+            return hint;
+        }
+        // From the first unexpected half on, the key is below or above all expected ones.
+        let expected_bytes = (found ^ expected).leading_zeros() / 8;
+        let rest = u64::MAX >> (4 * expected_bytes);
+        if found < expected { hint & !rest } else { hint | rest }
     }
 }
 
@@ -168,12 +212,12 @@ impl<'t> KeyWords<'t> {
 
 /// Appends the first `bytes` bytes of `words` to `to`.
 pub(super) fn append_bytes(words: &[AtomicU64], bytes: usize, to: &mut Vec<u8>) {
-    let length = to.len() + bytes;
-    to.reserve(words.len() * 8);
-    for word in words {
-        to.extend_from_slice(&word.load(Ordering::Relaxed).to_ne_bytes());
+    let begin = to.len();
+    to.resize(begin + words.len() * 8, 0);
+    for (to, word) in to[begin..].as_chunks_mut::<8>().0.iter_mut().zip(words) {
+        *to = word.load(Ordering::Relaxed).to_ne_bytes();
     }
-    to.truncate(length);
+    to.truncate(begin + bytes);
 }
 
 /// Writes `bytes` into `words`, zero-padded.
@@ -205,9 +249,18 @@ mod tests {
         #[test]
         fn hints_never_order_against_keys(
             prefix in proptest::collection::vec(0_u8..2, 0..12),
-            mut keys in proptest::collection::vec(proptest::collection::vec(0_u8..2, 0..18), 2),
+            expected in proptest::option::of(proptest::collection::vec(15_u8..18, 0..30)),
+            mut keys in proptest::collection::vec(
+                (
+                    proptest::collection::vec(0_u8..2, 0..12),
+                    proptest::collection::vec(15_u8..18, 0..18),
+                ),
+                2,
+            ),
         ) {
-            let prefix = Prefix::of(&prefix, &prefix);
+            let expected: Vec<_> = expected.iter().map(|key| SearchKey::new(key)).collect();
+            let prefix = Prefix::of(&prefix, &prefix).refined(&expected);
+            let mut keys: Vec<_> = keys.drain(..).map(|(one, other)| [one, other].concat()).collect();
             keys.sort();
             let hints: Vec<_> =
                 keys.iter().map(|key| prefix.hint(&SearchKey::new(key))).collect();
@@ -233,9 +286,24 @@ mod tests {
     fn hints_are_the_bytes_behind_the_prefix() {
         let prefix = Prefix::of(b"customer/17", b"customer/29");
         let hint = |key: &[u8]| prefix.hint(&SearchKey::new(key)).to_be_bytes();
-        assert_eq!(&hint(b"customer/24601"), b"2460");
-        assert_eq!(&hint(b"customer/3"), b"3\0\0\0");
-        assert_eq!(hint(b"customer"), [0; 4]);
-        assert_eq!(hint(b"d"), [255; 4]);
+        assert_eq!(&hint(b"customer/2460132197"), b"24601321");
+        assert_eq!(&hint(b"customer/3"), b"3\0\0\0\0\0\0\0");
+        assert_eq!(hint(b"customer"), [0; 8]);
+        assert_eq!(hint(b"d"), [255; 8]);
+    }
+
+    #[test]
+    fn hints_of_digits_have_only_their_lower_halves() {
+        let key = SearchKey::new;
+        let plain = Prefix::of(b"customer/1", b"customer/9");
+        let digits = [key(b"customer/1234567890123"), key(b"customer/9999999999999")];
+        let prefix = plain.clone().refined(&digits);
+        assert_eq!(prefix.hint(&key(b"customer/2460132197024")), 0x2460_1321_9702_4000);
+        assert_eq!(prefix.hint(&key(b"customer/246")), 0x2460 << 48, "below all digits");
+        assert_eq!(prefix.hint(&key(b"customer/246x")), 0x246f_ffff_ffff_ffff, "above them");
+        assert_eq!(prefix.hint(&key(b"customer")), 0);
+        let others = [key(b"customer/1234567890123"), key(b"customer/12345678901x3")];
+        assert_eq!(plain.clone().refined(&others), plain, "the upper halves differ");
+        assert_eq!(plain.clone().refined(&[]), plain);
     }
 }

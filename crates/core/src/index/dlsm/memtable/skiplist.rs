@@ -2,8 +2,8 @@
 //!
 //! A node is `[link h-1] … [link 0] [head] [key …]`, and its place is that of its head: links are
 //! below it, the key's words above. Every other node has a link on the next level. A link holds the
-//! place of the next node and that node's hint, four bytes of its key, so that most steps of a
-//! search touch only the nodes that it passes through.
+//! place of the next node and, in the bits that places do not need, that node's hint, which is made
+//! from its key. So most steps of a search touch only the nodes that it passes through.
 //!
 //! *Invariants* (`docs/internals/memtable.md`)
 //! - memtable.M3. On every level the keys ascend strictly, and a node that has been linked on a
@@ -33,6 +33,9 @@ pub(super) const MOST_LEVELS: usize = 2;
 /// names.
 const START: Place = MOST_LEVELS as Place + 1;
 
+/// A level on which a gap has some 64 keys: those close to the last one of a writer.
+const NEAR_LEVEL: usize = 6;
+
 /// How often an insert may lose the gap of its key to other inserts.
 const MOST_LOST: u32 = 10_000;
 
@@ -57,33 +60,45 @@ impl Head {
     }
 }
 
-/// A link: `[hint of the next node:32][place of the next node:32]`, 0 at the end.
+/// A link: `[hint of the next node:64 - b][place of the next node:b]`, 0 at the end. `b` is the
+/// number of bits that places of the arena need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Link(u64);
+
+/// Those bits of a link.
+#[derive(Clone, Copy, Debug)]
+struct PlaceBits(u64);
+
+impl PlaceBits {
+    fn of_words(words: usize) -> Self {
+        Self((words as u64).next_power_of_two() - 1)
+    }
+}
 
 impl Link {
     const END: Self = Self(0);
 
-    fn new(node: Place, hint: u32) -> Self {
-        Self(u64::from(hint) << 32 | u64::from(node))
+    fn new(node: Place, hint: u64) -> Self {
+        Self(hint | u64::from(node))
     }
 
     #[inline]
-    fn node(self) -> Place {
-        self.0 as Place
+    fn node(self, bits: PlaceBits) -> Place {
+        (self.0 & bits.0) as Place
     }
 
     #[inline]
-    fn hint(self) -> u32 {
-        (self.0 >> 32) as u32
+    fn hint(self, bits: PlaceBits) -> u64 {
+        self.0 & !bits.0
     }
 }
 
-/// A key to search for, and its hint.
+/// A key to search for, and its hint: the bits that a link has of it.
 #[derive(Clone, Copy, Debug)]
 struct Sought<'k> {
     key: &'k SearchKey,
-    hint: u32,
+    hint: u64,
+    bits: PlaceBits,
 }
 
 /// The gap in which the last search of a writer ended, by level. Inserts of ascending keys start
@@ -116,6 +131,7 @@ pub(super) enum Inserted {
 #[derive(Debug)]
 pub(super) struct SkipList {
     arena: Arena,
+    bits: PlaceBits,
     prefix: Prefix,
 }
 
@@ -141,8 +157,8 @@ fn order(words: &[AtomicU64], node: Place, key: &SearchKey) -> cmp::Ordering {
 /// Compares the key of the next node with the sought one.
 #[inline]
 fn order_behind(words: &[AtomicU64], link: Link, sought: Sought<'_>) -> cmp::Ordering {
-    match link.hint().cmp(&sought.hint) {
-        cmp::Ordering::Equal => order(words, link.node(), sought.key),
+    match link.hint(sought.bits).cmp(&sought.hint) {
+        cmp::Ordering::Equal => order(words, link.node(sought.bits), sought.key),
         unequal => unequal,
     }
 }
@@ -159,13 +175,14 @@ fn gap_on(
 ) -> (Place, Link) {
     loop {
         let next = behind(words, at, level);
-        let is_below = next.node() != NOWHERE
-            && next.node() != above
+        let node = next.node(sought.bits);
+        let is_below = node != NOWHERE
+            && node != above
             && order_behind(words, next, sought) == cmp::Ordering::Less;
         if !is_below {
             return (at, next);
         }
-        at = next.node();
+        at = node;
     }
 }
 
@@ -180,7 +197,7 @@ impl SkipList {
         for word in &arena.words()[..=START as usize] {
             word.store(0, Ordering::Relaxed);
         }
-        Self { arena, prefix }
+        Self { arena, bits: PlaceBits::of_words(words), prefix }
     }
 
     /// Returns the memory, for reuse by another list.
@@ -200,7 +217,8 @@ impl SkipList {
 
     #[inline]
     fn sought<'k>(&self, key: &'k SearchKey) -> Sought<'k> {
-        Sought { key, hint: self.prefix.hint(key) }
+        let hint = self.prefix.hint(key) & !self.bits.0;
+        Sought { key, hint, bits: self.bits }
     }
 
     /// The head of `node`.
@@ -239,14 +257,15 @@ impl SkipList {
             loop {
                 let next = behind(words, at, level);
                 // The next node above the key on the previous level is often the next one here too.
-                if next.node() == NOWHERE || next.node() == above {
+                let node = next.node(self.bits);
+                if node == NOWHERE || node == above {
                     break;
                 }
                 match order_behind(words, next, sought) {
-                    cmp::Ordering::Less => at = next.node(),
-                    cmp::Ordering::Equal => return Some(next.node()),
+                    cmp::Ordering::Less => at = node,
+                    cmp::Ordering::Equal => return Some(node),
                     cmp::Ordering::Greater => {
-                        above = next.node();
+                        above = node;
                         break;
                     }
                 }
@@ -260,9 +279,9 @@ impl SkipList {
         let (words, sought) = (self.words(), self.sought(key));
         let (mut at, mut next) = (START, Link::END);
         for level in (0..MOST_LEVELS).rev() {
-            (at, next) = gap_on(words, at, next.node(), level, sought);
+            (at, next) = gap_on(words, at, next.node(self.bits), level, sought);
         }
-        (Some(at).filter(is_key), Some(next.node()).filter(is_key))
+        (Some(at).filter(is_key), Some(next.node(self.bits)).filter(is_key))
     }
 
     /// The first node.
@@ -272,7 +291,7 @@ impl SkipList {
 
     /// The node after `node`.
     pub(super) fn after(&self, node: Place) -> Option<Place> {
-        Some(behind(self.words(), node, 0).node()).filter(is_key)
+        Some(behind(self.words(), node, 0).node(self.bits)).filter(is_key)
     }
 
     /// Asks the processor for what a cursor on `node` reads when it moves on. A cursor that has
@@ -302,10 +321,26 @@ impl SkipList {
                 if next == Link::END {
                     break;
                 }
-                at = next.node();
+                at = next.node(self.bits);
             }
         }
         Some(at).filter(is_key)
+    }
+
+    /// Some nodes all over the list: at least `least` and at most four times as many, or none if
+    /// there are fewer.
+    pub(super) fn sample(&self, least: usize) -> Vec<Place> {
+        if cfg!(any(loom, shuttle)) {
+            return Vec::new(); // these loads would only be more orders to try
+        }
+        let words = self.words();
+        let next = |node, level| Some(behind(words, node, level).node(self.bits)).filter(is_key);
+        let on_level = |level| {
+            let nodes = std::iter::successors(next(START, level), |node| next(*node, level));
+            nodes.take(4 * least).collect::<Vec<_>>()
+        };
+        let levels = (0..MOST_LEVELS).rev().map(on_level);
+        levels.into_iter().find(|nodes| nodes.len() >= least).unwrap_or_default()
     }
 
     /// Whether the splice's gap on `level` spans the key and is still empty. If other threads have
@@ -322,7 +357,7 @@ impl SkipList {
     pub(super) fn find_gap(&self, key: &SearchKey, splice: &mut Splice) -> Option<Place> {
         let (words, sought) = (self.words(), self.sought(key));
         // Levels above the one where the last gap spans the key need no search.
-        let spanning = [0, 3]
+        let spanning = [0, NEAR_LEVEL]
             .into_iter()
             .find(|&level| level < MOST_LEVELS && self.spans(splice, level, sought));
         let (mut at, mut next, searched) = match spanning {
@@ -330,11 +365,11 @@ impl SkipList {
             None => (START, Link::END, MOST_LEVELS),
         };
         for level in (0..searched).rev() {
-            (at, next) = gap_on(words, at, next.node(), level, sought);
+            (at, next) = gap_on(words, at, next.node(self.bits), level, sought);
             splice.before[level] = at;
             splice.behind[level] = next;
         }
-        self.is(next, sought).then_some(next.node())
+        self.is(next, sought).then_some(next.node(self.bits))
     }
 
     #[inline]
@@ -376,7 +411,7 @@ impl SkipList {
                 splice.before[level] = before;
                 splice.behind[level] = next;
                 if level == 0 && self.is(next, sought) {
-                    return Inserted::At(next.node());
+                    return Inserted::At(next.node(self.bits));
                 }
             }
         }

@@ -210,13 +210,16 @@ impl MemTable {
         }
     }
 
-    /// The common prefix of its keys.
+    /// What its keys have in common.
     fn prefix(&self) -> Prefix {
-        let ends = self.list.first().zip(self.list.last());
-        let ends = ends.map(|(first, last)| (self.list.key(first), self.list.key(last)));
-        ends.map_or_else(Prefix::default, |(first, last)| {
-            Prefix::of(&first.to_vec(), &last.to_vec())
-        })
+        /// Keys to look at. If there are fewer, links of another table hardly matter.
+        const KEYS: usize = 32;
+        let (Some(first), Some(last)) = (self.list.first(), self.list.last()) else {
+            return Prefix::default();
+        };
+        let some = self.list.sample(KEYS).into_iter();
+        let some: Vec<_> = some.map(|node| self.list.key(node).to_search_key()).collect();
+        Prefix::of(&self.list.key(first).to_vec(), &self.list.key(last).to_vec()).refined(&some)
     }
 
     /// Returns its memory, for reuse by another MemTable.
@@ -264,6 +267,7 @@ impl MemTable {
     #[inline]
     pub fn look(&self, writer: &mut Writer, key: &SearchKey) -> Seen<'_> {
         writer.turn_to(self.id);
+        self.filter.prefetch(key.hash());
         let node = self.list.find_gap(key, &mut writer.splice);
         let newest = node.map_or(NOWHERE, |node| self.list.head_to_change(node).newest());
         Seen { table: self, node, newest }
@@ -273,7 +277,10 @@ impl MemTable {
     #[inline]
     pub fn newest(&self, key: &SearchKey) -> Option<Version<'_>> {
         let node = self.list.find(key)?;
-        Version::at(self.list.arena().words(), self.list.head(node).newest())
+        let version = Version::at(self.list.arena().words(), self.list.head(node).newest())?;
+        // Its lines come together, before the number is compared or the value copied.
+        version.prefetch();
+        Some(version)
     }
 
     /// The newest version of `key` with a number up to `bound`, which is settled (Q7).
