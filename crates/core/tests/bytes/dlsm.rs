@@ -218,7 +218,52 @@ fn lookup_reads_one_record(model: Model) {
         assert!(absent <= model.absent, "{absent}, {levels:?}");
         let (_, index_bytes) = tree.local_bytes();
         assert!(index_bytes <= model.index_bytes * RECORDS, "{index_bytes} bytes of indexes");
+        scans_read_what_they_want(&fabric, tree, &index).await;
     });
+}
+
+/// READs what a scan wants of each table, and not much more: at most the groups at its two ends, and
+/// if only a limit ends it, a quarter and a group of each source.
+async fn scans_read_what_they_want<F: Fabric>(
+    fabric: &F,
+    tree: &Shard,
+    index: &impl RangeIndex<Key = [u8], Value = [u8]>,
+) {
+    const GROUP_BYTES: u64 = 16 * RECORD_BYTES;
+    let sources = {
+        let levels = tree.levels();
+        levels[0].0 + levels[1..].iter().filter(|(tables, _)| *tables > 0).count()
+    } as u64;
+    let mut keys: Vec<_> = (0..RECORDS).map(key).collect();
+    keys.sort();
+    for reverse in [false, true] {
+        let scanned = async |scan: Scan<Vec<u8>>| {
+            let mut found = 0;
+            let cost = spent(fabric, async {
+                found = index.scan(&Scan { reverse, ..scan }).await.unwrap().len() as u64;
+            });
+            (found, cost.await.bytes_read)
+        };
+        let (found, bytes) = scanned(Scan::range(..)).await;
+        let all: u64 = tree.levels().iter().map(|(_, bytes)| bytes).sum();
+        assert_eq!((found, bytes), (RECORDS, all), "each record once");
+        let (low, high) = (keys[5_000].clone(), keys[6_000].clone());
+        let (found, bytes) = scanned(Scan::range(low.clone()..high)).await;
+        println!("1,000 of a range: {bytes} bytes of {sources} sources");
+        assert_eq!(found, 1_000);
+        assert!(bytes <= found * RECORD_BYTES + 2 * sources * GROUP_BYTES, "{bytes}, {sources}");
+        for limit in [100, 1_000] {
+            let from_the_middle = match reverse {
+                false => Scan::range(low.clone()..),
+                true => Scan::range(..low.clone()),
+            };
+            let (found, bytes) = scanned(from_the_middle.limit(limit)).await;
+            println!("{limit}, reverse: {reverse}: {bytes} bytes of {sources} sources");
+            assert_eq!(found, limit as u64);
+            let wanted = found * RECORD_BYTES;
+            assert!(bytes <= wanted + wanted / 4 + 4 * sources * GROUP_BYTES, "{bytes}, {sources}");
+        }
+    }
 }
 
 #[test]

@@ -17,12 +17,12 @@ use crate::together::all;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, Work};
 use std::cmp::Ordering;
-use std::ops::Bound;
+use std::ops::{Bound, Range};
 
-/// The most words of the first READ of a table.
-const FIRST_WORDS: u32 = 8_192;
-/// The most words of the following ones, each of which is twice as large as the one before.
-const MOST_WORDS: u32 = 32_768;
+/// The most words of a READ of a table.
+const MOST_WORDS: u64 = 32_768;
+/// Records beyond a source's share of a scan that it READs at once: so many lie in a group.
+const SPARE_RECORDS: u64 = 16;
 
 /// The newest version of a key up to the bound, in one source. Without a value it is a tombstone.
 struct Entry {
@@ -48,15 +48,17 @@ enum Source<'v> {
 struct TableSource<'v> {
     /// Those that are not begun, in the order of the scan.
     tables: Vec<&'v Arc<Table>>,
-    /// The table that is read, and the words of it that follow.
-    now: Option<(&'v Arc<Table>, u32)>,
+    /// The table that is read, and the words of it that the scan may want.
+    now: Option<(&'v Arc<Table>, Range<u32>)>,
     run: Option<Run<Vec<u64>>>,
     /// Records of the run that were passed.
     passed: usize,
-    /// About so many words come next.
-    words: u32,
-    /// Records that the scan wants at most.
-    limit: usize,
+    /// Words of all of its tables.
+    words: u64,
+    /// About so many words the scan still wants.
+    left: u64,
+    /// Once these are READ, so many come next, then twice as many each time.
+    more: u64,
     /// Ascending: the last key passed. Descending: the key's newest version so far.
     last: Option<Entry>,
 }
@@ -149,21 +151,27 @@ impl<'v> TableSource<'v> {
         if !scan.reverse {
             tables.reverse(); // the next one is the last of the list
         }
+        let words = tables.iter().map(|table| u64::from(table.meta.footer.data_words)).sum();
         let (now, run, last) = (None, None, None);
-        Self { tables, now, run, passed: 0, words: 0, limit: scan.limit, last }
+        Self { tables, now, run, passed: 0, words, left: 0, more: 1, last }
     }
 
-    /// The word of `table` where the scan begins.
-    fn first_word(table: &Table, scan: &Scan<Vec<u8>>) -> Result<u32, Damaged> {
-        let bound = if scan.reverse { &scan.upper } else { &scan.lower };
-        let Some(key) = key_of(bound) else {
-            return Ok(if scan.reverse { table.meta.footer.data_words } else { 0 });
+    /// Records of all of its tables, with older versions.
+    fn records(&self) -> u64 {
+        self.tables.iter().map(|table| table.meta.footer.records).sum()
+    }
+
+    /// The words of `table` between the scan's bounds, in whole groups.
+    fn words_of(table: &Table, scan: &Scan<Vec<u8>>) -> Result<Range<u32>, Damaged> {
+        let start = match key_of(&scan.lower) {
+            Some(key) => table.index.seek(KeyBuf::from_bytes(key).key())?,
+            None => 0,
         };
-        let key = KeyBuf::from_bytes(key);
-        match scan.reverse {
-            false => table.index.seek(key.key()),
-            true => table.index.seek_behind(key.key()),
-        }
+        let end = match key_of(&scan.upper) {
+            Some(key) => table.index.seek_behind(KeyBuf::from_bytes(key).key())?,
+            None => table.meta.footer.data_words,
+        };
+        Ok(start..end)
     }
 
     /// READs the next records. Returns whether there were any.
@@ -173,30 +181,35 @@ impl<'v> TableSource<'v> {
         scan: &Scan<Vec<u8>>,
     ) -> Result<bool, IndexError> {
         loop {
-            let Some((table, word)) = self.now else {
+            let Some((table, left)) = self.now.take() else {
                 let Some(table) = self.tables.pop() else { return Ok(false) };
                 let damaged = |_| DlsmIndex::<F, L>::damaged(table);
-                self.now = Some((table, Self::first_word(table, scan).map_err(damaged)?));
-                if self.words == 0 {
-                    let footer = &table.meta.footer;
-                    let each = u64::from(footer.data_words).div_ceil(footer.records.max(1));
-                    let wanted = each.saturating_mul(self.limit as u64);
-                    self.words = wanted.min(FIRST_WORDS.into()) as u32;
-                }
+                self.now = Some((table, Self::words_of(table, scan).map_err(damaged)?));
                 continue;
             };
-            let damaged = |_: Damaged| DlsmIndex::<F, L>::damaged(table);
-            let range = match scan.reverse {
-                false => table.index.after(word, self.words),
-                true => table.index.before(word, self.words),
-            };
-            let range = range.map_err(damaged)?;
-            if range.is_empty() {
-                self.now = None;
+            if left.is_empty() {
                 continue;
             }
-            self.words = self.words.saturating_mul(2).clamp(1, MOST_WORDS);
-            self.now = Some((table, if scan.reverse { range.start } else { range.end }));
+            let damaged = |_: Damaged| DlsmIndex::<F, L>::damaged(table);
+            let words = if self.left > 0 { self.left } else { self.more }.min(MOST_WORDS) as u32;
+            let range = match scan.reverse {
+                false => table.index.after(left.start, words),
+                true => table.index.before(left.end, words),
+            };
+            let range = range.map_err(damaged)?;
+            let range = range.start.max(left.start)..range.end.min(left.end);
+            if range.is_empty() {
+                continue;
+            }
+            let rest = match scan.reverse {
+                false => range.end..left.end,
+                true => left.start..range.start,
+            };
+            if self.left == 0 {
+                self.more = self.more.saturating_mul(2);
+            }
+            self.left = self.left.saturating_sub(range.len() as u64);
+            self.now = Some((table, rest));
             let words = index.read(table, range).await?;
             let bytes = words.len() as u64 * 8;
             let run = Run::new(words, table.id()).map_err(damaged)?;
@@ -223,7 +236,7 @@ impl<'v> TableSource<'v> {
     ) -> Result<Option<Entry>, IndexError> {
         loop {
             let run = self.run.as_ref().filter(|run| self.passed < run.len());
-            let Some((run, (table, _))) = run.zip(self.now) else {
+            let Some((run, (table, _))) = run.zip(self.now.as_ref()) else {
                 if self.fetch(index, scan).await? {
                     continue;
                 }
@@ -262,7 +275,34 @@ impl<'v> TableSource<'v> {
     }
 }
 
-impl Source<'_> {
+/// Divides what a scan wants, at most `limit` records and about `most_bytes` bytes, among the
+/// sources, by their sizes.
+fn share(sources: &mut [Source<'_>], limit: usize, most_bytes: usize) {
+    let tables = || sources.iter().filter_map(Source::tables);
+    let words: u64 = tables().map(|source| source.words).sum();
+    let records: u64 = tables().map(TableSource::records).sum();
+    let each = words.div_ceil(records.max(1));
+    let wanted =
+        each.saturating_mul(limit as u64).min((most_bytes as u64 / 8).saturating_add(each));
+    let spare = each.saturating_mul(SPARE_RECORDS);
+    for source in sources {
+        if let Source::Tables(source) = source {
+            let share = u128::from(wanted) * u128::from(source.words) / u128::from(words.max(1));
+            let share = u64::try_from(share).unwrap_or(u64::MAX);
+            source.left = share.saturating_add(share / 4).saturating_add(spare);
+            source.more = spare;
+        }
+    }
+}
+
+impl<'v> Source<'v> {
+    fn tables(&self) -> Option<&TableSource<'v>> {
+        match self {
+            Self::MemTable(_) => None,
+            Self::Tables(tables) => Some(tables),
+        }
+    }
+
     async fn next<F: Fabric, L: Layout>(
         &mut self,
         index: &DlsmIndex<F, L>,
@@ -331,6 +371,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         let levels = level0.chunks(1).chain(others.iter().map(Vec::as_slice));
         let tables = levels.map(|tables| Source::Tables(TableSource::new(tables, scan)));
         let mut sources: Vec<Source<'_>> = memtables.chain(tables).collect();
+        share(&mut sources, scan.limit, most_bytes);
         let first = all(sources.iter_mut().map(|source| source.next(self, scan, bound))).await;
         let mut heads = first.into_iter().collect::<Result<Vec<_>, _>>()?;
         let (mut records, mut bytes) = (Vec::new(), 0);
