@@ -152,22 +152,29 @@ impl<F: Fabric, L: Layout> RadixClient<F, L> {
         from: u64,
         to: u64,
     ) -> Result<Swapped, RemoteError> {
+        let in_flight = self.unreset.may_land(at.server());
         match self.fabric().compare_swap(at, from, to).await {
-            Ok(found) if found == from => Ok(Swapped::Done),
-            Ok(_) | Err(FabricError::QueueFull { .. }) => Ok(Swapped::Not),
             Err(error @ FabricError::Indeterminate { .. }) => {
                 self.fabric().counters().count_retry();
-                let found = async {
-                    self.fabric().reset(at.server()).await?;
-                    Ok::<_, RemoteError>(self.read_words(at, 8).await?.get(0))
-                };
-                match found.await.map_err(|_| RemoteError::from(error))? {
+                // If this fails, the doubt stays, and the operation's outcome is unknown (K4).
+                let reset = self.fabric().reset(at.server()).await;
+                reset.map_err(|_| RemoteError::from(error.clone()))?;
+                in_flight.landed();
+                let found = self.read_words(at, 8).await.map_err(|_| RemoteError::from(error))?;
+                match found.get(0) {
                     found if found == to => Ok(Swapped::Done),
                     found if found == from => Ok(Swapped::Not),
                     _ => Ok(Swapped::Unknown),
                 }
             }
-            Err(error) => Err(error.into()),
+            outcome => {
+                in_flight.landed();
+                match outcome {
+                    Ok(found) if found == from => Ok(Swapped::Done),
+                    Ok(_) | Err(FabricError::QueueFull { .. }) => Ok(Swapped::Not),
+                    Err(error) => Err(error.into()),
+                }
+            }
         }
     }
 
