@@ -442,9 +442,9 @@ fn a_load_that_fails_in_doubt_before_it_is_shown_leaves_its_memory() {
     assert!(again <= whole + 2 * CHUNK_BYTES, "{again} bytes instead of {whole}");
 }
 
-/// The CAS of a slot is late, and the connection cannot be reset. The operation's outcome is unknown
-/// then, but once the handle is settled, it does not change any more. The handle once took itself
-/// for settled, and the key appeared after that.
+/// The CAS of a slot is late, and the connection cannot be reset. The operation's outcome is
+/// unknown then, but once the handle is settled, it does not change any more. The handle once took
+/// itself for settled, and the key appeared after that.
 #[test]
 fn a_late_change_of_a_slot_is_settled_by_a_reset() {
     const BEGIN_NS: u64 = 10_000_000;
