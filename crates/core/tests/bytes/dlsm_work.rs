@@ -362,9 +362,9 @@ fn background_tasks_let_writers_know_of_a_full_pool() {
     });
 }
 
-/// Merges that run together need more memory than one. In a pool that is hardly larger than one at a
-/// time needs, several once ended writes with its error. A flush beside them may still do so, which
-/// makes pools of the least size a matter of luck.
+/// Merges that run together need more memory than one. In a pool that is hardly larger than one at
+/// a time needs, several once ended writes with its error. A flush beside them may still do so,
+/// which makes pools of the least size a matter of luck.
 #[test]
 fn several_merges_fit_where_one_does() {
     let fits = |workers, pool_bytes| {
