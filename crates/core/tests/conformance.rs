@@ -8,6 +8,9 @@ use farleaf_core::index::chime::{Chime, ChimeOptions};
 use farleaf_core::index::coarse::{Coarse, CoarseOptions, Partitioning};
 use farleaf_core::index::conformance::{self, Setup};
 use farleaf_core::index::dex::{Dex, DexOptions};
+use farleaf_core::index::dlsm::{
+    Dlsm, DlsmOptions, DlsmServerOptions, MemTableOptions, ShardedDlsm, ShardedOptions,
+};
 use farleaf_core::index::fine::{Fine, FineOptions};
 use farleaf_core::index::hybrid::{Hybrid, HybridOptions};
 use farleaf_core::index::one_sided::entrywise::EntrywiseOptions;
@@ -114,6 +117,7 @@ on_every_provider!(chime);
 on_every_provider!(sherman);
 on_every_provider!(smart);
 on_every_provider!(dex);
+on_every_provider!(dlsm);
 
 fn range() -> CoarseOptions<u64> {
     let boundaries = vec![u64::MAX / 3, u64::MAX / 3 * 2];
@@ -234,6 +238,34 @@ fn dex(provider: &AnyProvider) {
         let setup = Setup { provider, options, memory_servers: 3, server: server.clone() };
         conformance::run::<Fixed8, Dex, _>(&setup);
     }
+}
+
+/// Full MemTables and due merges all the time, for clients that make them themselves, and beside
+/// background tasks. The keys of a compute server are in one tree, or in four, on two of them.
+fn dlsm(provider: &AnyProvider) {
+    let server = MemoryServerConfig { pool_bytes: 32 << 20, ..lent() };
+    let tree = DlsmOptions {
+        memtable: MemTableOptions { bytes: 16 << 10, filter_bytes: 512, ..Default::default() },
+        table_bytes: 6 << 10,
+        extent_bytes: 2 << 10,
+        chunk_bytes: 1 << 15,
+        level0_tables: 3,
+        level1_bytes: 24 << 10,
+        level_ratio: 3,
+        levels: 4,
+        ..DlsmOptions::default()
+    };
+    let setup =
+        Setup { provider, options: tree.clone(), memory_servers: 3, server: server.clone() };
+    conformance::run_with_background::<Bytes<128>, Dlsm, _>(&setup);
+    let each = DlsmServerOptions { tree, memtable_bytes: None };
+    let options = ShardedOptions {
+        within: vec![u64::MAX / 4, u64::MAX / 4 * 3],
+        ..ShardedOptions::with_boundaries(vec![u64::MAX / 2], each)
+    };
+    let setup = Setup { provider, options, memory_servers: 3, server };
+    conformance::run::<Fixed8, ShardedDlsm, _>(&setup);
+    conformance::run_with_background::<Fixed8, ShardedDlsm, _>(&setup);
 }
 
 /// Every operation that misses a node is offloaded to a memory server.

@@ -5,6 +5,9 @@ use farleaf_core::cache::{CacheOptions, OffloadName};
 use farleaf_core::index::coarse::{Coarse, CoarseOptions, Partitioning};
 use farleaf_core::index::conformance::{self, Setup};
 use farleaf_core::index::dex::{Dex, DexOptions};
+use farleaf_core::index::dlsm::{
+    Dlsm, DlsmOptions, DlsmServerOptions, MemTableOptions, ShardedDlsm, ShardedOptions,
+};
 use farleaf_core::index::fine::{Fine, FineOptions};
 use farleaf_core::index::hybrid::{Hybrid, HybridOptions};
 use farleaf_core::page::Fixed8;
@@ -64,6 +67,34 @@ fn dex_on_verbs() {
     };
     let setup = Setup { provider, options, memory_servers: 3, server: servers() };
     conformance::run::<Tiny, Dex, _>(&setup);
+}
+
+/// Clients flush and merge, or background tasks beside them do.
+#[test]
+#[ignore = "needs an RDMA device"]
+fn dlsm_on_verbs() {
+    let provider = &VerbsConfig::default();
+    let tree = DlsmOptions {
+        memtable: MemTableOptions { bytes: 16 << 10, filter_bytes: 512, ..Default::default() },
+        table_bytes: 6 << 10,
+        extent_bytes: 2 << 10,
+        chunk_bytes: 1 << 15,
+        level0_tables: 3,
+        level1_bytes: 24 << 10,
+        level_ratio: 3,
+        levels: 4,
+        ..DlsmOptions::default()
+    };
+    let setup = Setup { provider, options: tree.clone(), memory_servers: 3, server: servers() };
+    conformance::run::<Tiny, Dlsm, _>(&setup);
+    conformance::run_with_background::<Tiny, Dlsm, _>(&setup);
+    let each = DlsmServerOptions { tree, memtable_bytes: None };
+    let options = ShardedOptions {
+        within: vec![u64::MAX / 4, u64::MAX / 4 * 3],
+        ..ShardedOptions::with_boundaries(vec![u64::MAX / 2], each)
+    };
+    let setup = Setup { provider, options, memory_servers: 3, server: servers() };
+    conformance::run_with_background::<Tiny, ShardedDlsm, _>(&setup);
 }
 
 /// Operations that miss a node are offloaded to memory servers, where the processor works on words

@@ -360,11 +360,7 @@ pub const MUTANTS: &[Mutant] = &[
     seen("merges_overlapping", &["canary-dlsm-overlapping-merges"]),
     seen("skips_boundary_keys", &["canary-dlsm-skipped-boundary"]),
     seen("bounds_each_shard", &["canary-dlsm-bounds-each-shard"]),
-    unseen(
-        "forgets_jobs",
-        &["dlsm-near-faults"],
-        "a memory server writes only while it handles the first request for a step, which is late by 4 ms at most, and extents rest for 10 ms; and only the job's own lane finds it still open, and merges on the compute side",
-    ),
+    seen("forgets_jobs", &["canary-dlsm-forgotten-jobs"]),
     seen("begins_unfenced", &["dex-late-former-life"]),
     seen("declares_nobody_dead", &["random-dex-crash", "dex-crash-shared"]),
     seen("leaves_logged_changes", &["random-dex-crash", "dex-crash-shared"]),

@@ -45,6 +45,7 @@ pub const SCENARIOS: &[(&str, &str)] = &[
         "canary-dlsm-flushed-unsettled",
         include_str!("../scenarios/canary-dlsm-flushed-unsettled.toml"),
     ),
+    ("canary-dlsm-forgotten-jobs", include_str!("../scenarios/canary-dlsm-forgotten-jobs.toml")),
     (
         "canary-dlsm-forgotten-snapshots",
         include_str!("../scenarios/canary-dlsm-forgotten-snapshots.toml"),

@@ -8,7 +8,7 @@ use farleaf_cluster::launch::Folder;
 use farleaf_cluster::layouts::ClusterLayout;
 use farleaf_cluster::records::{self, ComputeRecord, Keys};
 use farleaf_core::client::Remote;
-use farleaf_core::index::conformance::{self, Setup};
+use farleaf_core::index::conformance::{self, Beside, Setup};
 use farleaf_core::index::{IndexError, RangeIndex};
 use farleaf_core::page::{Bytes, Fixed8, Named};
 use farleaf_core::server::MemoryServerConfig;
@@ -84,19 +84,20 @@ fn the_suite_of_all_designs_against_processes_with_blocks() {
 }
 
 fn the_suite<L: Named>(flags: &'static [&'static str]) {
+    let beside = &Beside::nothing();
     for transport in ["tcp", "shm"] {
         let provider = &Processes(transport, flags);
         let server = MemoryServerConfig { pool_bytes: 1 << 20, ..Default::default() };
         let setup = Setup { provider, options: (), memory_servers: 0, server };
-        conformance::single_operations::<L, Remote, _>(&setup);
-        conformance::scans::<L, Remote, _>(&setup);
-        conformance::concurrent_owners::<L, Remote, _>(&setup);
-        conformance::concurrent_counters::<L, Remote, _>(&setup);
+        conformance::single_operations::<L, Remote, _>(&setup, beside);
+        conformance::scans::<L, Remote, _>(&setup, beside);
+        conformance::concurrent_owners::<L, Remote, _>(&setup, beside);
+        conformance::concurrent_counters::<L, Remote, _>(&setup, beside);
     }
     let server = MemoryServerConfig { pool_bytes: 1 << 20, ..Default::default() };
     let provider = &Processes("tcp", flags);
     let setup = Setup { provider, options: (), memory_servers: 0, server };
-    conformance::bulk_load::<L, Remote, _>(&setup);
+    conformance::bulk_load::<L, Remote, _>(&setup, beside);
 }
 
 pub(crate) fn connect(cluster: &Launched, deadline: Duration) -> Connection {

@@ -11,7 +11,7 @@ use crate::catalog::{Catalog, CatalogError, Entry, Lease, Version};
 use crate::records::{self, Keys, MapRecord};
 use farleaf_core::cache::{CacheOptions, OffloadName};
 use farleaf_core::client::{ClientIndex, ClientOptions, Remote};
-use farleaf_core::index::conformance::{self, Setup};
+use farleaf_core::index::conformance::{self, Beside, Setup};
 use farleaf_core::index::dex::{Dex, DexOptions};
 use farleaf_core::index::dlsm::{
     DlsmOptions, DlsmServerOptions, MemTableOptions, ShardedDlsm, ShardedOptions,
@@ -200,12 +200,13 @@ impl<D: Tested> Cluster for TiersCluster<D> {
 
 fn suite<D: Tested<ServerOptions: Clone + Sync + Send>>(tiers: &Tiers<D>) {
     let server = MemoryServerConfig { pool_bytes: 16 << 20, ..Default::default() };
+    let beside = &Beside::nothing();
     let setup = Setup { provider: tiers, options: (), memory_servers: 2, server };
-    conformance::single_operations::<Fixed8, Remote, _>(&setup);
-    conformance::scans::<Fixed8, Remote, _>(&setup);
-    conformance::bulk_load::<Fixed8, Remote, _>(&setup);
-    conformance::concurrent_owners::<Fixed8, Remote, _>(&setup);
-    conformance::concurrent_counters::<Fixed8, Remote, _>(&setup);
+    conformance::single_operations::<Fixed8, Remote, _>(&setup, beside);
+    conformance::scans::<Fixed8, Remote, _>(&setup, beside);
+    conformance::bulk_load::<Fixed8, Remote, _>(&setup, beside);
+    conformance::concurrent_owners::<Fixed8, Remote, _>(&setup, beside);
+    conformance::concurrent_counters::<Fixed8, Remote, _>(&setup, beside);
 }
 
 #[test]

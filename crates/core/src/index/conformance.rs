@@ -5,13 +5,15 @@
 //! tree of many levels. The model identifies keys and values by their names ([`Named`]).
 
 use super::{
-    Action, Answer, ByName, Design, Exchange, IndexAdmin, IndexError, LeafEdit, RangeIndex, Scan,
+    Action, Answer, Background, ByName, Design, Exchange, IndexAdmin, IndexError, LeafEdit,
+    RangeIndex, Scan,
 };
 use crate::page::{Layout, Named};
 use crate::server::{MemoryServer, MemoryServerConfig};
-use farleaf_fabric::sync::Arc;
+use farleaf_fabric::sync::{Arc, AtomicU64, AtomicUsize, Ordering};
 use farleaf_fabric::{Cluster, Fabric, Provider, ServerId};
 use std::collections::BTreeMap;
+use std::future::Future;
 use std::ops::Bound;
 
 /// The environment of the suite.
@@ -25,6 +27,90 @@ pub struct Setup<'a, P, O> {
     pub memory_servers: u16,
     /// The configuration of each memory server.
     pub server: MemoryServerConfig,
+}
+
+/// Background tasks that run beside the clients of the suite, on endpoints of their own.
+#[derive(Debug, Default)]
+pub struct Beside {
+    /// The compute server of each.
+    compute_servers: Vec<u16>,
+    /// Remote operations of them all.
+    sent: AtomicU64,
+}
+
+impl Beside {
+    /// No background tasks: clients do that work themselves.
+    pub fn nothing() -> Self {
+        Self::default()
+    }
+
+    /// One on each of the first two compute servers.
+    fn two() -> Self {
+        Self { compute_servers: vec![0, 1], ..Self::default() }
+    }
+
+    /// Runs clients as [`Cluster::run`] does, and background tasks until all of them have ended.
+    fn run<L, D, C, T, Fut>(
+        &self,
+        cluster: &C,
+        compute: &D::Compute,
+        clients: &[u16],
+        body: impl Fn(C::Fabric, usize) -> Fut + Sync,
+    ) -> Vec<Option<T>>
+    where
+        L: Layout,
+        D: Design<L>,
+        C: Cluster,
+        T: Send,
+        Fut: Future<Output = T>,
+    {
+        let running = &AtomicUsize::new(clients.len());
+        let all = [clients, &self.compute_servers].concat();
+        let mut outcomes = cluster.run(&all, |fabric, number| {
+            let client =
+                (number < clients.len()).then(|| (body(fabric.clone(), number), Running(running)));
+            async move {
+                if let Some((client, _running)) = client {
+                    return Some(client.await);
+                }
+                let index = D::open(fabric.clone(), compute).await.expect("the index opens");
+                let opened = fabric.counters().snapshot();
+                let ended = || running.load(Ordering::Acquire) == 0;
+                let report = |done: Result<_, _>| _ = done.expect("the background work succeeds");
+                index.background(Background::WriteBack, &ended, &report).await.unwrap();
+                let sent = fabric.counters().snapshot() - opened;
+                self.sent.fetch_add(sent.remote_operations(), Ordering::Relaxed);
+                None
+            }
+        });
+        outcomes.truncate(clients.len());
+        outcomes.into_iter().map(Option::flatten).collect()
+    }
+
+    /// Runs one client on compute server 0.
+    fn run_one<L, D, C, Fut>(
+        &self,
+        cluster: &C,
+        compute: &D::Compute,
+        body: impl Fn(C::Fabric) -> Fut + Sync,
+    ) where
+        L: Layout,
+        D: Design<L>,
+        C: Cluster,
+        Fut: Future<Output = ()>,
+    {
+        let ended = self.run::<L, D, C, _, _>(cluster, compute, &[0], |fabric, _| body(fabric));
+        assert_eq!(ended, [Some(())]);
+    }
+}
+
+/// A client that has not ended. Background tasks end after the last one, even if it panics.
+struct Running<'a>(&'a AtomicUsize);
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Release);
+    }
 }
 
 /// A client's random numbers, from its endpoint.
@@ -87,11 +173,36 @@ where
     P: Provider,
 {
     opening::<L, D, P>(setup);
-    single_operations::<L, D, P>(setup);
-    scans::<L, D, P>(setup);
-    bulk_load::<L, D, P>(setup);
-    concurrent_owners::<L, D, P>(setup);
-    concurrent_counters::<L, D, P>(setup);
+    every_check::<L, D, P>(setup, &Beside::nothing());
+}
+
+/// Runs every check beside background tasks.
+///
+/// # Panics
+/// If one fails, or if no background task has anything to do.
+pub fn run_with_background<L, D, P>(setup: &Setup<'_, P, D::Options>)
+where
+    L: Named,
+    D: Design<L>,
+    P: Provider,
+{
+    let beside = Beside::two();
+    every_check::<L, D, P>(setup, &beside);
+    let sent = beside.sent.load(Ordering::Relaxed);
+    assert!(sent > 0, "the background tasks have done nothing");
+}
+
+fn every_check<L, D, P>(setup: &Setup<'_, P, D::Options>, beside: &Beside)
+where
+    L: Named,
+    D: Design<L>,
+    P: Provider,
+{
+    single_operations::<L, D, P>(setup, beside);
+    scans::<L, D, P>(setup, beside);
+    bulk_load::<L, D, P>(setup, beside);
+    concurrent_owners::<L, D, P>(setup, beside);
+    concurrent_counters::<L, D, P>(setup, beside);
 }
 
 async fn open<L: Named, D: Design<L>, F: Fabric>(
@@ -174,7 +285,7 @@ async fn same_contents<I: RangeIndex<Key = u64, Value = u64>>(index: &I, model: 
 }
 
 /// One client runs random operations, including the extreme keys and values.
-pub fn single_operations<L, D, P>(setup: &Setup<'_, P, D::Options>)
+pub fn single_operations<L, D, P>(setup: &Setup<'_, P, D::Options>, beside: &Beside)
 where
     L: Named,
     D: Design<L>,
@@ -182,7 +293,7 @@ where
 {
     let cluster = setup.with_index::<L, D>();
     let compute = &compute::<L, D>(&setup.options);
-    cluster.run_one(|fabric| async move {
+    beside.run_one::<L, D, _, _>(&cluster, compute, |fabric| async move {
         let dice = Dice(fabric.clone());
         let index = open::<L, D, _>(fabric, compute).await;
         let mut model = Model::new();
@@ -301,7 +412,7 @@ fn model_scan(model: &Model, scan: &Scan<u64>) -> Vec<(u64, u64)> {
 }
 
 /// Scans with every kind of bound, both directions, limits, and empty and crossed ranges.
-pub fn scans<L, D, P>(setup: &Setup<'_, P, D::Options>)
+pub fn scans<L, D, P>(setup: &Setup<'_, P, D::Options>, beside: &Beside)
 where
     L: Named,
     D: Design<L>,
@@ -309,7 +420,7 @@ where
 {
     let cluster = setup.with_index::<L, D>();
     let compute = &compute::<L, D>(&setup.options);
-    cluster.run_one(|fabric| async move {
+    beside.run_one::<L, D, _, _>(&cluster, compute, |fabric| async move {
         let dice = Dice(fabric.clone());
         let index = open::<L, D, _>(fabric, compute).await;
         let mut model = Model::new();
@@ -342,7 +453,7 @@ where
 }
 
 /// Bulk loading: contents, order, and rejected loads that leave the index unchanged.
-pub fn bulk_load<L, D, P>(setup: &Setup<'_, P, D::Options>)
+pub fn bulk_load<L, D, P>(setup: &Setup<'_, P, D::Options>, beside: &Beside)
 where
     L: Named,
     D: Design<L>,
@@ -351,7 +462,7 @@ where
     for (count, fill) in [(0, 0.7), (1, 0.7), (5_000, 0.7), (3_000, 1.0), (700, 0.1)] {
         let cluster = setup.with_index::<L, D>();
         let compute = &compute::<L, D>(&setup.options);
-        cluster.run_one(|fabric| async move {
+        beside.run_one::<L, D, _, _>(&cluster, compute, |fabric| async move {
             let dice = Dice(fabric.clone());
             let index = open::<L, D, _>(fabric, compute).await;
             let step = u64::MAX / count.max(2);
@@ -381,7 +492,7 @@ where
 
 /// Several clients at once, each the only one to change its own keys. Each sees exactly its own
 /// changes, while other clients split, merge and collect the nodes around them.
-pub fn concurrent_owners<L, D, P>(setup: &Setup<'_, P, D::Options>)
+pub fn concurrent_owners<L, D, P>(setup: &Setup<'_, P, D::Options>, beside: &Beside)
 where
     L: Named,
     D: Design<L>,
@@ -391,34 +502,39 @@ where
     let cluster = setup.with_index::<L, D>();
     let compute = &compute::<L, D>(&setup.options);
     let compute_servers = [0, 0, 1, 1];
-    let models = cluster.run(&compute_servers, |fabric, client| async move {
-        let dice = Dice(fabric.clone());
-        let index = open::<L, D, _>(fabric, compute).await;
-        let mut model = Model::new();
-        let mine = |number: u64| (number * CLIENTS + client as u64) * 0x0010_0000_0000_0001;
-        for round in 0..900 {
-            let space = if round / 150 % 2 == 0 { 150 } else { 40 };
-            let key = mine(dice.below(space));
-            random_operation(&index, &mut model, &dice, key).await;
-            if round % 60 == 0 {
-                let seen = index.scan(&Scan::range(..)).await.unwrap();
-                assert!(seen.is_sorted_by(|a, b| a.0 < b.0), "a scan ascends strictly");
-                let is_mine = |key: u64| (0..150).any(|number| mine(number) == key);
-                let mine: Model = seen.into_iter().filter(|&(key, _)| is_mine(key)).collect();
-                assert_eq!(mine, model, "a scan sees the keys that no other client changes");
+    let models = beside.run::<L, D, _, _, _>(
+        &cluster,
+        compute,
+        &compute_servers,
+        |fabric, client| async move {
+            let dice = Dice(fabric.clone());
+            let index = open::<L, D, _>(fabric, compute).await;
+            let mut model = Model::new();
+            let mine = |number: u64| (number * CLIENTS + client as u64) * 0x0010_0000_0000_0001;
+            for round in 0..900 {
+                let space = if round / 150 % 2 == 0 { 150 } else { 40 };
+                let key = mine(dice.below(space));
+                random_operation(&index, &mut model, &dice, key).await;
+                if round % 60 == 0 {
+                    let seen = index.scan(&Scan::range(..)).await.unwrap();
+                    assert!(seen.is_sorted_by(|a, b| a.0 < b.0), "a scan ascends strictly");
+                    let is_mine = |key: u64| (0..150).any(|number| mine(number) == key);
+                    let mine: Model = seen.into_iter().filter(|&(key, _)| is_mine(key)).collect();
+                    assert_eq!(mine, model, "a scan sees the keys that no other client changes");
+                }
             }
-        }
-        model
-    });
+            model
+        },
+    );
     let model: Model = models.into_iter().flatten().flatten().collect();
-    cluster.run_one(|fabric| {
+    beside.run_one::<L, D, _, _>(&cluster, compute, |fabric| {
         let model = &model;
         async move { same_contents(&open::<L, D, _>(fabric, compute).await, model).await }
     });
 }
 
 /// Several clients at once on the same few keys: every compare-exchange counts exactly once.
-pub fn concurrent_counters<L, D, P>(setup: &Setup<'_, P, D::Options>)
+pub fn concurrent_counters<L, D, P>(setup: &Setup<'_, P, D::Options>, beside: &Beside)
 where
     L: Named,
     D: Design<L>,
@@ -428,26 +544,27 @@ where
     let keys = [3, u64::MAX / 2, u64::MAX];
     let cluster = setup.with_index::<L, D>();
     let compute = &compute::<L, D>(&setup.options);
-    let inserted = cluster.run(&[0, 1, 2], |fabric, _| async move {
-        let dice = Dice(fabric.clone());
-        let index = open::<L, D, _>(fabric, compute).await;
-        let mut inserted = 0;
-        for key in keys {
-            inserted += u64::from(index.insert(&key, &0).await.unwrap());
-        }
-        for _ in 0..ROUNDS {
-            let key = keys[dice.below(3) as usize];
-            let mut held = index.get(&key).await.unwrap().expect("no client removes it");
-            while let Exchange::Differs(now) =
-                index.compare_exchange(&key, &held, &(held + 1)).await.unwrap()
-            {
-                held = now.expect("no client removes it");
+    let inserted =
+        beside.run::<L, D, _, _, _>(&cluster, compute, &[0, 1, 2], |fabric, _| async move {
+            let dice = Dice(fabric.clone());
+            let index = open::<L, D, _>(fabric, compute).await;
+            let mut inserted = 0;
+            for key in keys {
+                inserted += u64::from(index.insert(&key, &0).await.unwrap());
             }
-        }
-        inserted
-    });
+            for _ in 0..ROUNDS {
+                let key = keys[dice.below(3) as usize];
+                let mut held = index.get(&key).await.unwrap().expect("no client removes it");
+                while let Exchange::Differs(now) =
+                    index.compare_exchange(&key, &held, &(held + 1)).await.unwrap()
+                {
+                    held = now.expect("no client removes it");
+                }
+            }
+            inserted
+        });
     assert_eq!(inserted.iter().flatten().sum::<u64>(), 3, "of several inserts one succeeds");
-    cluster.run_one(|fabric| async move {
+    beside.run_one::<L, D, _, _>(&cluster, compute, |fabric| async move {
         let index = open::<L, D, _>(fabric, compute).await;
         let counters = index.multi_get(&keys).await.unwrap();
         assert_eq!(counters.into_iter().flatten().sum::<u64>(), 3 * ROUNDS);

@@ -376,24 +376,16 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         error: RemoteError,
     ) -> Result<(), RemoteError> {
         let (at, Some(word)) = (hold.at, hold.word) else { return Err(error) };
-        let mut backoff = Backoff::default();
-        for _ in 0..SETTLES {
-            self.fabric().counters().count_retry();
-            let again = async {
-                self.fabric().reset(at.server()).await?;
-                if self.read_words(entry_lock_of(at), 8).await?.get(0) != word.to_bits() {
-                    return Ok::<_, RemoteError>(());
-                }
-                all_done(self.post_entries(at, image, writes, hold.release_word()).await?).await
-            };
-            if again.await.is_ok() {
-                hold.word = None;
+        let again = async || {
+            self.fabric().reset(at.server()).await?;
+            if self.read_words(entry_lock_of(at), 8).await?.get(0) != word.to_bits() {
                 return Ok(());
             }
-            // A reset ends the operations of this client's other tasks too, which then settle
-            // theirs: without pauses of different lengths, they would do so for ever.
-            backoff.count();
-            backoff.wait(self.fabric()).await;
+            all_done(self.post_entries(at, image, writes, hold.release_word()).await?).await
+        };
+        if self.until_settled(again).await.is_ok() {
+            hold.word = None;
+            return Ok(());
         }
         Err(error.after_a_change(at.server()))
     }

@@ -257,6 +257,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         !self.doubts.borrow().is_empty()
             || !self.unfinished.borrow().is_empty()
             || !self.entry_doubts.borrow().is_empty()
+            || !self.unreset.is_empty()
     }
 
     /// Whether an unfinished commit (W4) has yet to write the page at `at`.
@@ -320,6 +321,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
                 self.entry_doubts.borrow_mut().retain(|other| !other.is(&doubt));
             }
         }
+        self.unreset.settle(self.fabric()).await;
         if !self.has_doubts() {
             // Every kept slot belongs to a doubt, so none is needed any more.
             self.identity.free_kept();

@@ -50,6 +50,7 @@ mod rpc;
 mod settle;
 mod shares;
 mod split;
+mod unreset;
 mod windows;
 
 pub use allocate::NodeAllocator;

@@ -18,6 +18,7 @@ use super::entries::EntryDoubt;
 use super::entry_locks::EntryLocks;
 use super::identity::{Identity, REGISTRAR};
 use super::lock::Doubt;
+use super::unreset::Unreset;
 use super::{Backoff, Image, Miss, NodeAllocator, PageCopy, Pointer, RemoteError, RpcClient};
 use crate::page::{Layout, LockWord, NodeCarver};
 use crate::rules;
@@ -56,6 +57,8 @@ pub struct PageClient<F: Fabric, L: Layout> {
     pub(super) doubts: RefCell<Vec<Doubt>>,
     /// Entry locks that this client may hold without an operation that will release them.
     pub(super) entry_doubts: RefCell<Vec<EntryDoubt>>,
+    /// Servers to which something may still be on its way whose operation has ended.
+    pub(super) unreset: Unreset,
     /// The turns at entry locks, which the clients of a compute server share.
     pub(super) entry_locks: Arc<EntryLocks>,
     /// The number of the compute server that this client has found alive; 0 before that.
@@ -128,6 +131,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
             held: RefCell::default(),
             doubts: RefCell::default(),
             entry_doubts: RefCell::default(),
+            unreset: Unreset::default(),
             entry_locks: Arc::new(EntryLocks::default()),
             entry_owner: Cell::new(0),
             radix_leaves: false,

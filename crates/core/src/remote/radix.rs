@@ -23,7 +23,7 @@
 //! *Thread safety*: belongs to its endpoint's thread; tasks of that thread share it.
 
 use super::entries::{EntryHold, Posted};
-use super::pages::{READ_RETRIES, REREADS, SETTLES};
+use super::pages::{READ_RETRIES, REREADS};
 use super::pieces::all_done;
 use super::radix_space::{NodeRoom, RadixSpace};
 use super::{Backoff, Locked, Miss, PageClient, RemoteError};
@@ -152,22 +152,29 @@ impl<F: Fabric, L: Layout> RadixClient<F, L> {
         from: u64,
         to: u64,
     ) -> Result<Swapped, RemoteError> {
+        let in_flight = self.unreset.may_land(at.server());
         match self.fabric().compare_swap(at, from, to).await {
-            Ok(found) if found == from => Ok(Swapped::Done),
-            Ok(_) | Err(FabricError::QueueFull { .. }) => Ok(Swapped::Not),
             Err(error @ FabricError::Indeterminate { .. }) => {
                 self.fabric().counters().count_retry();
-                let found = async {
-                    self.fabric().reset(at.server()).await?;
-                    Ok::<_, RemoteError>(self.read_words(at, 8).await?.get(0))
-                };
-                match found.await.map_err(|_| RemoteError::from(error))? {
+                // If this fails, the doubt stays, and the operation's outcome is unknown (K4).
+                let reset = self.fabric().reset(at.server()).await;
+                reset.map_err(|_| RemoteError::from(error.clone()))?;
+                in_flight.landed();
+                let found = self.read_words(at, 8).await.map_err(|_| RemoteError::from(error))?;
+                match found.get(0) {
                     found if found == to => Ok(Swapped::Done),
                     found if found == from => Ok(Swapped::Not),
                     _ => Ok(Swapped::Unknown),
                 }
             }
-            Err(error) => Err(error.into()),
+            outcome => {
+                in_flight.landed();
+                match outcome {
+                    Ok(found) if found == from => Ok(Swapped::Done),
+                    Ok(_) | Err(FabricError::QueueFull { .. }) => Ok(Swapped::Not),
+                    Err(error) => Err(error.into()),
+                }
+            }
         }
     }
 
@@ -347,24 +354,18 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
             locked.settled();
             return Err(first.after_a_change(leaf.at().server()));
         }
-        let mut backoff = Backoff::default();
-        for _ in 0..SETTLES {
-            self.fabric().counters().count_retry();
-            let again = async {
-                self.fabric().reset(leaf.at().server()).await?;
-                // After the reset, no earlier WRITE can land. If the word is another one, the
-                // unlock has landed, and so has all before it.
-                if self.read_words(leaf.at(), 8).await?.get(0) != locked.word.to_bits() {
-                    return Ok::<_, RemoteError>(());
-                }
-                self.post_and_await(&after, becomes_live).await
-            };
-            if again.await.is_ok() {
-                locked.settled();
+        let again = async || {
+            self.fabric().reset(leaf.at().server()).await?;
+            // After the reset, no earlier WRITE can land. If the word is another one, the unlock
+            // has landed, and so has all before it.
+            if self.read_words(leaf.at(), 8).await?.get(0) != locked.word.to_bits() {
                 return Ok(());
             }
-            backoff.count();
-            backoff.wait(self.fabric()).await;
+            self.post_and_await(&after, becomes_live).await
+        };
+        if self.until_settled(again).await.is_ok() {
+            locked.settled();
+            return Ok(());
         }
         // Dropping the lock leaves a doubt (K4).
         Err(first.after_a_change(leaf.at().server()))

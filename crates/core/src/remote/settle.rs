@@ -28,11 +28,24 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         slot: GlobalAddr,
         rewrites: &[Rewrite<L>],
     ) -> Result<(), RemoteError> {
+        self.until_settled(async || self.finish(slot, rewrites).await).await
+    }
+
+    /// Repeats an attempt to settle a change of unknown outcome until it succeeds, within bounds.
+    /// An attempt begins with a reset, which ends the operations of this client's other tasks too.
+    /// These then settle theirs: without pauses of different lengths, they would do so for ever.
+    ///
+    /// # Errors
+    /// That of the last attempt.
+    pub(super) async fn until_settled(
+        &self,
+        mut attempt: impl AsyncFnMut() -> Result<(), RemoteError>,
+    ) -> Result<(), RemoteError> {
         let mut backoff = Backoff::default();
         let mut outcome = Err(RemoteError::Contended { retries: READ_RETRIES });
         for _ in 0..SETTLES {
             self.fabric().counters().count_retry();
-            outcome = self.finish(slot, rewrites).await;
+            outcome = attempt().await;
             if outcome.is_ok() {
                 break;
             }

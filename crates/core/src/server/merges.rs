@@ -288,7 +288,7 @@ impl Merges {
     pub(super) fn close(&self, (owner, job): (u64, u64)) -> Result<(), Refusal> {
         let mut owners = lock(&self.owners);
         if !owners.contains_key(&owner) && owners.len() == MOST_OWNERS {
-            // Processes are never forgotten, so none of this one's requests will begin a job.
+            // Shards are never forgotten, so none of this one's requests will begin a job.
             return Ok(());
         }
         let state = owners.entry(owner).or_default();

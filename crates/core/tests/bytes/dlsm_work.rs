@@ -362,6 +362,36 @@ fn background_tasks_let_writers_know_of_a_full_pool() {
     });
 }
 
+/// Merges that run together need more memory than one. In a pool that is hardly larger than one at
+/// a time needs, several once ended writes with its error. A flush beside them may still do so,
+/// which makes pools of the least size a matter of luck.
+#[test]
+fn several_merges_fit_where_one_does() {
+    let fits = |workers, pool_bytes| {
+        let provider = &sim(SimConfig::default());
+        let server = MemoryServerConfig { pool_bytes, ..Default::default() };
+        let setup = setup(provider, DlsmOptions { workers, ..options() });
+        let setup = Setup { memory_servers: 1, server, ..setup };
+        let tree = &compute(&setup.options);
+        let ended = &AtomicBool::new(true);
+        beside_workers(&setup, tree, 1, &[1], async |fabric, _| {
+            let index = open(fabric, tree).await;
+            for number in 0..4_000 {
+                match index.upsert(&key(number * 7 % 501), &[7; 400]).await {
+                    Err(IndexError::OutOfMemory { .. }) => {
+                        return ended.store(false, Ordering::Release);
+                    }
+                    written => written.unwrap(),
+                }
+            }
+        });
+        ended.load(Ordering::Acquire)
+    };
+    let least = (12..200).map(|times| times << 16).find(|bytes| fits(1, *bytes)).unwrap();
+    assert!(least > 12 << 16, "one merge fits in the smallest pool");
+    assert!(fits(4, least + (1 << 16)), "several merges do not fit in {least} bytes and 64 KiB");
+}
+
 /// A merge once kept all others from flushing, so that writers waited for it.
 #[test]
 fn a_long_merge_does_not_stop_flushes() {

@@ -7,7 +7,7 @@ use super::clients::{
     spent,
 };
 use farleaf_core::index::coarse::{Coarse, CoarseOptions, Partitioning};
-use farleaf_core::index::conformance::{self, Setup};
+use farleaf_core::index::conformance::{self, Beside, Setup};
 use farleaf_core::index::fine::{Fine, FineIndex, FineOptions};
 use farleaf_core::index::{Design, IndexAdmin, IndexError, RangeIndex, Scan};
 use farleaf_core::page::{Fixed8, Layout};
@@ -398,7 +398,7 @@ fn concurrent_owners(config: SimConfig) {
     let provider = SimConfig { give_up_after_ns: 2_000_000_000, ..config };
     let options = FineOptions { chunk_nodes_log2: 4, leaves_per_head: 3, ..FineOptions::default() };
     let setup = setup(&provider, 3, 16 << 20, options);
-    conformance::concurrent_owners::<Tiny, Fine, _>(&setup);
+    conformance::concurrent_owners::<Tiny, Fine, _>(&setup, &Beside::nothing());
 }
 
 #[test]

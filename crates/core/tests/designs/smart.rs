@@ -14,7 +14,7 @@ use farleaf_core::remote::{ENDLESS, Leases, RpcClient};
 use farleaf_core::server::{MemoryServer, MemoryServerConfig};
 use farleaf_core::wire::Refusal;
 use farleaf_fabric::local::LocalConfig;
-use farleaf_fabric::sim::{Faults, Outage, SimConfig};
+use farleaf_fabric::sim::{Faults, Outage, SimConfig, Slow, Verb};
 use farleaf_fabric::{Cluster, Fabric, Provider, ServerId};
 use futures_util::future::join_all;
 
@@ -440,6 +440,55 @@ fn a_load_that_fails_in_doubt_before_it_is_shown_leaves_its_memory() {
     let whole = load(vec![]);
     let again = load(vec![Outage { server: 1, from_ns: CUT_NS, until_ns: BACK_NS }]);
     assert!(again <= whole + 2 * CHUNK_BYTES, "{again} bytes instead of {whole}");
+}
+
+/// The CAS of a slot is late, and the connection cannot be reset. The operation's outcome is
+/// unknown then, but once the handle is settled, it does not change any more. The handle once took
+/// itself for settled, and the key appeared after that.
+#[test]
+fn a_late_change_of_a_slot_is_settled_by_a_reset() {
+    const BEGIN_NS: u64 = 10_000_000;
+    const CUT_NS: u64 = 50_000;
+    let mut unknown = 0;
+    for seed in 0..20 {
+        let cut = Outage { server: 0, from_ns: BEGIN_NS + CUT_NS, until_ns: BEGIN_NS + 6 * CUT_NS };
+        let late = Slow {
+            verbs: vec![Verb::Atomic],
+            compute_servers: vec![],
+            replies: false,
+            probability: 0.5,
+            max_ns: 5_000_000,
+        };
+        let faults = Faults {
+            cut_memory_server: vec![cut],
+            slow: vec![late],
+            timeout_ns: 2 * CUT_NS,
+            detect_death_ns: 10_000,
+            ..Faults::default()
+        };
+        let provider = SimConfig { seed, faults, ..SimConfig::default() };
+        let setup = setup(&provider, 1, 8 << 20, SmartOptions::default());
+        let cluster = setup.with_index::<Fixed8, Smart>();
+        let compute = &compute(&setup.options);
+        unknown += cluster.run_one(|fabric| async move {
+            let index = open(fabric.clone(), compute).await;
+            index.upsert(&1, &0).await.unwrap();
+            fabric.sleep(BEGIN_NS - fabric.now_ns()).await;
+            let inserted = index.insert(&(2 << 32), &7).await;
+            fabric.sleep(BEGIN_NS + 8 * CUT_NS - fabric.now_ns()).await;
+            assert_eq!(index.settle().await, Ok(()));
+            assert!(!index.has_doubts());
+            let found = index.get(&(2 << 32)).await.unwrap();
+            fabric.sleep(20_000_000).await;
+            assert_eq!(index.get(&(2 << 32)).await.unwrap(), found, "seed {seed}, {inserted:?}");
+            match &inserted {
+                Ok(is_new) => assert_eq!(found, is_new.then_some(7)),
+                Err(error) => assert!(matches!(error, IndexError::Indeterminate(_)), "{error}"),
+            }
+            u32::from(inserted.is_err())
+        });
+    }
+    assert!(unknown > 0, "no change was late");
 }
 
 /// A handle whose change another handle has executed is not settled before that one (smart.T3).

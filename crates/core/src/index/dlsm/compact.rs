@@ -7,7 +7,7 @@
 use super::DlsmOptions;
 use super::handle::DlsmIndex;
 use super::near::MergePart;
-use super::shard::{Claim, Merging, Shard};
+use super::shard::{Claim, Merging, Right, Shard};
 use super::table_writer::{TableWriter, merge_error};
 use super::version::{Table, TreeVersion};
 use crate::index::IndexError;
@@ -151,37 +151,70 @@ struct Input {
 impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     /// Merges what is due most, beside what others merge. Returns whether there was something.
     pub(super) async fn merge_what_is_due(&self) -> Result<bool, IndexError> {
+        match self.merge_beside_others().await {
+            // Merges that run together have all of their inputs and outputs at once.
+            Err(IndexError::OutOfMemory { .. }) if self.shard.options.workers > 1 => {
+                self.merge_alone().await
+            }
+            outcome => outcome,
+        }
+    }
+
+    async fn merge_beside_others(&self) -> Result<bool, IndexError> {
         self.settle_change().await?;
-        let conflict = match self.fabric().breaks(MERGES_APART) {
-            true => Claim::shares,
-            false => Claim::conflicts,
-        };
         for _ in 0..CLAIM_ATTEMPTS {
             if !self.shard.has_lane() {
                 break;
             }
             let (version, claims) = self.shard.pin_with_claims();
-            let picking = Picking {
-                version: &version,
-                options: &self.shard.options,
-                claims: &claims,
-                conflict,
-                takes_newest: self.fabric().breaks(OLDEST_MERGED_FIRST),
-            };
-            let Some((Task { mut sources, into }, claim)) = picking.pick() else { break };
-            let merging = Shard::begin_merge_of(&self.shard, claim, &sources, conflict);
+            let picking = self.picking(&version, &claims);
+            let Some((task, claim)) = picking.pick() else { break };
+            let conflict = picking.conflict;
+            let merging = Shard::begin_merge_of(&self.shard, claim, &task.sources, conflict);
             let Some(merging) = merging else { continue };
-            sources.retain(|tables| !tables.is_empty());
-            if let [tables] = &sources[..]
-                && let [table] = &tables[..]
-            {
-                self.publish(merging.moved(table, into)).await?;
-            } else {
-                self.merge_somewhere(&merging, &version, sources, into).await?;
-            }
+            self.merge_task(&merging, &version, task, usize::MAX).await?;
             return Ok(true);
         }
         Ok(false)
+    }
+
+    /// Merges what is due most while nothing else merges, as a whole.
+    async fn merge_alone(&self) -> Result<bool, IndexError> {
+        let merging = self.until_begun(Right::Merge, Shard::begin_merge).await?;
+        self.settle_change().await?;
+        let version = self.shard.pin();
+        let Some((task, _)) = self.picking(&version, &[]).pick() else { return Ok(false) };
+        self.merge_task(&merging, &version, task, 1).await?;
+        Ok(true)
+    }
+
+    fn picking<'v>(&'v self, version: &'v TreeVersion, claims: &'v [Claim]) -> Picking<'v> {
+        Picking {
+            version,
+            options: &self.shard.options,
+            claims,
+            conflict: match self.fabric().breaks(MERGES_APART) {
+                true => Claim::shares,
+                false => Claim::conflicts,
+            },
+            takes_newest: self.fabric().breaks(OLDEST_MERGED_FIRST),
+        }
+    }
+
+    async fn merge_task(
+        &self,
+        merging: &Merging,
+        version: &TreeVersion,
+        Task { mut sources, into }: Task,
+        most_parts: usize,
+    ) -> Result<(), IndexError> {
+        sources.retain(|tables| !tables.is_empty());
+        if let [tables] = &sources[..]
+            && let [table] = &tables[..]
+        {
+            return self.publish(merging.moved(table, into)).await;
+        }
+        self.merge_somewhere(merging, version, &sources, (into, most_parts)).await
     }
 
     /// Merges everything into the deepest level, where nothing but the newest values stays, unless
@@ -200,8 +233,14 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         }
         let level0 = level0.iter().map(|table| vec![Arc::clone(table)]);
         let sources = level0.chain(others.iter().cloned());
-        let sources = sources.filter(|tables| !tables.is_empty()).collect();
-        self.merge_somewhere(merging, &version, sources, deepest).await
+        let sources: Vec<_> = sources.filter(|tables| !tables.is_empty()).collect();
+        match self.merge_somewhere(merging, &version, &sources, (deepest, usize::MAX)).await {
+            // Parts that run together have extents beyond what they have written.
+            Err(IndexError::OutOfMemory { .. }) => {
+                self.merge_somewhere(merging, &version, &sources, (deepest, 1)).await
+            }
+            merged => merged,
+        }
     }
 
     /// Merges a part on this side. Returns the outputs.

@@ -60,24 +60,25 @@ impl Drop for UnderWay<'_> {
 }
 
 impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
-    /// Merges tables of `version` into `level`: parts of the keys beside one another, each on the
-    /// side that the options choose, and all in one change.
+    /// Merges tables of `version` into `level`: at most `most_parts` parts of the keys beside one
+    /// another, each on the side that the options choose, and all in one change.
     pub(super) async fn merge_somewhere(
         &self,
         merging: &Merging,
         version: &TreeVersion,
-        sources: Vec<Vec<Arc<Table>>>,
-        level: usize,
+        sources: &[Vec<Arc<Table>>],
+        (level, most_parts): (usize, usize),
     ) -> Result<(), IndexError> {
         let inputs = sources.concat();
         let bytes: u64 = inputs.iter().map(|table| table.bytes()).sum();
-        let wanted = (bytes / self.shard.options.table_bytes.max(1)).max(1) as usize;
+        let wanted = bytes / self.shard.options.table_bytes.max(1);
+        let wanted = (wanted as usize).clamp(1, most_parts);
         let mut more = Shard::more_lanes(&self.shard, merging, wanted - 1);
         let ranges = cut(&inputs, 1 + more.len()).map_err(|table| Self::damaged(table))?;
         more.truncate(ranges.len() - 1);
         let lanes = std::iter::once(merging.lane).chain(more.iter().map(|claimed| claimed.lane));
         let part = |(range, lane)| {
-            let part = MergePart { version, sources: &sources, level, range };
+            let part = MergePart { version, sources, level, range };
             self.merge_part(part, lane)
         };
         let merged = all(ranges.iter().zip(lanes).map(part)).await;
