@@ -360,6 +360,10 @@ pub const MUTANTS: &[Mutant] = &[
     seen("merges_overlapping", &["canary-dlsm-overlapping-merges"]),
     seen("skips_boundary_keys", &["canary-dlsm-skipped-boundary"]),
     seen("bounds_each_shard", &["canary-dlsm-bounds-each-shard"]),
+    seen("leaves_in_haste", &["canary-dlsm-left-in-haste"]),
+    seen("leaves_unflushed", &["canary-dlsm-left-unflushed"]),
+    seen("leaves_unsettled", &["canary-dlsm-left-unsettled"]),
+    seen("keeps_numbers", &["canary-dlsm-kept-numbers"]),
     unseen(
         "forgets_jobs",
         &["dlsm-near-faults"],
