@@ -1,7 +1,7 @@
 //! Whole shards move between living compute servers while operations run: every answer is that of a
 //! `BTreeMap`, and a move costs a known number of remote operations.
 
-use super::dlsm_shards::{Small, at, options, sharded};
+use super::dlsm_shards::{Options, Small, at, options, sharded};
 use super::dlsm_work::check_extents;
 use super::providers::{AnyProvider, local, rough, sim, tcp};
 use farleaf_core::index::dlsm::{DlsmServerOptions, ShardedDlsm};
@@ -16,6 +16,12 @@ use std::ops::Bound;
 
 fn to(from: u16, to: u16, near: Option<Vec<u8>>) -> Reshape<Vec<u8>> {
     Reshape::MoveKeys { from, to, near }
+}
+
+/// Two compute servers, each with two shards of the same size.
+fn two_each() -> Options {
+    let within = vec![at(1, 4), at(3, 4)];
+    Options { boundaries: vec![at(2, 4)], within, ..options(2, 2) }
 }
 
 fn key(number: u64) -> Vec<u8> {
@@ -100,7 +106,7 @@ fn shards_move_while_operations_run() {
     (1..4).for_each(|seed| _ = moves_under_load(&rough(seed), 100));
     moves_under_load(&local(LocalConfig::default()), 500);
     moves_under_load(&tcp(), 100);
-    assert!(moved > 200, "{moved} moves");
+    assert!(moved > 60, "{moved} moves");
 }
 
 /// A move costs the giver a table for each MemTable that has something, its entry in the directory,
@@ -109,7 +115,7 @@ fn shards_move_while_operations_run() {
 #[test]
 fn a_move_costs_a_known_number_of_operations() {
     let provider = local(LocalConfig::default());
-    let options = options(2, 4);
+    let options = two_each();
     let cluster = sharded(&provider, options.clone()).with_index::<Small, ShardedDlsm>();
     let compute = &<ShardedDlsm as Design<Small>>::compute(&options).unwrap();
     cluster.run_one(|fabric| async move {
@@ -163,7 +169,7 @@ fn range(low: Option<Vec<u8>>, high: Option<Vec<u8>>) -> KeyRange<Vec<u8>> {
 #[test]
 fn numbers_go_on_above_those_of_a_shard_that_comes() {
     let provider = sim(SimConfig::default());
-    let options = options(2, 4);
+    let options = two_each();
     let cluster = sharded(&provider, options.clone()).with_index::<Small, ShardedDlsm>();
     let compute = &<ShardedDlsm as Design<Small>>::compute(&options).unwrap();
     cluster.run_one(|fabric| async move {
@@ -189,7 +195,7 @@ fn numbers_go_on_above_those_of_a_shard_that_comes() {
 /// MemTables get smaller as shards come, down to what the longest value needs.
 #[test]
 fn a_compute_server_takes_no_more_shards_than_its_memory_is_for() {
-    let mut options = options(2, 4);
+    let mut options = two_each();
     options.server = DlsmServerOptions {
         memtable_bytes: Some(2 << 20),
         longest_value: Some(16 << 10),
