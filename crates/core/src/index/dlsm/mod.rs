@@ -9,9 +9,9 @@
 //!
 //! ```text
 //! operations ─▶ read, scan, write, load ─▶ flush, compact ─▶ table_writer    an operation
-//!                            │             directory              │
+//!                            │             directory, leave       │
 //!                            └───────────▶ handle ◀───────────────┘          what all use
-//!                                            ├─▶ shard ─▶ version            what handles share
+//!                                            ├─▶ shard ─▶ version, gate      what handles share
 //!                                            └─▶ memtable ─▶ sequence
 //! ```
 //!
