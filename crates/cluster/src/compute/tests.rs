@@ -250,10 +250,9 @@ fn compute_servers_with_lsm_trees_move_whole_shards() {
         let options = ClientOptions { deadline_ns: 10_000_000_000, request_ns: 0 };
         let index = ClientIndex::<_, Fixed8>::open(fabric.clone(), options).await.unwrap();
         assert_eq!(index.bulk_load(records(), 0.7).await, Ok(4_000));
-        let middle = index.owned_by(0).map(|(_, high)| high);
-        let Some(Bound::Excluded(middle)) = middle else { panic!("it owns {middle:?}") };
-        // The nearest boundary of a shard is the end of the first one.
-        for (from, to, near) in [(0, 1, Some(&5)), (1, 0, None), (0, 1, Some(&middle))] {
+        // A key of the first shard, whose end is its only boundary, and one of the third.
+        let (first, third) = (5, u64::MAX / 8 * 5);
+        for (from, to, near) in [(0, 1, Some(&first)), (1, 0, None), (0, 1, Some(&third))] {
             index.move_keys(from, to, near).await.unwrap();
             assert_eq!(index.scan(&Scan::range(..)).await, Ok(records().collect()));
             assert_eq!(index.upsert(&0, &0).await, Ok(()));
