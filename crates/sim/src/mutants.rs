@@ -360,7 +360,11 @@ pub const MUTANTS: &[Mutant] = &[
     seen("merges_overlapping", &["canary-dlsm-overlapping-merges"]),
     seen("skips_boundary_keys", &["canary-dlsm-skipped-boundary"]),
     seen("bounds_each_shard", &["canary-dlsm-bounds-each-shard"]),
-    seen("leaves_in_haste", &["canary-dlsm-left-in-haste"]),
+    unseen(
+        "leaves_in_haste",
+        &["dlsm-moves"],
+        "the flush that follows waits for writes that have taken a number, and only one that begins between it and the end of the epoch is lost; 12 seeds have not shown it",
+    ),
     seen("leaves_unflushed", &["canary-dlsm-left-unflushed"]),
     seen("leaves_unsettled", &["canary-dlsm-left-unsettled"]),
     seen("keeps_numbers", &["canary-dlsm-kept-numbers"]),

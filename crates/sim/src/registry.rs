@@ -51,7 +51,6 @@ pub const SCENARIOS: &[(&str, &str)] = &[
     ),
     ("canary-dlsm-freed-tables", include_str!("../scenarios/canary-dlsm-freed-tables.toml")),
     ("canary-dlsm-kept-numbers", include_str!("../scenarios/canary-dlsm-kept-numbers.toml")),
-    ("canary-dlsm-left-in-haste", include_str!("../scenarios/canary-dlsm-left-in-haste.toml")),
     ("canary-dlsm-left-unflushed", include_str!("../scenarios/canary-dlsm-left-unflushed.toml")),
     ("canary-dlsm-left-unsettled", include_str!("../scenarios/canary-dlsm-left-unsettled.toml")),
     ("canary-dlsm-merged-alone", include_str!("../scenarios/canary-dlsm-merged-alone.toml")),
