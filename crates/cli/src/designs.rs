@@ -312,7 +312,8 @@ pub(crate) fn run<L: Providers, T: Task<L>>(
             let boundaries = options.dex.boundaries.clone();
             let is_within = |key: &&OwnedKey<L>| !boundaries.contains(key);
             let within = options.shards.iter().filter(is_within).cloned().collect();
-            let server = DlsmServerOptions { tree: options.dlsm.clone(), memtable_bytes: None };
+            let server =
+                DlsmServerOptions { tree: options.dlsm.clone(), ..DlsmServerOptions::default() };
             let all = ShardedOptions::with_boundaries(boundaries, server);
             L::on_fabric::<ShardedDlsm, T>(&ShardedOptions { within, ..all }, None, fabric, task)
         }

@@ -196,6 +196,10 @@ fn requests() -> Vec<(Request<Fixed8>, &'static str)> {
             "2a887766554433221103000000000000000102\
              0304",
         ),
+        (
+            DirectoryRequest::Leave { shard: key, owner: value, epoch: 3 }.into(),
+            "30887766554433221108070605040302010300000000000000",
+        ),
     ]
 }
 
@@ -379,7 +383,7 @@ fn tolds() -> Vec<(ClientResponse<Fixed8>, &'static str)> {
         (ErrorCode::Malformed, "0500"),
         (ErrorCode::Unavailable, "0501"),
         (ErrorCode::Absent, "050a"),
-        (ErrorCode::KeysStay, "050b"),
+        (ErrorCode::NotItsKeys, "050b"),
         (ErrorCode::Indeterminate, "0502"),
         (ErrorCode::NoMemoryServer, "0503"),
         (ErrorCode::Contended, "0504"),

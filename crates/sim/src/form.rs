@@ -183,7 +183,7 @@ impl<L: Named> Form<L> for InShards {
     }
 
     fn begins(inspector: &Shards<L>, server: &Arc<ComputeServer<ShardedDlsm, L>>) {
-        inspector.begins(server.number(), server.state().shards());
+        inspector.begins(server.number(), server.state());
     }
 
     fn dies(inspector: &Shards<L>, number: u16) {

@@ -584,7 +584,10 @@ impl<L: Named, V: Form<L>> Run<'_, L, V> {
 
     /// Moves keys at random moments, and lets servers die meanwhile.
     async fn mover(&self, fabric: SimFabric) {
-        let DesignSpec::Dex { moves, .. } = self.scenario.design else { return };
+        let (DesignSpec::Dex { moves, .. } | DesignSpec::Dlsm { moves, .. }) = self.scenario.design
+        else {
+            return;
+        };
         let key_space = self.scenario.workload.key_space;
         let mut rng = workload::rng(self.seed, u64::MAX / 3);
         self.board.wait_for_load(&fabric).await;

@@ -133,6 +133,7 @@ fn design(dice: &mut Dice, design: &str, memory_servers: u16) -> DesignSpec {
         "hybrid" => DesignSpec::Hybrid { chunk_nodes_log2 },
         "dlsm" => DesignSpec::Dlsm {
             shards: 0,
+            moves: 0,
             memtable_bytes: dice.of(&[4_096, 4_096, 8_192]),
             memtable_numbers: dice.of(&[0, 1, 3, 10, 30]),
             most_immutables: dice.of(&[1, 2, 4]),

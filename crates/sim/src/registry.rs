@@ -51,6 +51,9 @@ pub const SCENARIOS: &[(&str, &str)] = &[
         include_str!("../scenarios/canary-dlsm-forgotten-snapshots.toml"),
     ),
     ("canary-dlsm-freed-tables", include_str!("../scenarios/canary-dlsm-freed-tables.toml")),
+    ("canary-dlsm-kept-numbers", include_str!("../scenarios/canary-dlsm-kept-numbers.toml")),
+    ("canary-dlsm-left-unflushed", include_str!("../scenarios/canary-dlsm-left-unflushed.toml")),
+    ("canary-dlsm-left-unsettled", include_str!("../scenarios/canary-dlsm-left-unsettled.toml")),
     ("canary-dlsm-merged-alone", include_str!("../scenarios/canary-dlsm-merged-alone.toml")),
     ("canary-dlsm-newest-first", include_str!("../scenarios/canary-dlsm-newest-first.toml")),
     (
@@ -231,6 +234,8 @@ pub const SCENARIOS: &[(&str, &str)] = &[
     ("dlsm-full-index", include_str!("../scenarios/dlsm-full-index.toml")),
     ("dlsm-hot-keys", include_str!("../scenarios/dlsm-hot-keys.toml")),
     ("dlsm-many-handles", include_str!("../scenarios/dlsm-many-handles.toml")),
+    ("dlsm-moves", include_str!("../scenarios/dlsm-moves.toml")),
+    ("dlsm-moves-faults", include_str!("../scenarios/dlsm-moves-faults.toml")),
     ("dlsm-near", include_str!("../scenarios/dlsm-near.toml")),
     ("dlsm-near-cost", include_str!("../scenarios/dlsm-near-cost.toml")),
     ("dlsm-near-faults", include_str!("../scenarios/dlsm-near-faults.toml")),

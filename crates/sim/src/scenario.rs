@@ -333,6 +333,9 @@ pub enum DesignSpec {
         /// The shards of each compute server, which is a process; with 0, all share one tree.
         #[serde(default)]
         shards: u16,
+        /// Moves of shards between compute servers.
+        #[serde(default)]
+        moves: u16,
         /// Bytes of a MemTable.
         memtable_bytes: usize,
         /// Numbers after which a MemTable is closed; with 0, only if it is full.
@@ -866,10 +869,12 @@ impl Scenario {
             }
         }
         self.crash.as_ref().map_or(Ok(()), |crash| self.check_crash(crash))?;
-        if let DesignSpec::Dlsm { shards, .. } = self.design
-            && (shards > 0) != self.processes.is_some()
+        if let DesignSpec::Dlsm { shards, moves, .. } = self.design
+            && ((shards > 0) != self.processes.is_some() || (shards == 0 && moves > 0))
         {
-            return Err("dlsm needs [processes] for shards, and shards for [processes]".to_owned());
+            return Err("dlsm needs [processes] for shards, shards for [processes], and both for \
+                 moves"
+                .to_owned());
         }
         self.check_smart()?;
         self.check_dex()

@@ -194,7 +194,8 @@ pub(crate) fn sharded_options<L: Named>(
     let boundaries: Vec<_> = lows(servers).map(L::key_named).collect();
     let within = lows(servers * shards).map(L::key_named);
     let within = within.filter(|low| !boundaries.contains(low)).collect();
-    let server = DlsmServerOptions { tree: dlsm_options(scenario)?, memtable_bytes: None };
+    let server =
+        DlsmServerOptions { tree: dlsm_options(scenario)?, ..DlsmServerOptions::default() };
     Ok(ShardedOptions { within, ..ShardedOptions::with_boundaries(boundaries, server) })
 }
 

@@ -176,9 +176,6 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<bool> {
     if index == IndexName::Dex && arguments.shards > 1 {
         return usage("--shards is for --index dlsm");
     }
-    if index == IndexName::Dlsm && arguments.balance {
-        return usage("--balance is for --index dex: compute servers of dlsm keep their keys");
-    }
     let shards = usize::from(arguments.shards) * usize::from(arguments.compute_servers);
     if index == IndexName::Dlsm && shards > MOST_SHARDS {
         return usage(format!(

@@ -34,7 +34,7 @@ pub(super) struct LayoutArguments {
         requires = "memory_servers"
     )]
     page_bytes: u64,
-    /// Create it with this index: dex, or dlsm, whose compute servers keep their keys
+    /// Create it with this index: dex, or dlsm, whose compute servers move whole shards
     #[arg(
         long,
         value_name = "DESIGN",

@@ -138,15 +138,24 @@ fn long_byte_strings_are_served_from_trees() {
     cluster.end(Signal::TERM);
 }
 
+/// All shards move to one compute server, and what they have is there.
 #[test]
-fn what_trees_cannot_do_is_refused_by_one_line() {
+fn shards_move_and_what_trees_cannot_do_is_refused_by_one_line() {
     let mut cluster = serving("tcp", TREES);
     let dir = cluster.dir().to_owned();
-    for words in [&["move", "--dir", &dir, "0", "1"][..], &["drain", "--dir", &dir, "0"]] {
-        let refused = farleaf(words);
-        let said = text(&refused.stderr);
-        assert_ne!(refused.status.code(), Some(0), "{said}");
-        assert!(said.contains("its keys stay there") && said.lines().count() == 1, "{said}");
+    let put = farleaf(&["client", "--dir", &dir, "put", "7", "70"]);
+    assert_eq!(put.status.code(), Some(0), "{put:?}");
+    for (words, shards) in
+        [(&["drain", "--dir", &dir, "0"][..], [0, 6]), (&["drain", "--dir", &dir, "1"], [6, 0])]
+    {
+        let moved = farleaf(words);
+        assert_eq!(moved.status.code(), Some(0), "{moved:?}");
+        for server in [0, 1] {
+            let seen = metrics(&compute(&cluster, server).unwrap().metrics.unwrap()).unwrap();
+            assert_eq!(number(&seen, "farleaf_dlsm_shards"), shards[server as usize], "{seen}");
+        }
+        let found = farleaf(&["client", "--dir", &dir, "get", "7"]);
+        assert!(text(&found.stdout).contains("70"), "{found:?}");
     }
     // Each compute server loads its own part.
     let sizes = ["--load", "--keys", "20000", "--operations", "5000", "--workload", "ycsb-a"];

@@ -141,7 +141,9 @@ impl<L: ClusterLayout> ClusterDesign<L> for ShardedDlsm {
     /// bounded.
     fn server(options: &ComputeServerOptions) -> Result<(DlsmServerOptions, ()), IndexError> {
         let tree = DlsmOptions::default();
-        Ok((DlsmServerOptions { tree, memtable_bytes: Some(options.cache.bytes / 2) }, ()))
+        let memtable_bytes = Some(options.cache.bytes / 2);
+        let longest_value = Some(L::most_value_bytes());
+        Ok((DlsmServerOptions { tree, memtable_bytes, longest_value }, ()))
     }
 
     /// Nothing is written back by age.

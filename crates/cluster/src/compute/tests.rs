@@ -231,7 +231,7 @@ fn lsm() -> DlsmServerOptions {
         level_ratio: 3,
         ..DlsmOptions::with_table_bytes(16 << 10)
     };
-    DlsmServerOptions { tree, memtable_bytes: None }
+    DlsmServerOptions { tree, ..DlsmServerOptions::default() }
 }
 
 #[test]
@@ -239,9 +239,9 @@ fn the_suite_through_compute_servers_with_lsm_trees() {
     suite::<ShardedDlsm>(&Tiers { compute_servers: 2, threads: 2, server: lsm() });
 }
 
-/// Each compute server has loaded its own part. Keys stay where they are.
+/// Each compute server has loaded its own part. Shards move whole, and back.
 #[test]
-fn compute_servers_with_lsm_trees_keep_their_keys() {
+fn compute_servers_with_lsm_trees_move_whole_shards() {
     let tiers = Tiers::<ShardedDlsm> { compute_servers: 2, threads: 1, server: lsm() };
     let server = MemoryServerConfig { pool_bytes: 16 << 20, ..Default::default() };
     let setup = Setup { provider: &tiers, options: (), memory_servers: 2, server };
@@ -251,12 +251,13 @@ fn compute_servers_with_lsm_trees_keep_their_keys() {
         let options = ClientOptions { deadline_ns: 10_000_000_000, request_ns: 0 };
         let index = ClientIndex::<_, Fixed8>::open(fabric.clone(), options).await.unwrap();
         assert_eq!(index.bulk_load(records(), 0.7).await, Ok(4_000));
-        for near in [None, Some(&5)] {
-            let refused = index.move_keys(0, 1, near).await.map(drop);
-            let (compute_server, code) = (0, ErrorCode::KeysStay);
-            assert_eq!(refused, Err(IndexError::NotServed { compute_server, code }));
+        // A key of the first shard, whose end is its only boundary, and one of the third.
+        let (first, third) = (5, u64::MAX / 8 * 5);
+        for (from, to, near) in [(0, 1, Some(&first)), (1, 0, None), (0, 1, Some(&third))] {
+            index.move_keys(from, to, near).await.unwrap();
+            assert_eq!(index.scan(&Scan::range(..)).await, Ok(records().collect()));
+            assert_eq!(index.upsert(&0, &0).await, Ok(()));
         }
-        assert_eq!(index.scan(&Scan::range(..)).await, Ok(records().collect()));
         index.upsert(&7, &8).await.unwrap();
         let again = index.bulk_load(records(), 0.7).await;
         assert!(matches!(again, Err(IndexError::Refused { .. })), "{again:?}");

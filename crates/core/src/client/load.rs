@@ -76,7 +76,7 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
                 .collect::<Result<(), _>>()?;
         }
         match self.done(builders.now(), &append).await {
-            Err(IndexError::NotServed { code: ErrorCode::KeysStay, .. })
+            Err(IndexError::NotServed { code: ErrorCode::NotItsKeys, .. })
                 if !builders.all.contains(&owner) =>
             {
                 let fill_permille = builders.fill_permille;

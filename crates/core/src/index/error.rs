@@ -106,9 +106,9 @@ pub enum IndexError {
         /// Number of the unreachable compute server.
         compute_server: u16,
     },
-    /// The compute servers of this index keep their keys.
-    #[error("{}", RemoteError::KeysStay)]
-    KeysStay,
+    /// The keys of a load belong to another compute server, which has to load them.
+    #[error("{}", RemoteError::NotItsKeys)]
+    NotItsKeys,
     /// An argument is out of range.
     #[error("{0}")]
     InvalidArgument(&'static str),
@@ -129,7 +129,7 @@ impl From<RemoteError> for IndexError {
             RemoteError::Contended { retries } => Self::Contended { retries },
             RemoteError::Damaged { at } => Self::Damaged { at },
             RemoteError::Moved => Self::Contended { retries: 0 },
-            RemoteError::KeysStay => Self::KeysStay,
+            RemoteError::NotItsKeys => Self::NotItsKeys,
             RemoteError::TooLong(error) => error.into(),
             RemoteError::InvalidArgument(what) => Self::InvalidArgument(what),
             RemoteError::Fabric(error) => Self::Fabric(error),
@@ -155,7 +155,7 @@ impl From<IndexError> for RemoteError {
             IndexError::ValueTooLong { bytes, most } => {
                 Self::TooLong(TooLong::Value { bytes, most })
             }
-            IndexError::KeysStay => Self::KeysStay,
+            IndexError::NotItsKeys => Self::NotItsKeys,
             IndexError::NotSorted { .. } => Self::InvalidArgument("the keys must ascend strictly"),
             IndexError::InvalidArgument(what) => Self::InvalidArgument(what),
             IndexError::NotOwner { .. } => Self::Moved,

@@ -28,8 +28,8 @@ pub trait Partitioned: Copy + Debug + Send + Sync + 'static {
     /// The design's name in commands and reports.
     const NAME: &'static str;
 
-    /// Whether keys never move between compute servers, and each loads its own in a bulk load.
-    const KEEPS_KEYS: bool = false;
+    /// Whether each compute server loads its own keys in a bulk load, which changes no boundary.
+    const LOADS_OWN_KEYS: bool = false;
 
     /// Options of a new index.
     type Options<L: Layout>: PartitionOptions<OwnedKey<L>, ServerOptions = Self::ServerOptions>;

@@ -62,12 +62,12 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
                 };
                 let is_foreign = |records: &[OwnedRecord<L>]| {
                     let is_other = |key| self.server().accept(key).is_err();
-                    D::KEEPS_KEYS && records.iter().any(|(key, _)| is_other(L::key(key)))
+                    D::LOADS_OWN_KEYS && records.iter().any(|(key, _)| is_other(L::key(key)))
                 };
                 match ask {
                     // The load goes on without them.
                     ClientRequest::LoadAppend { records } if is_foreign(&records) => {
-                        clients.answer(reply, ClientResponse::Error(ErrorCode::KeysStay));
+                        clients.answer(reply, ClientResponse::Error(ErrorCode::NotItsKeys));
                     }
                     ClientRequest::LoadAppend { records } => {
                         pending.replace(Some(reply));

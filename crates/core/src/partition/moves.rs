@@ -68,7 +68,7 @@ impl<D: Partitioned, F: Fabric, L: Layout> RoutedIndex<D, F, L> {
                 Some(near) => {
                     map.plan(from, to, Some(&near.to_owned()))?;
                     let boundary = giver.index.boundary_near(near).await?;
-                    let what = "there is no boundary between leaves near this key";
+                    let what = "there is no boundary between leaves or shards near this key";
                     Some(boundary.ok_or(IndexError::InvalidArgument(what))?)
                 }
             };

@@ -97,7 +97,7 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
                 None => None,
                 Some(near) => {
                     state.map.plan(me, to, Some(&near.to_owned()))?;
-                    let what = "there is no boundary between leaves near this key";
+                    let what = "there is no boundary between leaves or shards near this key";
                     let boundary = self.index().boundary_near(near).await?;
                     Some(boundary.ok_or(IndexError::InvalidArgument(what))?)
                 }

@@ -64,7 +64,7 @@ pub(super) fn error_code(error: &IndexError) -> ErrorCode {
         IndexError::Fabric(_) => ErrorCode::NoMemoryServer,
         IndexError::Refused { refusal: Refusal::NotEmpty, .. } => ErrorCode::NotEmpty,
         IndexError::NotSorted { .. } => ErrorCode::NotSorted,
-        IndexError::KeysStay => ErrorCode::KeysStay,
+        IndexError::NotItsKeys => ErrorCode::NotItsKeys,
         IndexError::InvalidArgument(_)
         | IndexError::KeyTooLong { .. }
         | IndexError::ValueTooLong { .. } => ErrorCode::Malformed,

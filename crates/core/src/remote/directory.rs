@@ -103,6 +103,15 @@ impl<'c, F: Fabric, L: Layout> ShardClient<'c, F, L> {
         self.ask_state(DirectoryRequest::Join { shard: self.shard, owner }).await
     }
 
+    /// Ends the epoch of `owner`, which has settled everything (H8). Afterwards any process can open
+    /// the shard, and fences nothing.
+    ///
+    /// # Errors
+    /// [`RemoteError`]; the shard may be left if the outcome is unknown. Call it again then.
+    pub async fn leave(&self, owner: u64, epoch: u64) -> Result<(), RemoteError> {
+        self.expect_done(DirectoryRequest::Leave { shard: self.shard, owner, epoch }).await
+    }
+
     /// Makes sure that nothing of earlier epochs is written to the shard's memory (H4). This
     /// endpoint's own compute server must have been fenced before it began this life.
     ///

@@ -36,11 +36,9 @@ pub enum RemoteError {
     /// The keys now belong to another compute server.
     #[error("the keys have moved to another compute server")]
     Moved,
-    /// The compute servers of this index keep their keys.
-    #[error(
-        "each compute server of this index keeps its keys: they cannot move, and no other one loads them"
-    )]
-    KeysStay,
+    /// The keys of a load belong to another compute server, which has to load them.
+    #[error("each compute server of this index loads its own keys, and these are another one's")]
+    NotItsKeys,
     /// The index cannot hold the key, or the value beside it.
     #[error(transparent)]
     TooLong(#[from] TooLong),

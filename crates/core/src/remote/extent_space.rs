@@ -79,6 +79,8 @@ pub struct ExtentSpace {
 struct Inner {
     /// The shard, and the epoch in which this process has it.
     shard: (u64, u64),
+    /// How often the space has begun. Leases of before mean nothing.
+    begun: u64,
     /// Where each extent lies, by its number.
     places: Vec<GlobalAddr>,
     by_place: BTreeMap<GlobalAddr, u32>,
@@ -142,7 +144,9 @@ impl ExtentSpace {
 
     /// Begins with the chunks that `shard` has, and nothing else.
     pub fn begin(&self, shard: (u64, u64), chunks: &[(GlobalAddr, u64)]) {
-        *lock(&self.inner) = Inner { shard, ..Inner::default() };
+        let mut inner = lock(&self.inner);
+        *inner = Inner { shard, begun: inner.begun + 1, ..Inner::default() };
+        drop(inner);
         chunks.iter().for_each(|&(at, bytes)| self.add_chunk(at, bytes));
     }
 
@@ -244,8 +248,11 @@ impl ExtentSpace {
         lock(&self.inner).places[extent as usize]
     }
 
-    fn end(&self, extents: &[u32], is_settled: bool) {
+    fn end(&self, (begun, extents): (u64, &[u32]), is_settled: bool) {
         let mut inner = lock(&self.inner);
+        if inner.begun != begun {
+            return; // another process may have them
+        }
         inner.leased -= extents.len() as u64;
         match is_settled {
             true => inner.ended.extend_from_slice(extents),
@@ -273,6 +280,8 @@ impl Inner {
 #[derive(Debug)]
 pub struct Lease {
     space: Arc<ExtentSpace>,
+    /// [`Inner::begun`].
+    begun: u64,
     extents: Vec<u32>,
     /// Where each lies, so that readers need not ask the space.
     places: Vec<GlobalAddr>,
@@ -287,6 +296,7 @@ impl Lease {
     pub(super) fn new(space: &Arc<ExtentSpace>) -> Self {
         Self {
             space: Arc::clone(space),
+            begun: lock(&space.inner).begun,
             extents: Vec::new(),
             places: Vec::new(),
             is_settled: true,
@@ -370,7 +380,7 @@ impl Lease {
     /// Gives the extents back, once. Before it is dropped, this breaks lsm.K2.
     pub(crate) fn end(&self) {
         if !self.has_ended.swap(true, Ordering::AcqRel) {
-            self.space.end(&self.extents, self.is_settled);
+            self.space.end((self.begun, &self.extents), self.is_settled);
         }
     }
 

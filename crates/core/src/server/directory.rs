@@ -8,6 +8,8 @@
 //! - lsm.V5. A change of the tables is made whole, and once: its number is above those of all
 //!   changes before.
 //! - lsm.H3. A request of an earlier epoch than the shard's is refused.
+//! - lsm.H8. A shard is left by the process that has it, in its epoch, once. From then on, no
+//!   request of that epoch is accepted.
 //! - lsm.K4. No two tables of a shard have the same memory, and what they have of this server's is
 //!   in chunks of the shard.
 //!
@@ -16,7 +18,7 @@
 use crate::page::Layout;
 use crate::rules;
 use crate::table::{Placed, VersionChange};
-use crate::wire::{DirectoryRequest, LISTED_CHUNKS, Refusal, Reply};
+use crate::wire::{DirectoryRequest, LEFT, LISTED_CHUNKS, Refusal, Reply};
 use farleaf_fabric::sync::{Mutex, lock};
 use farleaf_fabric::{Cpu, GlobalAddr, ServerId};
 use std::collections::BTreeMap;
@@ -152,6 +154,9 @@ impl Directory {
                 let shard = of_epoch(shards, shard, epoch, true)?;
                 shard.joined.retain(|_, joined| *joined >= epoch);
             }
+            DirectoryRequest::Leave { shard, owner, epoch } => {
+                shards.get_mut(&shard).ok_or(Refusal::NoSuchShard)?.leave(owner, epoch)?;
+            }
             DirectoryRequest::Edit { shard: id, epoch, number, part, more, words } => {
                 let held: usize = shards.values().map(Shard::held_words).sum();
                 if held + words.len() > MOST_WORDS_OF_ALL {
@@ -276,6 +281,22 @@ impl Shard {
             self.coming = Coming::default();
         }
         self.join(client)
+    }
+
+    /// Ends an epoch whose process has settled everything. Repeated, it changes nothing (H8).
+    fn leave(&mut self, owner: u64, epoch: u64) -> Result<(), Refusal> {
+        let next = epoch.checked_add(1).ok_or(Refusal::Malformed)?;
+        if self.owner == LEFT && self.epoch == next {
+            return Ok(());
+        }
+        if owner <= LEFT || (self.owner, self.epoch) != (owner, epoch) {
+            return Err(Refusal::OtherOwner);
+        }
+        // Those of earlier epochs, if they are not fenced, stay in the list.
+        self.joined.retain(|_, joined| *joined < epoch);
+        (self.epoch, self.owner) = (next, LEFT);
+        self.coming = Coming::default();
+        Ok(())
     }
 
     /// Refuses a compute server for which the list has no room.

@@ -2,6 +2,11 @@
 
 use super::table::messages;
 
+/// Names no process: the owner of a shard whose process has ended.
+pub const NO_PROCESS: u64 = 1;
+/// Names no process: the owner of a shard whose process has left it.
+pub const LEFT: u64 = 2;
+
 messages! {
     /// A request to the directory of a shard: which process has it, its tables, and the memory that
     /// they lie in. All but [`DirectoryRequest::Allocate`] and [`DirectoryRequest::Chunks`] go to
@@ -86,6 +91,17 @@ messages! {
             epoch: u64,
             /// The first chunk wanted, counted by address.
             from: u32,
+        },
+        /// Ends an epoch in which everything is settled: no request of it, and no WRITE, may still
+        /// take effect, so its compute servers need no fence. No process has the shard then, in
+        /// the epoch behind this one.
+        48 => Leave {
+            /// The shard.
+            shard: u64,
+            /// The process that has it.
+            owner: u64,
+            /// The epoch that ends.
+            epoch: u64,
         },
     }
 }

@@ -202,9 +202,9 @@ messages! {
         /// The compute server is known to be absent; no request was sent.
         #[error("the compute server is not registered")]
         10 => Absent,
-        /// The compute servers of this index keep their keys.
-        #[error("its keys stay there: in this index they cannot move, and no other server loads them")]
-        11 => KeysStay,
+        /// The keys of a load belong to another compute server, which has to load them.
+        #[error("the keys belong to another compute server, which has to load them")]
+        11 => NotItsKeys,
     }
 }
 

@@ -23,7 +23,7 @@ mod room;
 mod table;
 mod tree;
 
-pub use directory::DirectoryRequest;
+pub use directory::{DirectoryRequest, LEFT, NO_PROCESS};
 pub use front::{ClientRequest, ClientResponse, ErrorCode, MOST_VALUE_BYTES, check_sent};
 pub use merge::{EPOCH_JOBS_LOG2, LANE_JOBS_LOG2, MergeRequest};
 pub use offload::{AskOffload, OffloadRequest, TICKETS, Ticket};

@@ -10,7 +10,7 @@ use farleaf_core::page::Bytes;
 use farleaf_core::remote::RpcClient;
 use farleaf_core::rules::KnownRule;
 use farleaf_core::table::{Placed, VersionChange};
-use farleaf_core::wire::{DirectoryRequest, Refusal, Reply};
+use farleaf_core::wire::{DirectoryRequest, LEFT, Refusal, Reply};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::{Faults, SimConfig};
 use farleaf_fabric::sync::{AtomicBool, Ordering};
@@ -260,6 +260,80 @@ fn a_directory_refuses_what_makes_no_sense() {
         let token = fabric.unique();
         let late = DirectoryRequest::Allocate { shard, epoch, bytes, least, token };
         assert_eq!(told(late).await, Err(Refusal::OtherOwner));
+    });
+}
+
+/// A shard is left once, in the epoch of the process that has it. No later request of that epoch
+/// counts, and the process that opens it next has nothing to fence.
+#[test]
+fn a_shard_is_left_once() {
+    const SERVER: ServerId = ServerId::new(0);
+    const EXTENT: u64 = 2 << 10;
+    let provider = &local(LocalConfig::default());
+    let setup = Setup { memory_servers: 1, ..setup(provider, tiny(KINDS[0])) };
+    let cluster = setup.with_index::<Small, Dlsm>();
+    let rpc_of = |fabric| RpcClient::<_, Small>::new(fabric);
+    let told = async |fabric, request: DirectoryRequest| match rpc_of(fabric)
+        .ask(SERVER, &request)
+        .await
+    {
+        Ok(Reply::Shard { epoch, owner, unfenced, .. }) => Ok((epoch, owner, unfenced)),
+        Ok(Reply::Done) => Ok((0, 0, Vec::new())),
+        Err(farleaf_core::remote::RemoteError::Refused { refusal, .. }) => Err(refusal),
+        other => panic!("{other:?}"),
+    };
+    let told = &told;
+    let open =
+        |owner, after| DirectoryRequest::Open { shard: 9, owner, after, extent_bytes: EXTENT };
+    let leave = |owner, epoch| DirectoryRequest::Leave { shard: 9, owner, epoch };
+    let join = |owner| DirectoryRequest::Join { shard: 9, owner };
+    let state = || DirectoryRequest::State { shard: 9 };
+    let edit = |epoch, number| DirectoryRequest::Edit {
+        shard: 9,
+        epoch,
+        number,
+        part: 0,
+        more: false,
+        words: VersionChange::default().encode(),
+    };
+    let done = || Ok((0, 0, Vec::new()));
+    cluster.run(&[3], |fabric, _| async move {
+        let refused = Err(Refusal::NoSuchShard);
+        assert_eq!(told(fabric.clone(), leave(5, 1)).await, refused);
+        assert_eq!(told(fabric.clone(), open(5, 0)).await, Ok((1, 5, vec![])));
+    });
+    // Another compute server of the process, and what the process must not do.
+    cluster.run(&[4], |fabric, _| async move {
+        let told = async |request| told(fabric.clone(), request).await;
+        assert_eq!(told(join(5)).await, Ok((1, 5, vec![])));
+        assert_eq!(told(edit(1, 1)).await, done());
+        let refused = Err(Refusal::OtherOwner);
+        for senseless in [leave(6, 1), leave(5, 0), leave(5, 2), leave(0, 1), leave(LEFT, 1)] {
+            assert_eq!(told(senseless).await, refused);
+        }
+        assert_eq!(told(leave(5, u64::MAX)).await, Err(Refusal::Malformed));
+        assert_eq!(told(leave(5, 1)).await, done());
+        assert_eq!(told(leave(5, 1)).await, done(), "repeated");
+        assert_eq!(told(state()).await, Ok((2, LEFT, vec![])));
+        // H3: all that is late.
+        assert_eq!(told(edit(1, 1)).await, refused);
+        assert_eq!(told(edit(1, 2)).await, refused);
+        assert_eq!(told(join(5)).await, refused);
+        assert_eq!(told(open(5, 0)).await, refused);
+        assert_eq!(told(leave(LEFT, 2)).await, refused);
+    });
+    // The next one has nothing to fence. If it dies, the one after it has.
+    cluster.run(&[7], |fabric, _| async move {
+        let told = async |request| told(fabric.clone(), request).await;
+        assert_eq!(told(open(6, 2)).await, Ok((3, 6, vec![])));
+        assert_eq!(told(leave(5, 1)).await, Err(Refusal::OtherOwner));
+    });
+    cluster.run(&[8], |fabric, _| async move {
+        let told = async |request| told(fabric.clone(), request).await;
+        assert_eq!(told(open(7, 3)).await, Ok((4, 7, vec![7])));
+        // One that is left before the fence was noted: whom it has to fence stays known.
+        assert_eq!(told(leave(7, 4)).await, done());
+        assert_eq!(told(state()).await, Ok((5, LEFT, vec![7])));
     });
 }
 

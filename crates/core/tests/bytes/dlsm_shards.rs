@@ -6,8 +6,7 @@ use super::providers::{AnyProvider, local, rough, sim, simulated, tcp};
 use farleaf_core::index::conformance::{self, Setup};
 use farleaf_core::index::dlsm::{Dlsm, DlsmServerOptions, MergePlace, ShardedDlsm, ShardedOptions};
 use farleaf_core::index::{
-    Design, InLeaves, IndexAdmin, IndexError, PartIndex, PartValues, Partitioned, RangeIndex,
-    Reshape, Scan,
+    Design, InLeaves, IndexAdmin, IndexError, PartIndex, PartValues, Partitioned, RangeIndex, Scan,
 };
 use farleaf_core::page::{Action, Bytes, LeafEdit, Named};
 use farleaf_core::partition::{ComputePool, end_former_life, fence_former_life};
@@ -18,23 +17,23 @@ use farleaf_fabric::sync::{Arc, Mutex, lock};
 use farleaf_fabric::{Cluster, Fabric};
 use std::collections::BTreeMap;
 
-type Small = Bytes<128>;
-type Options = ShardedOptions<Vec<u8>>;
+pub(crate) type Small = Bytes<128>;
+pub(crate) type Options = ShardedOptions<Vec<u8>>;
 
-fn at(part: u64, parts: u64) -> Vec<u8> {
+pub(crate) fn at(part: u64, parts: u64) -> Vec<u8> {
     Small::key_named(u64::MAX / parts * part)
 }
 
 /// `servers` compute servers with `shards` shards in all, some of which have no keys of the suite.
-fn options(servers: u64, shards: u64) -> Options {
-    let server = DlsmServerOptions { tree: tiny(KINDS[0]), memtable_bytes: None };
+pub(crate) fn options(servers: u64, shards: u64) -> Options {
+    let server = DlsmServerOptions { tree: tiny(KINDS[0]), ..DlsmServerOptions::default() };
     let boundaries = (1..servers).map(|part| at(part, servers)).collect::<Vec<_>>();
     let within = (1..shards).map(|part| at(part, shards));
     let within = within.filter(|key| !boundaries.contains(key)).collect();
     ShardedOptions { within, ..ShardedOptions::with_boundaries(boundaries, server) }
 }
 
-fn sharded(provider: &AnyProvider, options: Options) -> Setup<'_, AnyProvider, Options> {
+pub(crate) fn sharded(provider: &AnyProvider, options: Options) -> Setup<'_, AnyProvider, Options> {
     let Setup { memory_servers, server, .. } = setup(provider, tiny(KINDS[0]));
     Setup { provider, options, memory_servers, server }
 }
@@ -242,8 +241,6 @@ fn what_does_not_fit_the_shards_is_refused() {
                 }
             };
             assert_eq!(text, "", "opened with other boundaries");
-            let change = Reshape::MoveKeys { from: 0, to: 1, near: None };
-            assert_eq!(index.reshape(&change).await.map(drop), Err(IndexError::KeysStay));
             index.upsert(&at(3, 4), b"one").await.unwrap();
             assert_eq!(index.get(&at(3, 4)).await.unwrap().as_deref(), Some(&b"one"[..]));
         });

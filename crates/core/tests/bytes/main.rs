@@ -11,6 +11,7 @@ mod crashes;
 mod designs;
 mod dlsm;
 mod dlsm_directory;
+mod dlsm_moves;
 mod dlsm_near;
 mod dlsm_paper;
 mod dlsm_shards;

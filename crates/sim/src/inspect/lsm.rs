@@ -20,7 +20,7 @@ use super::walk::named;
 use super::{Pool, Records, at_the_end};
 use crate::client::settle;
 use crate::scenario::Scenario;
-use farleaf_core::index::dlsm::{Dlsm, Shard, TableView};
+use farleaf_core::index::dlsm::{Dlsm, DlsmServer, Shard, TableView};
 use farleaf_core::index::{ByName, Design, Encoded, IndexError, RangeIndex, Scan};
 use farleaf_core::page::{Layout, Named};
 use farleaf_core::server::MemoryServer;
@@ -245,8 +245,8 @@ where
 pub(crate) struct Shards<L: Layout> {
     pool: Pool<L>,
     scenario: Scenario,
-    /// By compute server: the trees of its present life.
-    living: Mutex<BTreeMap<u16, Vec<Arc<Shard>>>>,
+    /// By compute server: what has the trees of its present life.
+    living: Mutex<BTreeMap<u16, Arc<DlsmServer<L>>>>,
 }
 
 impl<L: Named> Shards<L> {
@@ -254,8 +254,8 @@ impl<L: Named> Shards<L> {
         Self { pool, scenario: scenario.clone(), living: Mutex::default() }
     }
 
-    pub(crate) fn begins(&self, compute_server: u16, shards: Vec<Arc<Shard>>) {
-        lock(&self.living).insert(compute_server, shards);
+    pub(crate) fn begins(&self, compute_server: u16, server: &Arc<DlsmServer<L>>) {
+        lock(&self.living).insert(compute_server, Arc::clone(server));
     }
 
     /// The directory goes on without what this life knows.
@@ -269,10 +269,12 @@ impl<L: Named> Shards<L> {
 
     /// Inspects all trees at any moment.
     pub(crate) fn look(&self) -> Result<(), String> {
-        let living = lock(&self.living);
-        let shards: Vec<_> = living.values().flatten().collect();
+        let shards = lock(&self.living).values().flat_map(|server| server.shards()).collect();
+        let mut shards: Vec<Arc<Shard>> = shards;
+        // Between two owners, or before its first use, a shard is no one's.
+        shards.retain(|shard| shard.epoch() > 0);
         shards.iter().try_for_each(|shard| self.tree(shard).look().map_err(|f| of(shard, f)))?;
-        apart(shards.into_iter())
+        apart(shards.iter())
     }
 
     /// Inspects the trees that a reader has opened at the end. Returns their records.

@@ -15,14 +15,11 @@ use super::version::{Change, Table};
 use crate::index::IndexError;
 use crate::page::Layout;
 use crate::remote::{ExtentSpace, Lease, RemoteError, ShardClient, ShardState};
-use crate::rules::{ORPHANS_ONLY, TABLES_LISTED};
+use crate::rules::{NUMBERS_RAISED, ORPHANS_ONLY, TABLES_LISTED};
 use crate::table::{ExtentRun, Index, Placed};
-use crate::wire::Refusal;
+use crate::wire::{LEFT, NO_PROCESS, Refusal};
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, GlobalAddr};
-
-/// Names no process: the owner of a shard whose process has ended.
-const NO_PROCESS: u64 = 1;
 
 /// The shard belongs to another process.
 const OTHER_OWNER: IndexError = IndexError::InvalidArgument(
@@ -36,40 +33,104 @@ pub(super) async fn end_process<F: Fabric, L: Layout>(
     directory: &ShardClient<'_, F, L>,
 ) -> Result<(), RemoteError> {
     let state = directory.state().await?;
-    if state.epoch == 0 {
-        return Ok(()); // no process has ever had it
+    // No process has ever had it, or the last one has left it.
+    if state.epoch == 0 || is_left(&state) {
+        return Ok(());
     }
     let state = directory.open(NO_PROCESS, state.epoch, state.extent_bytes).await?;
     directory.end_former_lives(&state).await
 }
 
+/// Whether the last process has left the shard, so that there is nothing to fence.
+fn is_left(state: &ShardState) -> bool {
+    state.owner == LEFT && state.unfenced.is_empty()
+}
+
+/// Whether a process has the shard.
+fn has_owner(state: &ShardState) -> bool {
+    state.epoch > 0 && ![NO_PROCESS, LEFT].contains(&state.owner)
+}
+
+/// Checks that no process but `owner` has the shard.
+pub(super) async fn check_no_owner<F: Fabric, L: Layout>(
+    directory: &ShardClient<'_, F, L>,
+    owner: Option<u64>,
+) -> Result<(), IndexError> {
+    let state = directory.state().await?;
+    match has_owner(&state) && Some(state.owner) != owner {
+        true => Err(OTHER_OWNER),
+        false => Ok(()),
+    }
+}
+
 impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
+    /// Opens the shard, or joins the process that has, unless that has been done.
+    #[inline]
+    pub(super) async fn ready(&self) -> Result<(), IndexError> {
+        match self.joined.get() {
+            epoch if epoch > 0 && epoch == self.shard.epoch() => Ok(()),
+            _ => Box::pin(self.open_shard(false)).await,
+        }
+    }
+
     /// Opens the shard, if another handle of this process has not done so. The shard must have no
     /// owner, unless `takes_over`: then the one that it has is fenced first.
     pub(super) async fn open_shard(&self, takes_over: bool) -> Result<(), IndexError> {
         let editing = self.until_begun(Right::Edit, Shard::begin_edit).await?;
+        if !self.shard.gate.is_open() && self.shard.epoch() == 0 {
+            return Err(RemoteError::Moved.into());
+        }
+        self.open_with(&editing, takes_over).await
+    }
+
+    /// Opens the shard although its gate is closed.
+    pub(super) async fn open_closed(&self) -> Result<(), IndexError> {
+        let editing = self.until_begun(Right::Edit, Shard::begin_edit).await?;
+        self.open_with(&editing, false).await
+    }
+
+    /// Tells the directory that this process has left the shard, unless it knows.
+    pub(super) async fn tell_left(&self, editing: &Editing) -> Result<(), IndexError> {
+        let Some(epoch) = self.shard.leaves() else { return Ok(()) };
+        let owner = self.shard.owner(self.fabric().unique());
+        match self.extents.directory(self.shard.id).leave(owner, epoch).await {
+            Ok(()) => {}
+            // Another process has taken it over.
+            Err(RemoteError::Refused { refusal: Refusal::OtherOwner, .. }) => {}
+            Err(error) => return Err(error.into()),
+        }
+        editing.has_left();
+        Ok(())
+    }
+
+    async fn open_with(&self, editing: &Editing, takes_over: bool) -> Result<(), IndexError> {
         let shard = &self.shard;
         let directory = self.extents.directory(shard.id);
         let owner = shard.owner(self.fabric().unique());
         if shard.epoch() > 0 {
-            directory.join(owner).await?;
+            let joined = directory.join(owner).await?;
+            self.joined.set(joined.epoch);
             return Ok(());
         }
-        let state = directory.state().await?;
-        let after = match state.owner == owner {
+        self.tell_left(editing).await?;
+        let before = directory.state().await?;
+        let after = match before.owner == owner {
             // An earlier attempt has come so far.
-            true => state.epoch - 1,
-            false if state.epoch > 0 && !takes_over && state.owner != NO_PROCESS => {
+            true => before.epoch - 1,
+            false if has_owner(&before) && !takes_over => {
+                // No earlier attempt can still succeed: the epoch is a later one.
+                editing.not_opened();
                 return Err(OTHER_OWNER);
             }
-            false => state.epoch,
+            false => before.epoch,
         };
         let extent_bytes = shard.space.extent_bytes();
-        if state.highest_table > 0 && state.extent_bytes != extent_bytes {
+        if before.highest_table > 0 && before.extent_bytes != extent_bytes {
             return Err(IndexError::InvalidArgument("this index has extents of another size"));
         }
+        shard.begin_opening();
         let state = directory.open(owner, after, extent_bytes).await?;
-        if state.epoch > 1 {
+        if state.epoch > 1 && !is_left(&before) {
             directory.end_former_lives(&state).await?;
         }
         let chunks = directory.chunks(state.epoch).await?;
@@ -77,7 +138,10 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         let words = directory.tables(state.epoch).await?;
         let levels = self.open_tables(&words).await?;
         let ShardState { epoch, edit, highest_table, .. } = state;
-        Ok(editing.opened(Opened { epoch, edit, highest_table, levels })?)
+        let raises = !self.fabric().breaks(NUMBERS_RAISED);
+        editing.opened(Opened { epoch, edit, highest_table, levels }, raises)?;
+        self.joined.set(epoch);
+        Ok(())
     }
 
     /// The tables in the words of the directory, by level.
@@ -160,7 +224,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         self.settle_with(&editing).await
     }
 
-    async fn settle_with(&self, editing: &Editing) -> Result<(), IndexError> {
+    pub(super) async fn settle_with(&self, editing: &Editing) -> Result<(), IndexError> {
         match self.shard.pending() {
             Some(pending) => self.ask_for(editing, &pending).await,
             None => Ok(()),

@@ -10,6 +10,7 @@ use crate::page::Layout;
 use crate::remote::ExtentClient;
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::Arc;
+use std::cell::Cell;
 use std::ops::{Deref, DerefMut, Range};
 
 /// How long an operation waits for others before it gives up, in nanoseconds.
@@ -25,11 +26,13 @@ const LONGEST_SLEEP_NS: u64 = 100_000_000;
 pub struct DlsmIndex<F: Fabric, L: Layout> {
     pub(super) shard: Arc<Shard>,
     pub(super) extents: ExtentClient<F, L>,
+    /// The epoch in which its compute server has joined the process; 0 if in none.
+    pub(super) joined: Cell<u64>,
 }
 
 impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     pub(super) fn new(shard: &Arc<Shard>, extents: ExtentClient<F, L>) -> Self {
-        Self { shard: Arc::clone(shard), extents }
+        Self { shard: Arc::clone(shard), extents, joined: Cell::new(0) }
     }
 
     /// The tree, for tests and tools.

@@ -9,9 +9,9 @@
 //!
 //! ```text
 //! operations ─▶ read, scan, write, load ─▶ flush, compact ─▶ table_writer    an operation
-//!                            │             directory              │
+//!                            │             directory, leave       │
 //!                            └───────────▶ handle ◀───────────────┘          what all use
-//!                                            ├─▶ shard ─▶ version            what handles share
+//!                                            ├─▶ shard ─▶ version, gate      what handles share
 //!                                            └─▶ memtable ─▶ sequence
 //! ```
 //!
@@ -23,7 +23,9 @@ mod compact;
 mod design;
 mod directory;
 mod flush;
+mod gate;
 mod handle;
+mod leave;
 mod load;
 mod memtable;
 mod near;
@@ -49,8 +51,8 @@ pub use memtable::{
 };
 pub use options::DlsmOptions;
 pub use parts::{
-    DlsmPart, DlsmPool, DlsmServer, DlsmServerOptions, LoadBuilder, LoadedTables, MOST_SHARDS,
-    NothingReleased, ShardedDlsm, ShardedOptions,
+    DlsmPart, DlsmPool, DlsmServer, DlsmServerOptions, LeftShards, LoadBuilder, LoadedTables,
+    MOST_SHARDS, ShardedDlsm, ShardedOptions,
 };
 pub use place::MergePlace;
 pub use sequence::{Announcement, Seat, Sequences, Snapshot};

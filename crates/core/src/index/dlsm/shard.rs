@@ -11,11 +11,12 @@
 //! *Thread safety*: any number of threads. One mutex holds the version and the rights; those for
 //! costs of merges and sleepers have no other inside. None is held across a wait.
 
+use super::gate::Gate;
 use super::place::{MergeCosts, MergePlace};
 use super::signal::Signal;
 use super::version::{Change, Table, TreeVersion};
 use super::writers::Writers;
-use super::{DlsmOptions, MemTable, MemTableError, Sequences};
+use super::{DlsmOptions, MemTable, MemTableError, MemTableOptions, Sequences};
 use crate::remote::{ExtentSpace, ExtentUsage, JobId};
 use crate::table::{KeyBuf, Meta};
 use farleaf_fabric::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
@@ -23,12 +24,26 @@ use farleaf_fabric::{GlobalAddr, Region, ServerId};
 use std::collections::BTreeMap;
 use std::ops::AddAssign;
 
+/// The sizes of the MemTable of a tree that is not open.
+const NO_MEMTABLE: MemTableOptions =
+    MemTableOptions { bytes: 4_096, most_numbers: u64::MAX, filter_bytes: 8 };
+
 /// One LSM tree.
 #[derive(Debug)]
 pub struct Shard {
     /// Its number in the directory.
     pub(super) id: u64,
+    /// With the smallest MemTables that it may have: they bound keys and values.
     pub(super) options: DlsmOptions,
+    /// Closed while this process is not to use the tree.
+    pub(super) gate: Gate,
+    /// The epoch in which this process has the shard; 0 if it has not opened it.
+    opened: AtomicU64,
+    /// The MemTable of a tree that is not open. It takes nothing.
+    none: Arc<MemTable>,
+    /// The size of the next MemTable and of its filter, in bytes.
+    memtable_bytes: AtomicU64,
+    filter_bytes: AtomicU64,
     pub(super) sequences: Arc<Sequences>,
     pub(super) space: Arc<ExtentSpace>,
     /// Those of its compute server.
@@ -63,8 +78,12 @@ struct State {
     rest_until_ns: u64,
     /// A number that names this process to the memory servers; 0 if none was drawn yet.
     owner: u64,
-    /// The epoch in which this process has the shard; 0 if it has not opened it yet.
+    /// The epoch in which this process has the shard; 0 if it has not opened it.
     epoch: u64,
+    /// The directory may have given it to this process.
+    is_opening: bool,
+    /// An epoch that this process leaves, if the directory may not have ended it.
+    leaves: Option<u64>,
     /// The number of the latest change in the directory, and a change that may be made there.
     edit: u64,
     pending: Option<Arc<PendingChange>>,
@@ -170,14 +189,27 @@ pub(super) enum Right {
 impl Shard {
     /// A tree without records, the only one of its compute server.
     pub(super) fn new(id: u64, options: &DlsmOptions) -> Result<Self, MemTableError> {
-        Self::beside(id, options, &Arc::new(Writers::new(options.writers)))
+        let writers = Arc::new(Writers::new(options.writers));
+        let shard = Self::with_memtable(id, options, &writers, options.memtable)?;
+        shard.gate.set_open(true);
+        Ok(shard)
     }
 
-    /// A tree without records, one of those that share `writers` and their numbers.
+    /// A tree without records, one of those that share `writers` and their numbers. Its gate is
+    /// closed, and its MemTable takes nothing before it is opened.
     pub(super) fn beside(
         id: u64,
         options: &DlsmOptions,
         writers: &Arc<Writers>,
+    ) -> Result<Self, MemTableError> {
+        Self::with_memtable(id, options, writers, NO_MEMTABLE)
+    }
+
+    fn with_memtable(
+        id: u64,
+        options: &DlsmOptions,
+        writers: &Arc<Writers>,
+        memtable: MemTableOptions,
     ) -> Result<Self, MemTableError> {
         let sequences = Arc::clone(writers.sequences());
         let space = ExtentSpace::new(options.extent_bytes);
@@ -185,8 +217,12 @@ impl Shard {
             MergePlace::Compute => space,
             MergePlace::Memory | MergePlace::ByCost => space.together(id),
         };
-        let active = MemTable::new(&sequences, options.memtable.memory()?, options.memtable);
-        let version = TreeVersion::new(Arc::new(active), options.levels);
+        let none = Arc::new(MemTable::new(&sequences, NO_MEMTABLE.memory()?, NO_MEMTABLE));
+        let active = match memtable == NO_MEMTABLE {
+            true => Arc::clone(&none),
+            false => Arc::new(MemTable::new(&sequences, memtable.memory()?, memtable)),
+        };
+        let version = TreeVersion::new(active, options.levels);
         let state = State {
             version: Arc::new(version),
             retired: Vec::new(),
@@ -200,6 +236,8 @@ impl Shard {
             rest_until_ns: 0,
             owner: 0,
             epoch: 0,
+            is_opening: false,
+            leaves: None,
             edit: 0,
             pending: None,
             counts: TreeCounts::default(),
@@ -207,6 +245,11 @@ impl Shard {
         Ok(Self {
             id,
             options: options.clone(),
+            gate: Gate::new(false),
+            none,
+            opened: AtomicU64::new(0),
+            memtable_bytes: AtomicU64::new(options.memtable.bytes as u64),
+            filter_bytes: AtomicU64::new(options.memtable.filter_bytes as u64),
             sequences,
             space: Arc::new(space),
             merge_costs: Mutex::default(),
@@ -232,9 +275,47 @@ impl Shard {
         state.owner
     }
 
-    /// The epoch in which this process has the shard; 0 if it has not opened it yet.
+    /// The epoch in which this process has the shard; 0 if it has not opened it.
+    #[inline]
     pub fn epoch(&self) -> u64 {
-        lock(&self.state).epoch
+        self.opened.load(Ordering::Acquire)
+    }
+
+    /// Notes that the directory may give the shard to this process from now on.
+    pub(super) fn begin_opening(&self) {
+        lock(&self.state).is_opening = true;
+    }
+
+    /// Whether the directory may have given the shard to this process, which has not opened it.
+    pub(super) fn is_opening(&self) -> bool {
+        lock(&self.state).is_opening
+    }
+
+    /// The epoch that this process leaves, if the directory may not have ended it.
+    pub(super) fn leaves(&self) -> Option<u64> {
+        lock(&self.state).leaves
+    }
+
+    /// Whether all extents in use are those of the version's tables: no WRITE and no job may still
+    /// reach another one.
+    pub(super) fn has_landed(&self) -> bool {
+        let (version, usage) = (self.pin(), self.space.usage());
+        let used: usize = version.tables().map(|table| table.lease.extents().len()).sum();
+        usage.leased == used as u64 && usage.lost == 0
+    }
+
+    /// The sizes of the next MemTable.
+    fn memtable(&self) -> MemTableOptions {
+        let size = |size: &AtomicU64| size.load(Ordering::Relaxed) as usize;
+        let (bytes, filter_bytes) = (size(&self.memtable_bytes), size(&self.filter_bytes));
+        MemTableOptions { bytes, filter_bytes, ..self.options.memtable }
+    }
+
+    /// Sets the sizes of the next MemTables, which are at least those of the options.
+    pub(super) fn resize(&self, memtable: &MemTableOptions) {
+        // A table with the one size and the other's filter is as good as any.
+        self.memtable_bytes.store(memtable.bytes as u64, Ordering::Relaxed);
+        self.filter_bytes.store(memtable.filter_bytes as u64, Ordering::Relaxed);
     }
 
     /// Its number in the directory.
@@ -294,10 +375,12 @@ impl Shard {
     /// Bytes of compute memory: of MemTables, and of the tables' indexes.
     pub fn local_bytes(&self) -> (u64, u64) {
         let version = self.pin();
-        let each = (self.options.memtable.bytes + self.options.memtable.filter_bytes) as u64;
-        let memtables = version.memtables().count() + lock(&self.state).retired.len();
+        let bytes =
+            |table: &Arc<MemTable>| (table.options().bytes + table.options().filter_bytes) as u64;
+        let retired: u64 = lock(&self.state).retired.iter().map(bytes).sum();
+        let memtables = version.memtables().map(bytes).sum::<u64>() + retired;
         let indexes: usize = version.tables().map(|table| table.index.bytes()).sum();
-        (memtables as u64 * each, indexes as u64)
+        (memtables, indexes as u64)
     }
 
     /// Replaces `full`, if it is the active MemTable, by the next one.
@@ -311,8 +394,8 @@ impl Shard {
         {
             return Ok(Switched::NoRoom);
         }
-        let options = self.options.memtable;
-        let memory = match state.memory() {
+        let options = self.memtable();
+        let memory = match state.memory(options.bytes) {
             Some(memory) => memory,
             None => options.memory()?,
         };
@@ -542,9 +625,11 @@ impl State {
         self.retired.drain(..surplus);
     }
 
-    /// The memory of a MemTable that nothing uses any more.
-    fn memory(&mut self) -> Option<Arc<Region>> {
+    /// The memory of a MemTable of `bytes` bytes that nothing uses any more.
+    fn memory(&mut self, bytes: usize) -> Option<Arc<Region>> {
         let mut found = None;
+        // Those of other sizes go, as they are used by nothing.
+        self.retired.retain(|table| table.options().bytes == bytes);
         for table in std::mem::take(&mut self.retired) {
             if found.is_some() {
                 self.retired.push(table);
@@ -694,24 +779,55 @@ impl Editing {
         self.0.shard.changed.raise();
     }
 
-    /// Begins with what the directory has.
-    pub(super) fn opened(&self, opened: Opened) -> Result<(), MemTableError> {
+    /// Begins with what the directory has. `raises` the numbers, unless a planted bug keeps them.
+    pub(super) fn opened(&self, opened: Opened, raises: bool) -> Result<(), MemTableError> {
         let shard = &self.0.shard;
         let tables = || opened.levels.iter().flatten();
         let highest = tables().map(|table| table.meta.footer.highest).max().unwrap_or(0);
-        // New versions are newer than all that are there.
-        shard.sequences.raise(highest);
-        let options = shard.options.memtable;
+        // New versions, and the bounds of later scans, are above all that is there (H10).
+        if raises {
+            shard.sequences.raise(highest);
+        }
+        let options = shard.memtable();
         let active = MemTable::new(&shard.sequences, options.memory()?, options);
         let mut version = TreeVersion::new(Arc::new(active), shard.options.levels);
         version.levels = opened.levels;
         let mut state = lock(&shard.state);
         state.version = Arc::new(version);
         (state.epoch, state.edit) = (opened.epoch, opened.edit);
+        (state.jobs, state.is_opening) = (0, false);
         state.tables = state.tables.max(opened.highest_table);
         drop(state);
+        shard.opened.store(opened.epoch, Ordering::Release);
         shard.changed.raise();
         Ok(())
+    }
+
+    /// The directory has not given the shard to this process, and never will.
+    pub(super) fn not_opened(&self) {
+        lock(&self.0.shard.state).is_opening = false;
+    }
+
+    /// Forgets all of a shard before the directory ends the epoch.
+    pub(super) fn leaves(&self) {
+        let shard = &self.0.shard;
+        let mut state = lock(&shard.state);
+        let none = Arc::clone(&shard.none);
+        let version = TreeVersion::new(none, shard.options.levels);
+        let former = std::mem::replace(&mut state.version, Arc::new(version));
+        let retired = std::mem::take(&mut state.retired);
+        state.leaves = Some(std::mem::take(&mut state.epoch));
+        (state.edit, state.pending) = (0, None);
+        shard.opened.store(0, Ordering::Release);
+        drop(state);
+        // The leases of its tables end.
+        drop((former, retired));
+        shard.changed.raise();
+    }
+
+    /// The directory has ended the epoch.
+    pub(super) fn has_left(&self) {
+        lock(&self.0.shard.state).leaves = None;
     }
 }
 

@@ -4,6 +4,8 @@
 //! *Thread safety*: private to one task.
 
 use super::opened::OpenedParts;
+use super::part::PartTrees;
+use crate::index::dlsm::gate::Visit;
 use crate::index::dlsm::load::Loader;
 use crate::index::dlsm::shard::{Right, Shard};
 use crate::index::dlsm::version::Table;
@@ -12,6 +14,7 @@ use crate::page::Layout;
 use crate::remote::{ROOT_SERVER, RemoteError};
 use farleaf_fabric::Fabric;
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::fmt::{self, Debug, Formatter};
 
 /// The tables of a bulk load under construction.
@@ -19,8 +22,8 @@ pub struct LoadBuilder<'p, F: Fabric, L: Layout> {
     opened: &'p OpenedParts<F, L>,
     /// The number of the records in each part; parts have counters of their own.
     sequences: Vec<Option<u64>>,
-    /// The tree that records go to, by its place among all trees.
-    now: Option<(usize, Loader<'p, F, L>)>,
+    /// The shard that records go to, whose tree is not left meanwhile.
+    now: Option<(usize, Loader<'p, F, L>, Visit<'p>)>,
     loaded: LoadedTables,
 }
 
@@ -30,14 +33,14 @@ impl<F: Fabric, L: Layout> Debug for LoadBuilder<'_, F, L> {
     }
 }
 
-/// The tables of a bulk load, by the place of their tree among all trees.
+/// The tables of a bulk load, by their shard.
 #[derive(Debug, Default)]
 pub struct LoadedTables {
-    tables: RefCell<Vec<(usize, Vec<Table>)>>,
+    tables: RefCell<Vec<(u64, Vec<Table>)>>,
 }
 
 impl<K> Built<K> for LoadedTables {
-    /// Shards keep their keys.
+    /// Shards keep their keys, and compute servers whole shards.
     fn equal_boundaries(&self, _parts: usize) -> Option<Vec<K>> {
         None
     }
@@ -50,34 +53,33 @@ impl<'p, F: Fabric, L: Layout> LoadBuilder<'p, F, L> {
 
     /// The loader of the tree that has `key`.
     async fn loader(&mut self, key: &[u8]) -> Result<&mut Loader<'p, F, L>, RemoteError> {
-        let mut before = 0;
-        let mut found = None;
-        for (number, part) in self.opened.iter().enumerate() {
-            if let Some(place) = part.place_of(key) {
-                found = Some((number, before + place, &part.handles[place]));
-                break;
-            }
-            before += part.handles.len();
-        }
-        let (part, place, tree) = found.ok_or(RemoteError::KeysStay)?;
-        if self.now.as_ref().is_none_or(|(now, _)| *now != place) {
+        let mut parts = self.opened.iter().enumerate();
+        let of_key = |part: &PartTrees<F, L>| {
+            let shard = part.map.shard_of(key);
+            part.server.owned().1.contains(&shard).then_some(shard)
+        };
+        let found = parts.find_map(|(number, part)| Some((number, part, of_key(part)?)));
+        let (number, part, shard) = found.ok_or(RemoteError::NotItsKeys)?;
+        if self.now.as_ref().is_none_or(|(now, ..)| *now != shard) {
             self.end_tree().await?;
-            if self.sequences.len() <= part {
-                self.sequences.resize(part + 1, None);
+            let (tree, visit) = part.enter(shard).await?;
+            if self.sequences.len() <= number {
+                self.sequences.resize(number + 1, None);
             }
             // One number for all. Trees get their tables one after the other, so the caller must
             // keep scans away meanwhile: it has halted the server, or is its only client.
-            let sequence = *self.sequences[part].get_or_insert_with(|| tree.shard.sequences.take());
-            self.now = Some((place, Loader::new(tree, sequence)));
+            let sequence =
+                *self.sequences[number].get_or_insert_with(|| tree.shard.sequences.take());
+            self.now = Some((shard, Loader::new(tree, sequence), visit));
         }
-        let (_, loader) = self.now.as_mut().expect("it was just set");
+        let (_, loader, _) = self.now.as_mut().expect("it was just set");
         Ok(loader)
     }
 
     async fn end_tree(&mut self) -> Result<(), RemoteError> {
-        if let Some((place, loader)) = self.now.take() {
+        if let Some((shard, loader, _visit)) = self.now.take() {
             let tables = loader.finish().await?;
-            self.loaded.tables.borrow_mut().push((place, tables));
+            self.loaded.tables.borrow_mut().push((shard as u64, tables));
         }
         Ok(())
     }
@@ -87,7 +89,7 @@ impl<F: Fabric, L: Layout> BulkBuilder<L> for LoadBuilder<'_, F, L> {
     type Built = LoadedTables;
 
     /// # Errors
-    /// [`RemoteError::KeysStay`] if the key belongs to a part that was not opened over this
+    /// [`RemoteError::NotItsKeys`] if the key belongs to a part that was not opened over this
     /// endpoint.
     async fn append(&mut self, key: &L::Key, value: &L::Value) -> Result<(), RemoteError> {
         let key = key.encoded();
@@ -102,7 +104,7 @@ impl<F: Fabric, L: Layout> BulkBuilder<L> for LoadBuilder<'_, F, L> {
 
     /// Tables that were finished give their extents back by themselves.
     async fn abort(self) {
-        if let Some((_, loader)) = self.now {
+        if let Some((_, loader, _visit)) = self.now {
             loader.abandon().await;
         }
     }
@@ -114,21 +116,25 @@ impl LoadedTables {
         &self,
         opened: &OpenedParts<F, L>,
     ) -> Result<(), RemoteError> {
-        let trees: Vec<_> = opened.trees().collect();
-        let mut rights = Vec::new();
-        for tree in &trees {
+        let trees = opened.enter_all().await?;
+        let mut rights = BTreeMap::new();
+        for (tree, _visit) in &trees {
             // Tombstones above would hide what is loaded.
             tree.settle_tree().await?;
             let flushing = tree.until_begun(Right::Flush, Shard::begin_flush).await?;
             let merging = tree.until_begun(Right::Merge, Shard::begin_merge).await?;
             tree.settle_change().await?;
             tree.check_no_records()?;
-            rights.push((flushing, merging));
+            rights.insert(tree.shard.id, (*tree, flushing, merging));
         }
         let loaded = self.tables.take();
         let mut has_changed = false;
-        for (place, tables) in loaded {
-            let (tree, (_, merging)) = (trees[place], &rights[place]);
+        for (shard, tables) in loaded {
+            // Its tree may have moved since its tables were written.
+            let Some((tree, _, merging)) = rights.get(&shard) else {
+                let moved = RemoteError::Contended { retries: 0 };
+                return Err(if has_changed { moved.after_a_change(ROOT_SERVER) } else { moved });
+            };
             let level = tree.shard.options.levels;
             if let Err(error) = tree.publish_load(merging.merged(&[], level, tables)).await {
                 return Err(if has_changed { error.after_a_change(ROOT_SERVER) } else { error });

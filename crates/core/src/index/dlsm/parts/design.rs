@@ -18,7 +18,7 @@ pub struct ShardedDlsm;
 
 impl Partitioned for ShardedDlsm {
     const NAME: &'static str = "dlsm";
-    const KEEPS_KEYS: bool = true;
+    const LOADS_OWN_KEYS: bool = true;
     type Options<L: Layout> = ShardedOptions<OwnedKey<L>>;
     type ServerOptions = DlsmServerOptions;
     type State<L: Layout> = DlsmServer<L>;

@@ -2,8 +2,8 @@
 //! shards (section VII of the paper), each an LSM tree of its own.
 //!
 //! The trees of a compute server share one counter of numbers, so a scan sees all of them as of one
-//! moment, and one budget of memory for their MemTables. Which keys a shard has never changes. So
-//! keys do not move between compute servers.
+//! moment, and one budget of memory for their MemTables. Which keys a shard has never changes, and
+//! compute servers own whole shards, which can move (`leave.rs`).
 //!
 //! ```text
 //! design ─▶ pool ─▶ builder ─▶ opened ─▶ part ─▶ server ─▶ shard_map    a compute server's part
@@ -25,7 +25,7 @@ mod shard_map;
 pub use builder::{LoadBuilder, LoadedTables};
 pub use design::ShardedDlsm;
 pub use options::{DlsmServerOptions, ShardedOptions};
-pub use part::{DlsmPart, NothingReleased};
+pub use part::{DlsmPart, LeftShards};
 pub use pool::DlsmPool;
 pub use server::DlsmServer;
 pub use shard_map::MOST_SHARDS;

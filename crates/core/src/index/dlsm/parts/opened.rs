@@ -2,9 +2,9 @@
 //!
 //! *Thread safety*: belongs to its endpoint's thread.
 
-use super::part::PartTrees;
-use crate::index::dlsm::handle::DlsmIndex;
+use super::part::{Entered, PartTrees};
 use crate::page::Layout;
+use crate::remote::RemoteError;
 use farleaf_fabric::Fabric;
 use std::cell::OnceCell;
 use std::rc::Rc;
@@ -43,8 +43,12 @@ impl<F: Fabric, L: Layout> OpenedParts<F, L> {
         })
     }
 
-    /// The trees of all parts.
-    pub(super) fn trees(&self) -> impl Iterator<Item = &DlsmIndex<F, L>> {
-        self.iter().flat_map(|part| &part.handles)
+    /// The trees of all parts, which none of them leaves meanwhile.
+    pub(super) async fn enter_all(&self) -> Result<Vec<Entered<'_, F, L>>, RemoteError> {
+        let mut entered = Vec::new();
+        for part in self.iter() {
+            entered.extend(part.enter_all(part.server.owned().1).await?);
+        }
+        Ok(entered)
     }
 }

@@ -15,6 +15,11 @@ const FILTER_PART: u64 = 128;
 /// MemTables have whole pages.
 const PAGE_BYTES: u64 = 4_096;
 
+/// Bytes of the filter of a MemTable.
+fn filter_bytes(memtable_bytes: u64) -> usize {
+    (memtable_bytes / FILTER_PART).next_multiple_of(8) as usize
+}
+
 /// Options of one compute server.
 #[derive(Clone, Debug, Default)]
 pub struct DlsmServerOptions {
@@ -24,9 +29,25 @@ pub struct DlsmServerOptions {
     /// flushed ones that operations still read. Tables and levels are as small in proportion. If
     /// not set, each tree has MemTables of `tree.memtable`.
     pub memtable_bytes: Option<u64>,
+    /// The longest value. With `memtable_bytes`, the compute server takes shards of others as long
+    /// as its MemTables hold such a value; if this is not set, as long as it has no more shards
+    /// than at its start.
+    pub longest_value: Option<usize>,
 }
 
 impl DlsmServerOptions {
+    /// The options of each tree of a compute server that begins with `shards` trees, but with the
+    /// smallest MemTables that it may come to have.
+    pub(super) fn smallest(&self, shards: usize) -> Result<DlsmOptions, IndexError> {
+        let mut options = self.of_each(shards)?;
+        if let (Some(_), Some(longest)) = (self.memtable_bytes, self.longest_value) {
+            let bytes = (longest as u64 * 4).next_multiple_of(PAGE_BYTES).max(LEAST_MEMTABLE_BYTES);
+            options.memtable.bytes = options.memtable.bytes.min(bytes as usize);
+            options.memtable.filter_bytes = filter_bytes(options.memtable.bytes as u64);
+        }
+        Ok(options)
+    }
+
     /// The options of each of `shards` trees.
     pub(super) fn of_each(&self, shards: usize) -> Result<DlsmOptions, IndexError> {
         let Some(all) = self.memtable_bytes else { return Ok(self.tree.clone()) };
@@ -40,7 +61,7 @@ impl DlsmServerOptions {
                  compute server more, or divide its keys into fewer shards",
             ));
         }
-        let filter_bytes = (bytes / FILTER_PART).next_multiple_of(8) as usize;
+        let filter_bytes = filter_bytes(bytes);
         let memtable =
             MemTableOptions { bytes: bytes as usize, filter_bytes, ..self.tree.memtable };
         // Tables and levels have the proportions that they have with the usual MemTables. Extents
@@ -66,7 +87,7 @@ pub struct ShardedOptions<K> {
     pub within: Vec<K>,
     /// Each compute server.
     pub server: DlsmServerOptions,
-    /// How a balancer samples load. It moves nothing: keys stay where they are.
+    /// How a balancer samples load, and when it moves shards.
     pub balance: BalanceOptions,
 }
 
@@ -150,7 +171,7 @@ impl<K: Clone + Debug + Send + Sync> PartitionOptions<K> for ShardedOptions<K> {
     }
 
     fn check_moves(&self) -> Result<(), IndexError> {
-        Err(IndexError::KeysStay)
+        Ok(())
     }
 }
 
@@ -162,7 +183,8 @@ mod tests {
     fn shards_share_a_budget() {
         let tree = DlsmOptions::default();
         let most = 1 + tree.most_immutables as u64;
-        let options = DlsmServerOptions { tree, memtable_bytes: Some(96 << 20) };
+        let options =
+            DlsmServerOptions { tree, memtable_bytes: Some(96 << 20), longest_value: None };
         for shards in [1, 4, 16] {
             let memtable = options.of_each(shards).unwrap().memtable;
             let each = (memtable.bytes + memtable.filter_bytes) as u64;
@@ -174,7 +196,7 @@ mod tests {
             of_each.check().unwrap();
         }
         assert!(options.of_each(1_000).is_err());
-        let none = DlsmServerOptions { memtable_bytes: None, ..options };
+        let none = DlsmServerOptions { memtable_bytes: None, ..options.clone() };
         assert_eq!(none.of_each(1_000).unwrap().memtable, MemTableOptions::default());
     }
 }

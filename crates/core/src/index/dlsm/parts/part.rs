@@ -2,20 +2,23 @@
 //!
 //! *Thread safety*: belongs to its endpoint's thread; operations of one handle may overlap.
 
-use super::server::{DlsmServer, Trees};
+use super::server::{DlsmServer, shards_of};
+use super::shard_map::ShardMap;
 use crate::cache::{CacheCounters, OwnedRange};
+use crate::index::dlsm::directory::check_no_owner;
+use crate::index::dlsm::gate::Visit;
 use crate::index::dlsm::handle::DlsmIndex;
 use crate::index::dlsm::operations::{decoded_records, encoded_scan};
 use crate::index::{
     Answer, Encoded, IndexError, LeafEdit, PartIndex, PartState, Records, Released, Scan,
 };
 use crate::page::{Layout, OwnedKey, OwnedValue};
-use crate::remote::RemoteError;
+use crate::remote::{ExtentClient, ExtentSpace, RemoteError};
 use crate::rules::ONE_BOUND;
 use crate::together::{all, join};
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::Arc;
-use std::convert::Infallible;
+use std::cell::OnceCell;
 use std::ops::Bound;
 use std::rc::Rc;
 
@@ -30,9 +33,10 @@ const SETTLE_NS: u64 = 50_000_000;
 pub(super) struct PartTrees<F: Fabric, L: Layout> {
     pub(super) fabric: F,
     pub(super) server: Arc<DlsmServer<L>>,
-    pub(super) trees: Arc<Trees>,
-    /// A handle of each tree.
-    pub(super) handles: Vec<DlsmIndex<F, L>>,
+    pub(super) map: Arc<ShardMap>,
+    /// A handle of each tree that it has used, by number. They stay, so that others can refer to
+    /// them.
+    handles: Box<[OnceCell<DlsmIndex<F, L>>]>,
 }
 
 /// One endpoint's handle on a compute server's trees.
@@ -41,40 +45,109 @@ pub struct DlsmPart<F: Fabric, L: Layout> {
     part: Rc<PartTrees<F, L>>,
 }
 
+/// A tree that an operation uses.
+pub(super) type Entered<'t, F, L> = (&'t DlsmIndex<F, L>, Visit<'t>);
+
 impl<F: Fabric, L: Layout> PartTrees<F, L> {
-    /// The place of the tree of `key` among those here; `None` if there is no such tree.
-    pub(super) fn place_of(&self, key: &[u8]) -> Option<usize> {
-        let place = self.trees.map.shard_of(key).checked_sub(self.trees.first)?;
-        (place < self.handles.len()).then_some(place)
+    pub(super) fn new(fabric: F, server: &Arc<DlsmServer<L>>, map: &Arc<ShardMap>) -> Self {
+        let handles = (0..map.shards()).map(|_| OnceCell::new()).collect();
+        Self { fabric, server: Arc::clone(server), map: Arc::clone(map), handles }
     }
 
-    fn tree_of(&self, key: &L::Key) -> Result<&DlsmIndex<F, L>, RemoteError> {
-        let place = self.place_of(key.encoded().as_ref()).ok_or(RemoteError::Moved)?;
-        Ok(&self.handles[place])
+    /// The handle of a tree that the compute server owns, or has owned.
+    fn tree(&self, shard: usize) -> Result<&DlsmIndex<F, L>, RemoteError> {
+        let handle = &self.handles[shard];
+        if let Some(tree) = handle.get() {
+            return Ok(tree);
+        }
+        let shard = self.server.tree(shard)?;
+        let chunk_bytes = shard.options.chunk_bytes;
+        let extents = ExtentClient::new(self.fabric.clone(), &shard.space, chunk_bytes);
+        Ok(handle.get_or_init(|| DlsmIndex::new(&shard, extents)))
     }
 
-    /// Whether the tree at `place` may have keys of `scan`.
-    fn overlaps(&self, place: usize, scan: &Scan<Vec<u8>>) -> bool {
-        let shard = self.trees.first + place;
-        let is_above = match (&scan.upper, self.trees.map.low(shard)) {
+    /// The tree of a shard that the compute server owns, which does not leave meanwhile. The first
+    /// handle opens it from its directory.
+    #[inline]
+    pub(super) async fn enter(&self, shard: usize) -> Result<Entered<'_, F, L>, RemoteError> {
+        let tree = self.tree(shard)?;
+        let visit = tree.shard.gate.enter().ok_or(RemoteError::Moved)?;
+        match tree.ready().await {
+            Ok(()) => Ok((tree, visit)),
+            Err(_) if !tree.shard.gate.is_open() => Err(RemoteError::Moved),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    async fn enter_of(&self, key: &L::Key) -> Result<Entered<'_, F, L>, RemoteError> {
+        self.enter(self.map.shard_of(key.encoded().as_ref())).await
+    }
+
+    /// Those of `shards`, all of which are used from now on.
+    pub(super) async fn enter_all(
+        &self,
+        shards: impl Iterator<Item = usize>,
+    ) -> Result<Vec<Entered<'_, F, L>>, RemoteError> {
+        all(shards.map(|shard| self.enter(shard))).await.into_iter().collect()
+    }
+
+    /// Whether the shard may have keys of `scan`.
+    fn overlaps(&self, shard: usize, scan: &Scan<Vec<u8>>) -> bool {
+        let is_above = match (&scan.upper, self.map.low(shard)) {
             (Bound::Included(upper), Some(low)) => low > &upper[..],
             (Bound::Excluded(upper), Some(low)) => low >= &upper[..],
             _ => false,
         };
-        let is_below = match (&scan.lower, self.trees.map.high(shard)) {
+        let is_below = match (&scan.lower, self.map.high(shard)) {
             (Bound::Included(lower) | Bound::Excluded(lower), Some(high)) => high <= &lower[..],
             _ => false,
         };
         !is_above && !is_below
     }
 
-    /// Runs `work` on all trees together. Returns the first failure.
+    /// The handles that it has used.
+    fn used(&self) -> impl Iterator<Item = &DlsmIndex<F, L>> {
+        self.handles.iter().filter_map(OnceCell::get)
+    }
+
+    /// Runs `work` on all trees that this process has opened, also on those that it is about to
+    /// leave: they may have MemTables. Returns the first failure.
     async fn on_all<'t, Fut: Future<Output = Result<(), IndexError>>>(
         &'t self,
         work: impl Fn(&'t DlsmIndex<F, L>) -> Fut,
     ) -> Result<(), RemoteError> {
-        let outcomes = all(self.handles.iter().map(work)).await;
+        for shard in self.server.owned().1 {
+            self.tree(shard)?;
+        }
+        let on_open = async |tree: &'t DlsmIndex<F, L>| {
+            // One that is not open has nothing. One that cannot be joined is being left.
+            if tree.shard.epoch() == 0 {
+                return Ok(());
+            }
+            match tree.ready().await {
+                Err(_) if !tree.shard.gate.is_open() && tree.shard.epoch() == 0 => Ok(()),
+                Ok(()) => work(tree).await,
+                failed => failed,
+            }
+        };
+        let outcomes = all(self.used().map(on_open)).await;
         Ok(outcomes.into_iter().collect::<Result<(), _>>()?)
+    }
+
+    /// Flushes and merges in a tree until `is_over` returns true, once it can be opened.
+    async fn work_on(&self, shard: usize, is_over: &dyn Fn() -> bool) {
+        while !is_over() {
+            if let Ok((tree, visit)) = self.enter(shard).await {
+                drop(visit);
+                return tree.work_until(LOOK_NS, is_over, &|_| {}).await;
+            }
+            self.fabric.sleep(LOOK_NS).await;
+        }
+    }
+
+    fn key_at(bytes: &[u8]) -> Result<OwnedKey<L>, RemoteError> {
+        let bad_map = RemoteError::InvalidArgument("a boundary between shards is no key");
+        L::Key::decoded(bytes.to_vec()).ok_or(bad_map)
     }
 }
 
@@ -84,32 +157,50 @@ impl<F: Fabric, L: Layout> DlsmPart<F, L> {
     }
 }
 
-/// Nothing: keys stay where they are.
+/// Shards that a compute server has left and no other one owns yet. Dropping this restores the
+/// range: the next operation opens them again.
+#[must_use]
 #[derive(Debug)]
-pub struct NothingReleased(Infallible);
+pub struct LeftShards<'a, L: Layout> {
+    server: &'a DlsmServer<L>,
+    before: Option<OwnedRange<OwnedKey<L>>>,
+}
 
-impl Released for NothingReleased {
-    fn for_good(self) {
-        match self.0 {}
+impl<L: Layout> Released for LeftShards<'_, L> {
+    fn for_good(mut self) {
+        self.before = None;
+    }
+}
+
+impl<L: Layout> Drop for LeftShards<'_, L> {
+    fn drop(&mut self) {
+        if let Some(before) = self.before.take() {
+            self.server.set_range(before);
+        }
     }
 }
 
 impl<F: Fabric, L: Layout> PartIndex<F, L> for DlsmPart<F, L> {
-    type Released<'a> = NothingReleased;
+    type Released<'a>
+        = LeftShards<'a, L>
+    where
+        Self: 'a;
 
     fn fabric(&self) -> &F {
         &self.part.fabric
     }
 
     async fn get(&self, key: &L::Key) -> Result<Option<OwnedValue<L>>, RemoteError> {
-        Ok(self.part.tree_of(key)?.look_up(key).await?)
+        let (tree, _visit) = self.part.enter_of(key).await?;
+        Ok(tree.look_up(key).await?)
     }
 
     async fn execute(
         &self,
         edit: LeafEdit<&L::Key, &L::Value>,
     ) -> Result<Answer<OwnedValue<L>>, RemoteError> {
-        Ok(self.part.tree_of(edit.key)?.perform(edit).await?)
+        let (tree, _visit) = self.part.enter_of(edit.key).await?;
+        Ok(tree.perform(edit).await?)
     }
 
     async fn execute_all(
@@ -137,22 +228,25 @@ impl<F: Fabric, L: Layout> PartIndex<F, L> for DlsmPart<F, L> {
         out: &mut Records<OwnedKey<L>, OwnedValue<L>>,
     ) -> Result<OwnedRange<OwnedKey<L>>, RemoteError> {
         let part = &*self.part;
+        // The range first: its shards cannot be left once they are entered.
         let range = part.server.range();
-        let Some(first) = part.handles.first().filter(|_| out.len() < scan.limit) else {
+        if out.len() >= scan.limit {
             return Ok(range);
-        };
+        }
         let wanted = encoded_scan::<L::Key>(scan);
+        let (_, owned) = part.server.owned();
+        let mut entered =
+            part.enter_all(owned.filter(|shard| part.overlaps(*shard, &wanted))).await?;
+        let Some((first, _)) = entered.first() else { return Ok(range) };
         first.check_scan(&wanted)?;
-        // It is kept until the last version is pinned.
+        // After the trees were opened: the bound is above all numbers in them (H10). It is kept
+        // until the last version is pinned.
         let mut view = first.view().await?;
-        let count = part.handles.len();
+        if scan.reverse {
+            entered.reverse();
+        }
         let (had, mut bytes) = (out.len(), 0);
-        for number in 0..count {
-            let place = if scan.reverse { count - 1 - number } else { number };
-            if !part.overlaps(place, &wanted) {
-                continue;
-            }
-            let tree = &part.handles[place];
+        for (tree, _visit) in &entered {
             let rest = Scan { limit: scan.limit - out.len(), ..wanted.clone() };
             if self.fabric().breaks(ONE_BOUND) {
                 view = tree.view().await?;
@@ -182,17 +276,27 @@ impl<F: Fabric, L: Layout> PartIndex<F, L> for DlsmPart<F, L> {
         self.part.on_all(DlsmIndex::settle_tree).await
     }
 
-    /// Flushes and merges. Writers that find no room learn of failures by themselves.
+    /// Flushes and merges in the trees that the compute server owns, also in those that come
+    /// later. Writers that find no room learn of failures by themselves.
     async fn write_back_by_age(&self, ended: &dyn Fn() -> bool) {
-        let work =
-            all(self.part.handles.iter().map(|tree| tree.work_until(LOOK_NS, ended, &|_| {})));
+        let part = &*self.part;
+        let working = async {
+            while !ended() {
+                let (changes, owned) = part.server.owned();
+                let is_over = || ended() || part.server.changes() != changes;
+                if owned.is_empty() {
+                    part.fabric.sleep(LOOK_NS).await;
+                }
+                all(owned.map(|shard| part.work_on(shard, &is_over))).await;
+            }
+        };
         let settling = async {
             while !ended() {
                 self.settle_some().await;
-                self.part.fabric.sleep(SETTLE_NS).await;
+                part.fabric.sleep(SETTLE_NS).await;
             }
         };
-        join(async { _ = work.await }, settling).await;
+        join(working, settling).await;
     }
 
     fn cache_counters(&self) -> CacheCounters {
@@ -205,14 +309,14 @@ impl<F: Fabric, L: Layout> PartIndex<F, L> for DlsmPart<F, L> {
     }
 
     async fn settle_some(&self) {
-        for tree in &self.part.handles {
+        for tree in self.part.used() {
             tree.extents.settle_due().await;
         }
     }
 
     async fn settle(&self) -> Result<(), RemoteError> {
         let mut settled = Ok(());
-        for tree in &self.part.handles {
+        for tree in self.part.used() {
             settled = settled.and(tree.extents.settle().await);
         }
         settled
@@ -223,35 +327,57 @@ impl<F: Fabric, L: Layout> PartIndex<F, L> for DlsmPart<F, L> {
         &self,
         key: &L::Key,
     ) -> Result<(OwnedKey<L>, Option<OwnedKey<L>>), RemoteError> {
-        let Trees { map, first, .. } = &*self.part.trees;
-        let place = self.part.place_of(key.encoded().as_ref()).ok_or(RemoteError::Moved)?;
-        let bad_map = RemoteError::InvalidArgument("a boundary between shards is no key");
-        let decoded = |low: &[u8]| L::Key::decoded(low.to_vec()).ok_or(bad_map.clone());
-        let low = map.low(first + place).map(decoded).transpose()?;
-        let high = map.high(first + place).map(decoded).transpose()?;
+        let map = &self.part.map;
+        let shard = map.shard_of(key.encoded().as_ref());
+        let low = map.low(shard).map(PartTrees::<F, L>::key_at).transpose()?;
+        let high = map.high(shard).map(PartTrees::<F, L>::key_at).transpose()?;
         Ok((low.unwrap_or_else(L::min_key), high))
     }
 
-    async fn boundary_near(&self, _key: &L::Key) -> Result<Option<OwnedKey<L>>, RemoteError> {
-        Err(RemoteError::KeysStay)
+    /// The low end of the key's shard, or its high end if the range begins there.
+    async fn boundary_near(&self, key: &L::Key) -> Result<Option<OwnedKey<L>>, RemoteError> {
+        let (low, high) = self.fences(key).await?;
+        let range = self.part.server.range();
+        let is_inside = |at: &OwnedKey<L>| *at > range.low && range.has(L::key(at));
+        Ok(Some(low).filter(is_inside).or(high.filter(is_inside)))
     }
 
+    /// Leaves the shards of `keys`, all together.
     async fn release_range(
         &self,
-        _keys: &OwnedRange<OwnedKey<L>>,
-        _rest: &OwnedRange<OwnedKey<L>>,
-    ) -> Result<Option<NothingReleased>, RemoteError> {
-        Err(RemoteError::KeysStay)
+        keys: &OwnedRange<OwnedKey<L>>,
+        rest: &OwnedRange<OwnedKey<L>>,
+    ) -> Result<Option<LeftShards<'_, L>>, RemoteError> {
+        let part = &*self.part;
+        let leaving = shards_of::<L>(&part.map, keys)?;
+        shards_of::<L>(&part.map, rest)?;
+        let before = Some(part.server.range());
+        part.server.set_range(rest.clone());
+        let left = LeftShards { server: &part.server, before };
+        // Of one that was never opened here there is no tree.
+        let trees = leaving.filter_map(|shard| part.tree(shard).ok());
+        let outcomes = all(trees.map(DlsmIndex::leave)).await;
+        outcomes.into_iter().collect::<Result<(), _>>()?;
+        Ok(Some(left))
     }
 
+    /// Checks that there is room for the shards, and that no other process has them. They are
+    /// opened by the first operation after [`PartIndex::take_over`]: if they were opened before the
+    /// compute server owns them, the one that has left them could not open them again.
     async fn prepare_take_over(&self, grown: &OwnedRange<OwnedKey<L>>) -> Result<(), RemoteError> {
-        match self.part.server.range().is_same(grown) {
-            true => Ok(()),
-            false => Err(RemoteError::KeysStay),
-        }
+        let part = &*self.part;
+        let coming = part.server.check_range(grown)?;
+        let check = async |shard| {
+            let space = Arc::new(ExtentSpace::new(1));
+            let client = ExtentClient::<F, L>::new(part.fabric.clone(), &space, 1);
+            check_no_owner(&client.directory(shard as u64), part.server.owner_of(shard)).await
+        };
+        Ok(all(coming.into_iter().map(check)).await.into_iter().collect::<Result<(), _>>()?)
     }
 
     async fn take_over(&self, grown: &OwnedRange<OwnedKey<L>>) -> Result<(), RemoteError> {
-        self.prepare_take_over(grown).await
+        self.prepare_take_over(grown).await?;
+        self.part.server.set_range(grown.clone());
+        Ok(())
     }
 }

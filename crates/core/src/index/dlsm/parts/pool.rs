@@ -9,7 +9,6 @@ use super::server::{DlsmServer, shards_of};
 use super::shard_map::ShardMap;
 use crate::cache::OwnedRange;
 use crate::index::dlsm::directory::end_process;
-use crate::index::dlsm::handle::DlsmIndex;
 use crate::index::{IndexError, PartPool, Scan};
 use crate::page::{DesignId, Layout, OwnedKey};
 use crate::remote::{ExtentClient, ExtentSpace, ROOT_SERVER, RemoteError, RpcClient};
@@ -46,21 +45,9 @@ impl<F: Fabric, L: Layout> DlsmPool<F, L> {
         &self,
         server: &Arc<DlsmServer<L>>,
     ) -> Result<DlsmPart<F, L>, IndexError> {
-        let trees = server.trees(&self.map)?;
-        let mut handles = Vec::new();
-        for shard in &trees.shards {
-            let chunk_bytes = shard.options.chunk_bytes;
-            let extents = ExtentClient::new(self.fabric.clone(), &shard.space, chunk_bytes);
-            let handle = DlsmIndex::new(shard, extents);
-            handle.open_shard(false).await?;
-            handles.push(handle);
-        }
-        let part = Rc::new(PartTrees {
-            fabric: self.fabric.clone(),
-            server: Arc::clone(server),
-            trees,
-            handles,
-        });
+        server.learn(&self.map)?;
+        let part = Rc::new(PartTrees::new(self.fabric.clone(), server, &self.map));
+        drop(part.enter_all(server.owned().1).await?);
         self.opened.add(Rc::clone(&part));
         Ok(DlsmPart::new(part))
     }
@@ -91,7 +78,7 @@ impl<F: Fabric, L: Layout> PartPool<F, L> for DlsmPool<F, L> {
     }
 
     async fn is_empty(&self) -> Result<bool, IndexError> {
-        for tree in self.opened.trees() {
+        for (tree, _visit) in &self.opened.enter_all().await? {
             if !tree.records(&Scan::range(..).limit(1)).await?.is_empty() {
                 return Ok(false);
             }

@@ -1,36 +1,50 @@
 //! What the threads of one compute server share: its trees.
 //!
-//! *Thread safety*: any number of threads; two mutexes, neither of which is held across a wait or
-//! has the other inside.
+//! A tree's gate is open while the compute server owns its shard. A tree whose shard has moved away
+//! stays, without tables and almost without memory, for the handles that refer to it.
+//!
+//! *Thread safety*: any number of threads; a mutex that is never held across a wait.
 
 use super::options::DlsmServerOptions;
 use super::shard_map::ShardMap;
 use crate::cache::OwnedRange;
-use crate::index::dlsm::Shard;
 use crate::index::dlsm::writers::Writers;
+use crate::index::dlsm::{DlsmOptions, Shard};
 use crate::index::{Encoded, IndexError, PartState};
 use crate::page::{Layout, OwnedKey};
-use crate::remote::Detector;
-use farleaf_fabric::sync::{Arc, Mutex, lock};
+use crate::remote::{Detector, RemoteError};
+use farleaf_fabric::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
+use std::collections::BTreeMap;
+use std::ops::Range;
 
 /// One compute server.
 #[derive(Debug)]
 pub struct DlsmServer<L: Layout> {
     options: DlsmServerOptions,
-    range: Mutex<OwnedRange<OwnedKey<L>>>,
     detector: Detector,
-    /// Its trees, once a thread has read the map of the shards.
-    trees: Mutex<Option<Arc<Trees>>>,
+    /// Counts the changes of the range.
+    changes: AtomicU64,
+    inner: Mutex<Inner<L>>,
 }
 
-/// The trees of a compute server.
 #[derive(Debug)]
-pub(super) struct Trees {
-    pub(super) map: Arc<ShardMap>,
-    /// The number of the first one.
-    pub(super) first: usize,
-    /// With ascending keys.
-    pub(super) shards: Vec<Arc<Shard>>,
+struct Inner<L: Layout> {
+    range: OwnedRange<OwnedKey<L>>,
+    /// Once a thread has read the map of the shards.
+    known: Option<Known>,
+}
+
+/// What a compute server knows of its index.
+#[derive(Debug)]
+struct Known {
+    map: Arc<ShardMap>,
+    /// Those of its range.
+    owned: Range<usize>,
+    /// Of each tree, with the smallest MemTables that it may have.
+    options: DlsmOptions,
+    writers: Arc<Writers>,
+    /// The trees that it has, or had, by number.
+    trees: BTreeMap<usize, Arc<Shard>>,
 }
 
 impl<L: Layout> DlsmServer<L> {
@@ -41,36 +55,97 @@ impl<L: Layout> DlsmServer<L> {
         options.tree.check()?;
         Ok(Self {
             options: options.clone(),
-            range: Mutex::new(range),
             detector: Detector::default(),
-            trees: Mutex::default(),
+            changes: AtomicU64::new(0),
+            inner: Mutex::new(Inner { range, known: None }),
         })
     }
 
-    /// The trees, for tests and tools. None before a handle was opened.
+    /// The trees that it owns, for tests and tools. None before a handle was opened.
     pub fn shards(&self) -> Vec<Arc<Shard>> {
-        lock(&self.trees).as_ref().map(|trees| trees.shards.clone()).unwrap_or_default()
+        let inner = lock(&self.inner);
+        let Some(Known { owned, trees, .. }) = &inner.known else { return Vec::new() };
+        trees.range(owned.clone()).map(|(_, tree)| Arc::clone(tree)).collect()
     }
 
-    /// The trees, of an index whose shards are as in `map`.
-    pub(super) fn trees(&self, map: &Arc<ShardMap>) -> Result<Arc<Trees>, IndexError> {
-        let shards = shards_of::<L>(map, &self.range())?;
-        let mut trees = lock(&self.trees);
-        match &*trees {
-            Some(trees) if *trees.map == **map => return Ok(Arc::clone(trees)),
+    /// Notes that the index's shards are as in `map`.
+    pub(super) fn learn(&self, map: &Arc<ShardMap>) -> Result<(), IndexError> {
+        let mut inner = lock(&self.inner);
+        let owned = shards_of::<L>(map, &inner.range)?;
+        match &inner.known {
+            Some(known) if *known.map == **map => return Ok(()),
             Some(_) => {
                 return Err(IndexError::InvalidArgument("this is not the index of before"));
             }
             None => {}
         }
-        let options = self.options.of_each(shards.len())?;
+        let options = self.options.smallest(owned.len())?;
         let writers = Arc::new(Writers::new(options.writers));
-        let first = shards.start;
-        let new = |shard| Ok(Arc::new(Shard::beside(shard as u64, &options, &writers)?));
-        let shards = shards.map(new).collect::<Result<_, IndexError>>()?;
-        let made = Arc::new(Trees { map: Arc::clone(map), first, shards });
-        *trees = Some(Arc::clone(&made));
-        Ok(made)
+        let (map, trees) = (Arc::clone(map), BTreeMap::new());
+        inner.known = Some(Known { map, owned, options, writers, trees });
+        Ok(())
+    }
+
+    /// Counts the changes of the range, and the numbers of the trees that it owns.
+    pub(super) fn owned(&self) -> (u64, Range<usize>) {
+        let inner = lock(&self.inner);
+        let owned = inner.known.as_ref().map_or(0..0, |known| known.owned.clone());
+        (self.changes(), owned)
+    }
+
+    /// Counts the changes of the range.
+    pub(super) fn changes(&self) -> u64 {
+        self.changes.load(Ordering::Acquire)
+    }
+
+    /// The tree of a shard that it owns, or has owned.
+    ///
+    /// # Errors
+    /// [`RemoteError::Moved`] if there is none.
+    pub(super) fn tree(&self, shard: usize) -> Result<Arc<Shard>, RemoteError> {
+        let mut inner = lock(&self.inner);
+        let known = inner.known.as_mut().ok_or(RemoteError::Moved)?;
+        if let Some(tree) = known.trees.get(&shard) {
+            return Ok(Arc::clone(tree));
+        }
+        if !known.owned.contains(&shard) {
+            return Err(RemoteError::Moved);
+        }
+        let made = Shard::beside(shard as u64, &known.options, &known.writers);
+        let tree = Arc::new(made.map_err(|error| RemoteError::from(IndexError::from(error)))?);
+        if let Ok(options) = self.options.of_each(known.owned.len()) {
+            tree.resize(&options.memtable);
+        }
+        tree.gate.set_open(true);
+        known.trees.insert(shard, Arc::clone(&tree));
+        Ok(tree)
+    }
+
+    /// The number by which directories know this process, if it has ever had the shard.
+    pub(super) fn owner_of(&self, shard: usize) -> Option<u64> {
+        let inner = lock(&self.inner);
+        let owner = inner.known.as_ref()?.trees.get(&shard)?.owner(0);
+        (owner > 0).then_some(owner)
+    }
+
+    /// Checks that it can have the shards of `range`. Returns those that it does not own yet.
+    pub(super) fn check_range(
+        &self,
+        range: &OwnedRange<OwnedKey<L>>,
+    ) -> Result<Vec<usize>, IndexError> {
+        let inner = lock(&self.inner);
+        let Some(known) = &inner.known else {
+            return Err(IndexError::InvalidArgument("the compute server has not opened the index"));
+        };
+        let shards = shards_of::<L>(&known.map, range)?;
+        let memtable = self.options.of_each(shards.len())?.memtable;
+        if memtable.bytes < known.options.memtable.bytes {
+            return Err(IndexError::InvalidArgument(
+                "too little memory for MemTables of more shards; give the compute server more, or \
+                 move fewer of them",
+            ));
+        }
+        Ok(shards.filter(|shard| !known.owned.contains(shard)).collect())
     }
 }
 
@@ -78,7 +153,7 @@ impl<L: Layout> DlsmServer<L> {
 pub(super) fn shards_of<L: Layout>(
     map: &ShardMap,
     range: &OwnedRange<OwnedKey<L>>,
-) -> Result<std::ops::Range<usize>, IndexError> {
+) -> Result<Range<usize>, IndexError> {
     if range.is_empty() {
         return Ok(0..0);
     }
@@ -92,11 +167,26 @@ pub(super) fn shards_of<L: Layout>(
 
 impl<L: Layout> PartState<OwnedKey<L>> for DlsmServer<L> {
     fn range(&self) -> OwnedRange<OwnedKey<L>> {
-        lock(&self.range).clone()
+        lock(&self.inner).range.clone()
     }
 
+    /// Opens the gates of its shards, and closes those of all others. The next MemTables have the
+    /// size that the number of shards leaves.
     fn set_range(&self, range: OwnedRange<OwnedKey<L>>) {
-        *lock(&self.range) = range;
+        let mut inner = lock(&self.inner);
+        inner.range = range;
+        let Inner { range, known } = &mut *inner;
+        let Some(known) = known else { return };
+        // Nothing is served of a range that ends within a shard.
+        known.owned = shards_of::<L>(&known.map, range).unwrap_or(0..0);
+        let sizes = self.options.of_each(known.owned.len());
+        for (number, tree) in &known.trees {
+            if let Ok(options) = &sizes {
+                tree.resize(&options.memtable);
+            }
+            tree.gate.set_open(known.owned.contains(number));
+        }
+        self.changes.fetch_add(1, Ordering::AcqRel);
     }
 
     fn detector(&self) -> &Detector {

@@ -51,6 +51,11 @@ impl ShardMap {
         }
     }
 
+    /// The number of shards.
+    pub(super) fn shards(&self) -> usize {
+        self.lows.len() + 1
+    }
+
     /// The shard that has `key`.
     #[inline]
     pub(super) fn shard_of(&self, key: &[u8]) -> usize {

@@ -1,0 +1,90 @@
+//! Leaving a shard, so that another process can open it without a fence.
+//!
+//! A fence ends a process, so a process that lives on must make sure by itself that nothing of it
+//! can still reach the shard. The order of the steps:
+//!
+//! 1. The gate is closed, and the operations in flight end.
+//! 2. All MemTables are flushed.
+//! 3. The rights to flush, to merge and to change the directory are taken, and a change of unknown
+//!    outcome is settled.
+//! 4. All extents that are in no table come back: of tables that were given up, after resets of
+//!    their connections, and of merge jobs, after their close.
+//! 5. The directory ends the epoch.
+//!
+//! Whatever fails before step 5 leaves the process with the shard. If the outcome of step 5 is not
+//! known, the process asks again before it opens the shard from the directory, in a later epoch.
+//!
+//! *Invariants* (`docs/internals/lsm-tree.md`)
+//! - lsm.H8. A process tells the directory that it leaves a shard only after all of its operations,
+//!   flushes, merges and jobs there have ended, and each of its WRITEs has landed or never will.
+//!
+//! *Thread safety*: that of the handle. One handle at a time leaves the shard.
+
+use super::handle::DlsmIndex;
+use super::shard::{Right, Shard};
+use crate::index::IndexError;
+use crate::page::Layout;
+use crate::rules::{LEAVERS_DRAINED, LEAVERS_FLUSHED, LEAVERS_SETTLED};
+use farleaf_fabric::Fabric;
+
+impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
+    /// Leaves the shard, whose gate the caller has closed. Does nothing if this process has not
+    /// opened it.
+    ///
+    /// # Errors
+    /// [`IndexError`]; then this process has the shard, or may have it, and nothing is lost.
+    pub(super) async fn leave(&self) -> Result<(), IndexError> {
+        let (shard, fabric) = (&self.shard, self.fabric());
+        if !fabric.breaks(LEAVERS_DRAINED) {
+            self.until_drained().await?;
+        }
+        if shard.is_opening() {
+            // The directory may have given it to this process.
+            self.open_closed().await?;
+        }
+        if shard.epoch() == 0 {
+            let editing = self.until_begun(Right::Edit, Shard::begin_edit).await?;
+            return self.tell_left(&editing).await;
+        }
+        if !fabric.breaks(LEAVERS_FLUSHED) {
+            self.flush_everything().await?;
+        }
+        let settles = !fabric.breaks(LEAVERS_SETTLED);
+        let mut rights = None;
+        if settles {
+            let flushing = self.until_begun(Right::Flush, Shard::begin_flush).await?;
+            rights = Some((flushing, self.until_begun(Right::Merge, Shard::begin_merge).await?));
+        }
+        let editing = self.until_begun(Right::Edit, Shard::begin_edit).await?;
+        self.settle_with(&editing).await?;
+        if settles {
+            self.until_landed().await?;
+        }
+        editing.leaves();
+        let told = self.tell_left(&editing).await;
+        drop(rights);
+        told
+    }
+
+    /// Waits until no operation uses the tree.
+    async fn until_drained(&self) -> Result<(), IndexError> {
+        let mut wait = None;
+        while self.shard.gate.visits() > 0 {
+            wait.get_or_insert_with(|| self.wait()).again().await?;
+        }
+        Ok(())
+    }
+
+    /// Waits until all extents in use are those of the version's tables. Each thread settles what
+    /// it has given up.
+    async fn until_landed(&self) -> Result<(), IndexError> {
+        let mut wait = None;
+        loop {
+            self.extents.settle().await?;
+            if self.shard.has_landed() {
+                return Ok(());
+            }
+            wait.get_or_insert_with(|| self.wait()).again().await?;
+        }
+    }
+}
