@@ -88,7 +88,7 @@ fn dlsm_on_verbs() {
     let setup = Setup { provider, options: tree.clone(), memory_servers: 3, server: servers() };
     conformance::run::<Tiny, Dlsm, _>(&setup);
     conformance::run_with_background::<Tiny, Dlsm, _>(&setup);
-    let each = DlsmServerOptions { tree, memtable_bytes: None };
+    let each = DlsmServerOptions { tree, ..DlsmServerOptions::default() };
     let options = ShardedOptions {
         within: vec![u64::MAX / 4, u64::MAX / 4 * 3],
         ..ShardedOptions::with_boundaries(vec![u64::MAX / 2], each)

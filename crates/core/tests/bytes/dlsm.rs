@@ -242,7 +242,8 @@ async fn scans_read_what_they_want<F: Fabric>(
             let cost = spent(fabric, async {
                 found = index.scan(&Scan { reverse, ..scan }).await.unwrap().len() as u64;
             });
-            (found, cost.await.bytes_read)
+            let bytes = cost.await.bytes_read;
+            (found, bytes)
         };
         let (found, bytes) = scanned(Scan::range(..)).await;
         let all: u64 = tree.levels().iter().map(|(_, bytes)| bytes).sum();
