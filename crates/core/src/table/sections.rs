@@ -240,8 +240,8 @@ impl Index {
     }
 
     /// Records ending at `word`: about `at_most` words, but at least a group. Empty at the
-    /// beginning. Only for words from [`Index::seek`], the beginnings of such ranges, and the end
-    /// of the data.
+    /// beginning. Only for words from [`Index::seek`] and [`Index::seek_behind`], the beginnings of
+    /// such ranges, and the end of the data.
     pub fn before(&self, word: u32, at_most: u32) -> Result<Range<u32>, Damaged> {
         let own = self.first_unit(|start| start >= word)?;
         let reached = self.first_unit(|start| start >= word.saturating_sub(at_most))?;

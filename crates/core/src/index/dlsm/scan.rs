@@ -21,7 +21,8 @@ use std::ops::{Bound, Range};
 
 /// The most words of a READ of a table.
 const MOST_WORDS: u64 = 32_768;
-/// Records beyond a source's share of a scan that it READs at once: so many lie in a group.
+/// Records beyond a source's share of a scan that it READs at once: a scan may begin at the end of
+/// a group, which has so many.
 const SPARE_RECORDS: u64 = 16;
 
 /// The newest version of a key up to the bound, in one source. Without a value it is a tombstone.
@@ -53,8 +54,10 @@ struct TableSource<'v> {
     run: Option<Run<Vec<u64>>>,
     /// Records of the run that were passed.
     passed: usize,
-    /// Words of all of its tables.
+    /// Words of its tables inside the scan's bounds, and about how many records they have. All
+    /// tables but the first one count as a whole.
     words: u64,
+    records: u64,
     /// About so many words the scan still wants.
     left: u64,
     /// Once these are READ, so many come next, then twice as many each time.
@@ -139,7 +142,10 @@ fn pass(cursor: &mut Cursor<'_>, scan: &Scan<Vec<u8>>) -> Option<Entry> {
 
 impl<'v> TableSource<'v> {
     /// The tables of one level, or one of level 0.
-    fn new(tables: &'v [Arc<Table>], scan: &Scan<Vec<u8>>) -> Self {
+    fn new<F: Fabric, L: Layout>(
+        tables: &'v [Arc<Table>],
+        scan: &Scan<Vec<u8>>,
+    ) -> Result<Self, IndexError> {
         let starts_above = |table: &Arc<Table>| {
             key_of(&scan.upper).is_some_and(|key| table.meta.smallest > KeyBuf::from_bytes(key))
         };
@@ -151,24 +157,37 @@ impl<'v> TableSource<'v> {
         if !scan.reverse {
             tables.reverse(); // the next one is the last of the list
         }
-        let words = tables.iter().map(|table| u64::from(table.meta.footer.data_words)).sum();
-        let (now, run, last) = (None, None, None);
-        Self { tables, now, run, passed: 0, words, left: 0, more: 1, last }
-    }
-
-    /// Records of all of its tables, with older versions.
-    fn records(&self) -> u64 {
-        self.tables.iter().map(|table| table.meta.footer.records).sum()
+        let (mut words, mut records, mut now) = (0, 0, None);
+        if let Some(table) = tables.pop() {
+            // Count only what lies inside the bounds: a large table that mostly lies outside would
+            // otherwise take the share of other sources.
+            let range = Self::words_of::<F, L>(table, scan)?;
+            let footer = &table.meta.footer;
+            words = range.len() as u64;
+            records =
+                footer.records.saturating_mul(words).div_ceil(footer.data_words.max(1).into());
+            now = Some((table, range));
+        }
+        for table in &tables {
+            words += u64::from(table.meta.footer.data_words);
+            records += table.meta.footer.records;
+        }
+        let (run, last) = (None, None);
+        Ok(Self { tables, now, run, passed: 0, words, records, left: 0, more: 1, last })
     }
 
     /// The words of `table` between the scan's bounds, in whole groups.
-    fn words_of(table: &Table, scan: &Scan<Vec<u8>>) -> Result<Range<u32>, Damaged> {
+    fn words_of<F: Fabric, L: Layout>(
+        table: &Table,
+        scan: &Scan<Vec<u8>>,
+    ) -> Result<Range<u32>, IndexError> {
+        let damaged = |_| DlsmIndex::<F, L>::damaged(table);
         let start = match key_of(&scan.lower) {
-            Some(key) => table.index.seek(KeyBuf::from_bytes(key).key())?,
+            Some(key) => table.index.seek(KeyBuf::from_bytes(key).key()).map_err(damaged)?,
             None => 0,
         };
         let end = match key_of(&scan.upper) {
-            Some(key) => table.index.seek_behind(KeyBuf::from_bytes(key).key())?,
+            Some(key) => table.index.seek_behind(KeyBuf::from_bytes(key).key()).map_err(damaged)?,
             None => table.meta.footer.data_words,
         };
         Ok(start..end)
@@ -183,8 +202,7 @@ impl<'v> TableSource<'v> {
         loop {
             let Some((table, left)) = self.now.take() else {
                 let Some(table) = self.tables.pop() else { return Ok(false) };
-                let damaged = |_| DlsmIndex::<F, L>::damaged(table);
-                self.now = Some((table, Self::words_of(table, scan).map_err(damaged)?));
+                self.now = Some((table, Self::words_of::<F, L>(table, scan)?));
                 continue;
             };
             if left.is_empty() {
@@ -276,11 +294,11 @@ impl<'v> TableSource<'v> {
 }
 
 /// Divides what a scan wants, at most `limit` records and about `most_bytes` bytes, among the
-/// sources, by their sizes.
+/// sources, by what they have in its range.
 fn share(sources: &mut [Source<'_>], limit: usize, most_bytes: usize) {
     let tables = || sources.iter().filter_map(Source::tables);
     let words: u64 = tables().map(|source| source.words).sum();
-    let records: u64 = tables().map(TableSource::records).sum();
+    let records: u64 = tables().map(|source| source.records).sum();
     let each = words.div_ceil(records.max(1));
     let wanted =
         each.saturating_mul(limit as u64).min((most_bytes as u64 / 8).saturating_add(each));
@@ -365,12 +383,14 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         let memtables = version.memtables().map(|table| {
             let mut cursor = table.cursor(bound);
             seek(&mut cursor, scan);
-            Source::MemTable(cursor)
+            Ok(Source::MemTable(cursor))
         });
         let (level0, others) = version.levels.split_first().expect("there is a level 0");
         let levels = level0.chunks(1).chain(others.iter().map(Vec::as_slice));
-        let tables = levels.map(|tables| Source::Tables(TableSource::new(tables, scan)));
-        let mut sources: Vec<Source<'_>> = memtables.chain(tables).collect();
+        let tables =
+            levels.map(|tables| Ok(Source::Tables(TableSource::new::<F, L>(tables, scan)?)));
+        let mut sources =
+            memtables.chain(tables).collect::<Result<Vec<Source<'_>>, IndexError>>()?;
         share(&mut sources, scan.limit, most_bytes);
         let first = all(sources.iter_mut().map(|source| source.next(self, scan, bound))).await;
         let mut heads = first.into_iter().collect::<Result<Vec<_>, _>>()?;
@@ -401,5 +421,44 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
             }
         }
         Ok(records)
+    }
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+
+    /// What sources of these words and records READ at first.
+    fn shares(sizes: &[(u64, u64)], limit: usize, most_bytes: usize) -> Vec<u64> {
+        let source = |&(words, records): &(u64, u64)| {
+            let (tables, now, run, last) = (Vec::new(), None, None, None);
+            let (passed, left, more) = (0, 0, 1);
+            Source::Tables(TableSource {
+                tables,
+                now,
+                run,
+                passed,
+                words,
+                records,
+                left,
+                more,
+                last,
+            })
+        };
+        let mut sources: Vec<_> = sizes.iter().map(source).collect();
+        share(&mut sources, limit, most_bytes);
+        sources.iter().filter_map(Source::tables).map(|source| source.left).collect()
+    }
+
+    #[test]
+    fn a_scan_is_divided_by_the_sizes_of_its_sources() {
+        // Records of 10 words.
+        let sizes = [(1_000, 100), (9_000, 900)];
+        assert_eq!(shares(&sizes, 100, usize::MAX), [100 + 25 + 160, 900 + 225 + 160]);
+        assert_eq!(shares(&sizes, usize::MAX, 8_000), [101 + 25 + 160, 909 + 227 + 160]);
+        let everything = shares(&sizes, usize::MAX, usize::MAX);
+        assert!(everything[0] > 1_000 && everything[1] > 9_000, "{everything:?}");
+        assert_eq!(shares(&[(0, 0), (0, 0)], usize::MAX, usize::MAX), [0, 0]);
+        assert_eq!(shares(&[(0, 0), (1_000, 100)], 10, usize::MAX), [160, 100 + 25 + 160]);
     }
 }
