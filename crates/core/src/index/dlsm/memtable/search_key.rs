@@ -114,7 +114,8 @@ pub(super) struct Prefix {
 }
 
 const UPPER_HALVES: u128 = u128::MAX / 0xff * 0xf0;
-/// The first 12 of 16 bytes: as many halves as a hint has at most.
+/// The first 12 of 16 bytes: a hint has at most as many halves if the memory has 512 KiB or more,
+/// and up to 13 in less.
 const FIRST_TWELVE: u128 = !(u128::MAX >> 96);
 
 /// The lower halves of all bytes.

@@ -200,6 +200,11 @@ impl SkipList {
         Self { arena, bits: PlaceBits::of_words(words), prefix }
     }
 
+    /// What its keys were expected to have in common.
+    pub(super) fn prefix(&self) -> &Prefix {
+        &self.prefix
+    }
+
     /// Returns the memory, for reuse by another list.
     pub(super) fn into_memory(self) -> Arc<Region> {
         self.arena.into_memory()
