@@ -167,3 +167,47 @@ fn hash_pieces<const BYTES: usize>(first: u64, middle: &[u64], last: Option<u64>
 pub(super) fn sum_of(words: &[u64]) -> u64 {
     hash(words.len() as u64, words, None)
 }
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// The byte at `at`, zero beyond the end.
+    fn byte(words: &[u64], at: usize) -> u8 {
+        words.get(at / 8).map_or(0, |word| word.to_le_bytes()[at % 8])
+    }
+
+    proptest! {
+        #[test]
+        fn words_are_copied_as_their_bytes(
+            words in proptest::collection::vec(any::<u64>(), 0..6),
+            at in 0_usize..60,
+            bytes in 0_usize..60,
+        ) {
+            let mut out = vec![7];
+            copy_out(&words, at, bytes, &mut out);
+            let expected = (at..at + bytes).map(|at| byte(&words, at));
+            prop_assert_eq!(out, Vec::from_iter([7].into_iter().chain(expected)));
+        }
+
+        #[test]
+        fn pieces_are_packed_without_gaps(
+            pieces in proptest::collection::vec(
+                proptest::collection::vec(any::<u8>(), 0..30),
+                0..6,
+            ),
+        ) {
+            let all = pieces.concat();
+            let mut words = vec![7];
+            let mut packer = Packer::new(&mut words);
+            pieces.iter().for_each(|piece| packer.push_bytes(piece));
+            packer.finish();
+            prop_assert_eq!(words[0], 7);
+            prop_assert_eq!(words.len(), 1 + all.len().div_ceil(8));
+            let packed = (0..all.len().next_multiple_of(8)).map(|at| byte(&words[1..], at));
+            let padded = all.iter().copied().chain(std::iter::repeat(0));
+            prop_assert!(packed.zip(padded).all(|(packed, byte)| packed == byte));
+        }
+    }
+}
