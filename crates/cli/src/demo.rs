@@ -24,7 +24,7 @@ use farleaf_core::index::fine::FineOptions;
 use farleaf_core::index::one_sided::entrywise::EntrywiseOptions;
 use farleaf_core::index::smart::SmartOptions;
 use farleaf_core::index::{Design, Naming, Scan};
-use farleaf_core::page::{Bytes, CHOSEN, Layout, OwnedKey};
+use farleaf_core::page::{Bytes, CHOSEN, OwnedKey};
 use farleaf_fabric::Provider;
 use farleaf_fabric::local::LocalConfig;
 use std::ops::RangeInclusive;
@@ -125,6 +125,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
                 bytes_in_page,
                 weights: string_weights(bytes_in_page),
                 record_bytes: key_bytes + value_bytes,
+                string_bytes: Some(key_bytes),
                 name: &|report| {
                     report.key_form = Some(form.to_string());
                     report.key_bytes = Some(key_bytes);
@@ -147,6 +148,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
                 form: &Numbers,
                 bytes_in_page: NUMBERS_IN_PAGE,
                 record_bytes: 16.0,
+                string_bytes: None,
                 weights: EntryWeights::default(),
                 name: &|_| (),
                 key: &|number| number.to_string(),
@@ -173,6 +175,8 @@ struct Demo<'a, O> {
     bytes_in_page: f64,
     /// Size of a key and its value, in bytes.
     record_bytes: f64,
+    /// Length of a key, if keys are byte strings.
+    string_bytes: Option<f64>,
     weights: EntryWeights,
     /// Completes the settings in a report.
     name: &'a dyn Fn(&mut Report),
@@ -195,8 +199,8 @@ impl<O: Form<Layout: Providers>> Demo<'_, O> {
         let pool_of = move |record| {
             move |weights: &[u64]| pool_bytes(keys.len(), record, FILL, inserts, weights)
         };
-        let strings = O::Layout::HAS_HEAP;
-        let in_pages = DesignName::Local.record_bytes(keys.len(), self.bytes_in_page, strings);
+        let string_bytes = self.string_bytes;
+        let in_pages = DesignName::Local.record_bytes(keys.len(), self.bytes_in_page, string_bytes);
         let pool = pool_of(in_pages);
         self.json.say(&format!(
             "{} keys on {MEMORY_SERVERS} memory servers, 1 compute server with {THREADS} threads, \
@@ -232,7 +236,7 @@ impl<O: Form<Layout: Providers>> Demo<'_, O> {
         let mut reports = Vec::new();
         for design in DesignName::value_variants() {
             let name = design.name();
-            let record = design.record_bytes(keys.len(), self.bytes_in_page, strings);
+            let record = design.record_bytes(keys.len(), self.bytes_in_page, string_bytes);
             let one = OneDesign { demo: self, name, pool_bytes: pool_of(record)(&weights)? };
             reports.extend(designs::run::<O::Layout, _>(*design, &options, &fabric, one)?);
         }

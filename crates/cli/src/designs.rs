@@ -99,17 +99,31 @@ impl DesignName {
 
     /// Upper bounds of the average bytes that a loaded record and an inserted one take, apart from
     /// free space. `keys` records at even distances are loaded. `in_page` is the size in designs
-    /// with pages.
-    pub(crate) fn record_bytes(self, keys: u64, in_page: f64, strings: bool) -> RecordBytes {
+    /// with pages, and `string_bytes` the average length of a key that is a byte string.
+    pub(crate) fn record_bytes(
+        self,
+        keys: u64,
+        in_page: f64,
+        string_bytes: Option<f64>,
+    ) -> RecordBytes {
         const LEAF: f64 = 64.0;
         const NODE: f64 = 2_112.0;
+        // Leaves of less have sizes in steps of 64 bytes, larger ones in steps of 1 KiB.
+        const SMALL_LEAF: f64 = 2_048.0;
+        const LARGE_STEP: f64 = 1_024.0;
+        // Beyond 48 bytes in common, keys have a chain of nodes, each for 48 bytes and its slot's.
+        const LINK_BYTES: f64 = 49.0;
         if !matches!(self, Self::Smart | Self::PSmart) {
             return RecordBytes { loaded: in_page, inserted: in_page };
         }
-        if strings {
-            // Room for two values, and less than a node for each key.
+        if let Some(key) = string_bytes {
+            // Room for two values.
             let leaf = 2.0 * in_page + LEAF;
-            return RecordBytes { loaded: leaf + NODE, inserted: leaf + NODE };
+            let leaf = if leaf > SMALL_LEAF { leaf + LARGE_STEP } else { leaf };
+            // Less than one node for each key in which keys part, and the chains.
+            let chain = if key < LINK_BYTES { 0.0 } else { key / LINK_BYTES };
+            let each = leaf + NODE * (1.0 + chain);
+            return RecordBytes { loaded: each, inserted: each };
         }
         // The deepest level that the keys fill, and at least two keys in each of its nodes.
         let levels = keys.max(2).ilog2() / 8;

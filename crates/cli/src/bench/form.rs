@@ -99,6 +99,11 @@ impl KeysAndValues {
         by_form!(self, strings => string_bytes_in_page(strings.stored_bytes()), NUMBERS_IN_PAGE)
     }
 
+    /// Average length of a loaded key, in bytes, if keys are byte strings.
+    pub(super) fn string_bytes(&self) -> Option<f64> {
+        by_form!(self, strings => Some(strings.record_bytes().0), None)
+    }
+
     /// Upper bound of the average size of a record's block, in bytes.
     pub(super) fn bytes_in_blocks(&self) -> f64 {
         by_form!(self, strings => strings.block_bytes(), 0.0)

@@ -145,8 +145,8 @@ impl Plan {
         let (pool_bytes, single_pool_bytes) = match arguments.pool_bytes {
             Some(bytes) => (round_up(bytes)?, bytes_of_all(bytes, arguments.memory_servers)?),
             None => {
-                let strings = form.keys().is_some();
-                let record = arguments.index.record_bytes(loaded, form.bytes_in_page(), strings);
+                let (in_page, key_bytes) = (form.bytes_in_page(), form.string_bytes());
+                let record = arguments.index.record_bytes(loaded, in_page, key_bytes);
                 let of =
                     |weights: &[u64]| pool_bytes(loaded, record, arguments.fill, inserts, weights);
                 // Replaced blocks cannot be freed until their leaves are written back.

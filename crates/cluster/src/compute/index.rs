@@ -5,6 +5,7 @@
 use super::because;
 use super::design::{ClusterDesign, SharedValues};
 use super::map_store::CatalogMap;
+use crate::config::ConfigError;
 use crate::error::ProgramError;
 use crate::layouts::ClusterLayout;
 use farleaf_core::index::{Design, IndexError, ValueForm};
@@ -35,6 +36,21 @@ pub(super) fn create<L: ClusterLayout, D: ClusterDesign<L>, C: Cluster>(
         <D as Design<L>>::create(&fabric, options).await?;
         Ok(D::Values::mark(&fabric).await?)
     })
+}
+
+/// Checks that this compute server has the memory for its part of the index.
+///
+/// # Errors
+/// [`ProgramError::Config`] if it has not.
+pub(super) fn check_part<L: ClusterLayout, D: ClusterDesign<L>, C: Cluster>(
+    cluster: &C,
+    state: &D::State<L>,
+) -> Result<(), ProgramError> {
+    let checked = run(cluster, NOBODY, async |fabric| {
+        let pool = D::open_pool::<_, L>(fabric).await?;
+        Ok(D::check_part(state, &pool))
+    })?;
+    checked.map_err(|error| ConfigError::Settings(error.to_string()).into())
 }
 
 /// Takes over what former lives of this compute server have left beside leaves. Call it when they

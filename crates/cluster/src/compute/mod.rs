@@ -575,9 +575,11 @@ impl<L: ClusterLayout, D: ClusterDesign<L>> Program<'_, L, D> {
         let cluster = reach::connect(settings.transport, memory, &self.token, self.options)?;
         let map = index::begin_life::<L, D, _>(&cluster, self.options.number, &store)?;
         let (of_server, values) = D::server(self.options).map_err(because)?;
+        let server = ComputeServer::start(self.options.number, &of_server, map).map_err(because)?;
+        // Otherwise it would find this out while it opens the index, and begin lives for ever.
+        index::check_part::<L, D, _>(&cluster, server.state())?;
         index::adopt::<L, D, _>(&cluster, self.options.number, &values)?;
-        let server = ComputeServer::start(self.options.number, &of_server, map);
-        let server = (Arc::new(server.map_err(because)?), values);
+        let server = (Arc::new(server), values);
         let tally = Arc::clone(&self.watched.tally);
         let threads = Threads::start(&self.crew, server, &cluster, &store, tally)?;
         *lock(&self.watched.serving) = Some(Arc::clone(&threads.shared) as _);

@@ -8,6 +8,7 @@ use super::map_store::CatalogMap;
 use super::reach::MemoryCluster;
 use super::threads::{Crew, Tally, Threads};
 use crate::catalog::{Catalog, CatalogError, Entry, Lease, Version};
+use crate::error::ProgramError;
 use crate::records::{self, Keys, MapRecord};
 use farleaf_core::cache::{CacheOptions, OffloadName};
 use farleaf_core::client::{ClientIndex, ClientOptions, Remote};
@@ -389,4 +390,37 @@ fn a_thread_that_has_ended_keeps_nothing_from_ending() {
         sender.send(started.is_err()).unwrap();
     });
     assert_eq!(receiver.recv_timeout(Duration::from_secs(20)), Ok(true));
+}
+
+/// A compute server with less memory than the one that created the index once found this out while
+/// it opened the index, and then began the next life, for ever.
+#[test]
+fn too_little_memory_for_the_shards_ends_a_compute_server() {
+    let server = MemoryServerConfig { pool_bytes: 16 << 20, ..Default::default() };
+    let memory = TcpConfig::default();
+    let setup = Setup { provider: &memory, options: (), memory_servers: 1, server };
+    let memory: MemoryCluster = Either::Left(setup.start::<Fixed8>());
+    let of = |bytes, longest_value| DlsmServerOptions {
+        memtable_bytes: Some(bytes),
+        longest_value: Some(longest_value),
+        ..DlsmServerOptions::default()
+    };
+    let new = ShardedOptions {
+        within: vec![u64::MAX / 2],
+        ..ShardedOptions::with_boundaries(Vec::new(), of(64 << 20, 8))
+    };
+    index::create::<Fixed8, ShardedDlsm, _>(&memory, &new).unwrap();
+    for (options, suffices) in
+        [(of(64 << 20, 8), true), (of(1 << 10, 8), false), (of(1 << 20, 60_000), false)]
+    {
+        let map = PartitionMap::new::<Fixed8>(1, Vec::new()).unwrap();
+        let server = ComputeServer::<ShardedDlsm, Fixed8>::start(0, &options, map).unwrap();
+        match index::check_part::<Fixed8, ShardedDlsm, _>(&memory, server.state()) {
+            Ok(()) => assert!(suffices, "{options:?}"),
+            Err(error @ ProgramError::Config(_)) => {
+                assert!(!suffices && error.to_string().contains("too little memory"), "{error}");
+            }
+            Err(error) => panic!("it would begin another life: {error}"),
+        }
+    }
 }

@@ -34,8 +34,8 @@ pub struct Setup<'a, P, O> {
 pub struct Beside {
     /// The compute server of each.
     compute_servers: Vec<u16>,
-    /// Remote operations of them all.
-    sent: AtomicU64,
+    /// WRITEs of them all, after they had opened the index.
+    writes: AtomicU64,
 }
 
 impl Beside {
@@ -79,7 +79,7 @@ impl Beside {
                 let report = |done: Result<_, _>| _ = done.expect("the background work succeeds");
                 index.background(Background::WriteBack, &ended, &report).await.unwrap();
                 let sent = fabric.counters().snapshot() - opened;
-                self.sent.fetch_add(sent.remote_operations(), Ordering::Relaxed);
+                self.writes.fetch_add(sent.writes, Ordering::Relaxed);
                 None
             }
         });
@@ -176,20 +176,21 @@ where
     every_check::<L, D, P>(setup, &Beside::nothing());
 }
 
-/// Runs every check beside background tasks.
+/// Runs every check as [`run`] does, but beside background tasks where there are operations.
 ///
 /// # Panics
-/// If one fails, or if no background task has anything to do.
+/// If one fails, or if no background task has written anything.
 pub fn run_with_background<L, D, P>(setup: &Setup<'_, P, D::Options>)
 where
     L: Named,
     D: Design<L>,
     P: Provider,
 {
+    opening::<L, D, P>(setup);
     let beside = Beside::two();
     every_check::<L, D, P>(setup, &beside);
-    let sent = beside.sent.load(Ordering::Relaxed);
-    assert!(sent > 0, "the background tasks have done nothing");
+    let writes = beside.writes.load(Ordering::Relaxed);
+    assert!(writes > 0, "the background tasks have written nothing");
 }
 
 fn every_check<L, D, P>(setup: &Setup<'_, P, D::Options>, beside: &Beside)

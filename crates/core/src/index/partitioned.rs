@@ -64,6 +64,18 @@ pub trait Partitioned: Copy + Debug + Send + Sync + 'static {
         memory: Arc<MemoryUse>,
     ) -> Result<Self::State<L>, IndexError>;
 
+    /// Checks, before any handle is opened, that a compute server's options suffice for its part of
+    /// the index.
+    ///
+    /// # Errors
+    /// [`IndexError`] if they do not; the same options never will.
+    fn check_part<F: Fabric, L: Layout>(
+        _state: &Self::State<L>,
+        _pool: &Self::Pool<F, L>,
+    ) -> Result<(), IndexError> {
+        Ok(())
+    }
+
     /// Opens a handle on a compute server's part of the index.
     fn open_part<F: Fabric, L: Layout>(
         state: &Arc<Self::State<L>>,

@@ -364,7 +364,8 @@ fn background_tasks_let_writers_know_of_a_full_pool() {
 
 /// Merges that run together need more memory than one. In a pool that is hardly larger than one at
 /// a time needs, several once ended writes with its error. A flush beside them may still do so,
-/// which makes pools of the least size a matter of luck.
+/// which makes pools of the least size a matter of luck. The test has one schedule of each pool,
+/// and does not see whether merges ran short in it.
 #[test]
 fn several_merges_fit_where_one_does() {
     let fits = |workers, pool_bytes| {

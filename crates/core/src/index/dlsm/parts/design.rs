@@ -53,6 +53,13 @@ impl Partitioned for ShardedDlsm {
         DlsmServer::new(options, range)
     }
 
+    fn check_part<F: Fabric, L: Layout>(
+        state: &DlsmServer<L>,
+        pool: &DlsmPool<F, L>,
+    ) -> Result<(), IndexError> {
+        pool.tell(state)
+    }
+
     async fn open_part<F: Fabric, L: Layout>(
         state: &Arc<DlsmServer<L>>,
         pool: &DlsmPool<F, L>,

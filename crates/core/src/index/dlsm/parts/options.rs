@@ -48,6 +48,20 @@ impl DlsmServerOptions {
         Ok(options)
     }
 
+    /// Whether each of `shards` trees takes values of `value_bytes` bytes.
+    ///
+    /// # Errors
+    /// [`IndexError::InvalidArgument`] if the memory is too small for that.
+    pub(super) fn check(&self, shards: usize, value_bytes: usize) -> Result<(), IndexError> {
+        match self.of_each(shards)?.memtable.most_value_bytes() >= value_bytes {
+            true => Ok(()),
+            false => Err(IndexError::InvalidArgument(
+                "too little memory for MemTables: the longest value takes more than a quarter of a \
+                 MemTable; give the compute server more, or divide its keys into fewer shards",
+            )),
+        }
+    }
+
     /// The options of each of `shards` trees.
     pub(super) fn of_each(&self, shards: usize) -> Result<DlsmOptions, IndexError> {
         let Some(all) = self.memtable_bytes else { return Ok(self.tree.clone()) };
@@ -115,16 +129,7 @@ impl<K: Ord> ShardedOptions<K> {
         for low in &self.within {
             shards[self.boundaries.partition_point(|boundary| boundary <= low)] += 1;
         }
-        shards.into_iter().try_for_each(|shards| {
-            match self.server.of_each(shards)?.memtable.most_value_bytes() >= value_bytes {
-                true => Ok(()),
-                false => Err(IndexError::InvalidArgument(
-                    "too little memory for MemTables: the longest value takes more than a quarter \
-                     of a MemTable; give the compute server more, or divide its keys into fewer \
-                     shards",
-                )),
-            }
-        })
+        shards.into_iter().try_for_each(|shards| self.server.check(shards, value_bytes))
     }
 
     /// The map of the shards.

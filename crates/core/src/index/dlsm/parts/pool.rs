@@ -40,12 +40,17 @@ impl<F: Fabric, L: Layout> DlsmPool<F, L> {
         Ok(Self { fabric, map, doubtful: Cell::new(false), opened: OpenedParts::new() })
     }
 
+    /// Tells a compute server which shards there are.
+    pub(super) fn tell(&self, server: &DlsmServer<L>) -> Result<(), IndexError> {
+        server.learn(&self.map)
+    }
+
     /// Opens all trees of a compute server. The first handle opens them from their directories.
     pub(super) async fn open_part(
         &self,
         server: &Arc<DlsmServer<L>>,
     ) -> Result<DlsmPart<F, L>, IndexError> {
-        server.learn(&self.map)?;
+        self.tell(server)?;
         let part = Rc::new(PartTrees::new(self.fabric.clone(), server, &self.map));
         drop(part.enter_all(server.owned().1).await?);
         self.opened.add(Rc::clone(&part));

@@ -79,6 +79,7 @@ impl<L: Layout> DlsmServer<L> {
             }
             None => {}
         }
+        self.options.check(owned.len(), self.options.longest_value.unwrap_or(0))?;
         let options = self.options.smallest(owned.len())?;
         let writers = Arc::new(Writers::new(options.writers));
         let (map, trees) = (Arc::clone(map), BTreeMap::new());
