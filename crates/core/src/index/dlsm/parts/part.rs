@@ -228,13 +228,12 @@ impl<F: Fabric, L: Layout> PartIndex<F, L> for DlsmPart<F, L> {
         out: &mut Records<OwnedKey<L>, OwnedValue<L>>,
     ) -> Result<OwnedRange<OwnedKey<L>>, RemoteError> {
         let part = &*self.part;
-        // The range first: its shards cannot be left once they are entered.
-        let range = part.server.range();
+        // Together: shards that have left in between would be missing in the range's answer.
+        let (range, owned) = part.server.owned_range();
         if out.len() >= scan.limit {
             return Ok(range);
         }
         let wanted = encoded_scan::<L::Key>(scan);
-        let (_, owned) = part.server.owned();
         let mut entered =
             part.enter_all(owned.filter(|shard| part.overlaps(*shard, &wanted))).await?;
         let Some((first, _)) = entered.first() else { return Ok(range) };
