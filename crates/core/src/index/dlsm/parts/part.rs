@@ -117,7 +117,11 @@ impl<F: Fabric, L: Layout> PartTrees<F, L> {
         work: impl Fn(&'t DlsmIndex<F, L>) -> Fut,
     ) -> Result<(), RemoteError> {
         for shard in self.server.owned().1 {
-            self.tree(shard)?;
+            match self.tree(shard) {
+                // One that has left since then, and was never opened here, has nothing.
+                Ok(_) | Err(RemoteError::Moved) => {}
+                Err(error) => return Err(error),
+            }
         }
         let on_open = async |tree: &'t DlsmIndex<F, L>| {
             // One that is not open has nothing. One that cannot be joined is being left.
