@@ -219,7 +219,7 @@ mod tests {
     /// records and answered for its keys.
     #[test]
     fn a_range_comes_with_its_shards() {
-        type Layout = Fixed8<16>;
+        type Layout = Fixed8<128>;
         let lows = [100_u64, 200].map(|low| u64::of_owned(&low));
         let map = Arc::new(ShardMap::new(lows.to_vec()).unwrap());
         let all = OwnedRange { low: 0, high: None };
