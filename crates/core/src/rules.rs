@@ -182,7 +182,7 @@ rules! {
     MERGES_APART: "merges_overlapping", "lsm.V7", "Merges that run together write no key to the same level.";
     RANGES_MEET: "skips_boundary_keys", "lsm.J9", "The parts of a merge take all keys, also those at their bounds.";
     ONE_BOUND: "bounds_each_shard", "lsm.H6", "A scan sees all trees of a compute server as of one bound.";
-    LEAVERS_DRAINED: "leaves_in_haste", "lsm.H9", "A process leaves a shard only after the operations there have ended.";
+    LEAVERS_DRAINED: "leaves_undrained", "lsm.H9", "A process leaves a shard only after the operations there have ended.";
     LEAVERS_FLUSHED: "leaves_unflushed", "lsm.H8", "A process leaves a shard only after all of its MemTables are flushed.";
     LEAVERS_SETTLED: "leaves_unsettled", "lsm.H8", "A process leaves a shard only after its flushes, merges and WRITEs there have ended.";
     NUMBERS_RAISED: "keeps_numbers", "lsm.H10", "A process that opens a shard gives later versions higher numbers than all that are there.";

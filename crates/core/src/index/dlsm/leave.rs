@@ -35,6 +35,11 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     /// [`IndexError`]; then this process has the shard, or may have it, and nothing is lost.
     pub(super) async fn leave(&self) -> Result<(), IndexError> {
         let (shard, fabric) = (&self.shard, self.fabric());
+        let settles = !fabric.breaks(LEAVERS_SETTLED);
+        if settles {
+            // Operations on its keys would wait for a move that fails.
+            self.check_found()?;
+        }
         if !fabric.breaks(LEAVERS_DRAINED) {
             self.until_drained().await?;
         }
@@ -44,12 +49,15 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         }
         if shard.epoch() == 0 {
             let editing = self.until_begun(Right::Edit, Shard::begin_edit).await?;
-            return self.tell_left(&editing).await;
+            // A `flush` or `collect`, which makes no visit, may have opened it before.
+            return match shard.epoch() > 0 || shard.is_opening() {
+                true => Err(IndexError::Contended { retries: 0 }),
+                false => self.tell_left(&editing).await,
+            };
         }
         if !fabric.breaks(LEAVERS_FLUSHED) {
             self.flush_everything().await?;
         }
-        let settles = !fabric.breaks(LEAVERS_SETTLED);
         let mut rights = None;
         if settles {
             let flushing = self.until_begun(Right::Flush, Shard::begin_flush).await?;
@@ -75,6 +83,14 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         Ok(())
     }
 
+    /// Fails if extents are lost: they do not come back as long as this process has the shard.
+    fn check_found(&self) -> Result<(), IndexError> {
+        match self.shard.extents().lost {
+            0 => Ok(()),
+            _ => Err(IndexError::Contended { retries: 0 }),
+        }
+    }
+
     /// Waits until all extents in use are those of the version's tables. Each thread settles what
     /// it has given up.
     async fn until_landed(&self) -> Result<(), IndexError> {
@@ -84,6 +100,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
             if self.shard.has_landed() {
                 return Ok(());
             }
+            self.check_found()?;
             wait.get_or_insert_with(|| self.wait()).again().await?;
         }
     }

@@ -117,7 +117,11 @@ impl<F: Fabric, L: Layout> PartTrees<F, L> {
         work: impl Fn(&'t DlsmIndex<F, L>) -> Fut,
     ) -> Result<(), RemoteError> {
         for shard in self.server.owned().1 {
-            self.tree(shard)?;
+            match self.tree(shard) {
+                // One that has left since then, and was never opened here, has nothing.
+                Ok(_) | Err(RemoteError::Moved) => {}
+                Err(error) => return Err(error),
+            }
         }
         let on_open = async |tree: &'t DlsmIndex<F, L>| {
             // One that is not open has nothing. One that cannot be joined is being left.
@@ -228,13 +232,12 @@ impl<F: Fabric, L: Layout> PartIndex<F, L> for DlsmPart<F, L> {
         out: &mut Records<OwnedKey<L>, OwnedValue<L>>,
     ) -> Result<OwnedRange<OwnedKey<L>>, RemoteError> {
         let part = &*self.part;
-        // The range first: its shards cannot be left once they are entered.
-        let range = part.server.range();
+        // Together: shards that have left in between would be missing in the range's answer.
+        let (range, owned) = part.server.owned_range();
         if out.len() >= scan.limit {
             return Ok(range);
         }
         let wanted = encoded_scan::<L::Key>(scan);
-        let (_, owned) = part.server.owned();
         let mut entered =
             part.enter_all(owned.filter(|shard| part.overlaps(*shard, &wanted))).await?;
         let Some((first, _)) = entered.first() else { return Ok(range) };

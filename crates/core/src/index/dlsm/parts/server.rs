@@ -94,6 +94,13 @@ impl<L: Layout> DlsmServer<L> {
         (self.changes(), owned)
     }
 
+    /// The range, and the numbers of the trees in it: those of one moment.
+    pub(super) fn owned_range(&self) -> (OwnedRange<OwnedKey<L>>, Range<usize>) {
+        let inner = lock(&self.inner);
+        let owned = inner.known.as_ref().map_or(0..0, |known| known.owned.clone());
+        (inner.range.clone(), owned)
+    }
+
     /// Counts the changes of the range.
     pub(super) fn changes(&self) -> u64 {
         self.changes.load(Ordering::Acquire)
@@ -200,5 +207,39 @@ impl<L: Layout> PartState<OwnedKey<L>> for DlsmServer<L> {
             memtables + indexes
         };
         self.shards().iter().map(bytes).sum()
+    }
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+    use crate::page::Fixed8;
+    use farleaf_fabric::sync::thread;
+
+    /// A scan that took the range before a shard left, and the shards after it, missed the shard's
+    /// records and answered for its keys.
+    #[test]
+    fn a_range_comes_with_its_shards() {
+        type Layout = Fixed8<128>;
+        let lows = [100_u64, 200].map(|low| u64::of_owned(&low));
+        let map = Arc::new(ShardMap::new(lows.to_vec()).unwrap());
+        let all = OwnedRange { low: 0, high: None };
+        let some = OwnedRange { low: 0, high: Some(100) };
+        let server =
+            &DlsmServer::<Layout>::new(&DlsmServerOptions::default(), all.clone()).unwrap();
+        server.learn(&map).unwrap();
+        thread::scope(|scope| {
+            scope.spawn(move || {
+                for _ in 0..50_000 {
+                    server.set_range(some.clone());
+                    server.set_range(all.clone());
+                }
+            });
+            for _ in 0..50_000 {
+                let (range, owned) = server.owned_range();
+                assert_eq!(shards_of::<Layout>(&map, &range).unwrap(), owned);
+            }
+        });
+        assert_eq!((server.owned().1, server.changes()), (0..3, 100_000));
     }
 }
