@@ -438,8 +438,10 @@ where
         }
         let mut records: Records<Vec<u8>, Vec<u8>> = Vec::new();
         let mut rest = scan.clone();
+        // If all values are in the leaves, there is nothing to READ between two parts.
+        let together = if self.values.are_inline() { usize::MAX } else { SCAN_TOGETHER };
         while records.len() < scan.limit {
-            rest.limit = (scan.limit - records.len()).min(SCAN_TOGETHER);
+            rest.limit = (scan.limit - records.len()).min(together);
             let since_ns = self.values.blocks.now_ns();
             let found = self.design.scan(&rest).await?;
             let is_last = found.len() < rest.limit;

@@ -65,6 +65,11 @@ impl<F: Fabric, L: Layout> ValueBlocks<F, L> {
         }
     }
 
+    /// Whether no value needs a block, however long it is.
+    pub(super) fn are_inline(&self) -> bool {
+        self.inline_bytes == usize::MAX
+    }
+
     pub(super) fn counters(&self) -> CacheCounters {
         self.counters.snapshot()
     }
