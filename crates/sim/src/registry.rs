@@ -52,6 +52,7 @@ pub const SCENARIOS: &[(&str, &str)] = &[
     ),
     ("canary-dlsm-freed-tables", include_str!("../scenarios/canary-dlsm-freed-tables.toml")),
     ("canary-dlsm-kept-numbers", include_str!("../scenarios/canary-dlsm-kept-numbers.toml")),
+    ("canary-dlsm-left-undrained", include_str!("../scenarios/canary-dlsm-left-undrained.toml")),
     ("canary-dlsm-left-unflushed", include_str!("../scenarios/canary-dlsm-left-unflushed.toml")),
     ("canary-dlsm-left-unsettled", include_str!("../scenarios/canary-dlsm-left-unsettled.toml")),
     ("canary-dlsm-merged-alone", include_str!("../scenarios/canary-dlsm-merged-alone.toml")),
