@@ -103,8 +103,8 @@ impl<'c, F: Fabric, L: Layout> ShardClient<'c, F, L> {
         self.ask_state(DirectoryRequest::Join { shard: self.shard, owner }).await
     }
 
-    /// Ends the epoch of `owner`, which has settled everything (H8). Afterwards any process can open
-    /// the shard, and fences nothing.
+    /// Ends the epoch of `owner`, which has settled everything (H8). Afterwards any process can
+    /// open the shard, and fences nothing.
     ///
     /// # Errors
     /// [`RemoteError`]; the shard may be left if the outcome is unknown. Call it again then.

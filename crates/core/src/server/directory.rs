@@ -8,7 +8,7 @@
 //! - lsm.V5. A change of the tables is made whole, and once: its number is above those of all
 //!   changes before.
 //! - lsm.H3. A request of an earlier epoch than the shard's is refused.
-//! - lsm.H8. A shard is left by the process that has it, in its epoch, once. From then on, no
+//! - lsm.H11. A shard is left by the process that has it, in its epoch, once. From then on, no
 //!   request of that epoch is accepted.
 //! - lsm.K4. No two tables of a shard have the same memory, and what they have of this server's is
 //!   in chunks of the shard.
@@ -283,7 +283,7 @@ impl Shard {
         self.join(client)
     }
 
-    /// Ends an epoch whose process has settled everything. Repeated, it changes nothing (H8).
+    /// Ends an epoch whose process has settled everything. Repeated, it changes nothing (H11).
     fn leave(&mut self, owner: u64, epoch: u64) -> Result<(), Refusal> {
         let next = epoch.checked_add(1).ok_or(Refusal::Malformed)?;
         if self.owner == LEFT && self.epoch == next {

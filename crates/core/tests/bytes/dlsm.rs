@@ -222,8 +222,8 @@ fn lookup_reads_one_record(model: Model) {
     });
 }
 
-/// READs what a scan wants of each table, and not much more: at most the groups at its two ends, and
-/// if only a limit ends it, a quarter and a group of each source.
+/// READs what a scan wants of each table, and not much more: at most the groups at its two ends,
+/// and if only a limit ends it, a quarter and a group of each source.
 async fn scans_read_what_they_want<F: Fabric>(
     fabric: &F,
     tree: &Shard,
