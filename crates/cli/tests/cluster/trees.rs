@@ -141,26 +141,22 @@ fn long_byte_strings_are_served_from_trees() {
 /// All shards move to one compute server, and what they have is there.
 #[test]
 fn shards_move_and_what_trees_cannot_do_is_refused_by_one_line() {
-    let mut cluster = serving("tcp", TREES);
+    let mut cluster = serving("tcp", &[TREES, &["--metrics"]].concat());
     let dir = cluster.dir().to_owned();
-    let put = farleaf(&["client", "--dir", &dir, "put", "7", "70"]);
-    assert_eq!(put.status.code(), Some(0), "{put:?}");
-    for (words, shards) in
-        [(&["drain", "--dir", &dir, "0"][..], [0, 6]), (&["drain", "--dir", &dir, "1"], [6, 0])]
-    {
-        let moved = farleaf(words);
-        assert_eq!(moved.status.code(), Some(0), "{moved:?}");
-        for server in [0, 1] {
-            let seen = metrics(&compute(&cluster, server).unwrap().metrics.unwrap()).unwrap();
-            assert_eq!(number(&seen, "farleaf_dlsm_shards"), shards[server as usize], "{seen}");
-        }
-        let found = farleaf(&["client", "--dir", &dir, "get", "7"]);
-        assert!(text(&found.stdout).contains("70"), "{found:?}");
-    }
     // Each compute server loads its own part.
     let sizes = ["--load", "--keys", "20000", "--operations", "5000", "--workload", "ycsb-a"];
     let bench = farleaf(&[&["client", "--dir", &dir, "bench"], &sizes[..]].concat());
     assert_eq!(bench.status.code(), Some(0), "{bench:?}");
+    let put = farleaf(&["client", "--dir", &dir, "put", "7", "70"]);
+    assert_eq!(put.status.code(), Some(0), "{put:?}");
+    let moved = farleaf(&["drain", "--dir", &dir, "0"]);
+    assert_eq!(moved.status.code(), Some(0), "{moved:?}");
+    for (server, shards) in [(0, 0), (1, 6)] {
+        let seen = metrics(&compute(&cluster, server).unwrap().metrics.unwrap()).unwrap();
+        assert_eq!(number(&seen, "farleaf_dlsm_shards"), shards, "{seen}");
+    }
+    let found = farleaf(&["client", "--dir", &dir, "get", "7"]);
+    assert!(text(&found.stdout).contains("70"), "{found:?}");
     cluster.end(Signal::TERM);
     for (words, text_of) in [
         (&["--index", "dex", "--shards", "2"][..], "--shards is for --index dlsm"),
