@@ -6,7 +6,7 @@ use farleaf_core::index::coarse::{Coarse, CoarseOptions, Partitioning};
 use farleaf_core::index::conformance::{self, Setup};
 use farleaf_core::index::dex::{Dex, DexOptions};
 use farleaf_core::index::dlsm::{
-    Dlsm, DlsmOptions, DlsmServerOptions, MemTableOptions, ShardedDlsm, ShardedOptions,
+    Dlsm, DlsmOptions, DlsmServerOptions, ShardedDlsm, ShardedOptions,
 };
 use farleaf_core::index::fine::{Fine, FineOptions};
 use farleaf_core::index::hybrid::{Hybrid, HybridOptions};
@@ -74,17 +74,7 @@ fn dex_on_verbs() {
 #[ignore = "needs an RDMA device"]
 fn dlsm_on_verbs() {
     let provider = &VerbsConfig::default();
-    let tree = DlsmOptions {
-        memtable: MemTableOptions { bytes: 16 << 10, filter_bytes: 512, ..Default::default() },
-        table_bytes: 6 << 10,
-        extent_bytes: 2 << 10,
-        chunk_bytes: 1 << 15,
-        level0_tables: 3,
-        level1_bytes: 24 << 10,
-        level_ratio: 3,
-        levels: 4,
-        ..DlsmOptions::default()
-    };
+    let tree = DlsmOptions::tiny();
     let setup = Setup { provider, options: tree.clone(), memory_servers: 3, server: servers() };
     conformance::run::<Tiny, Dlsm, _>(&setup);
     conformance::run_with_background::<Tiny, Dlsm, _>(&setup);

@@ -15,8 +15,8 @@ const LONGEST_ASK_NS: u64 = 5_000_000;
 /// Number of such pauses for which the taker is polled after the giver was lost.
 const LATE_ASKS: u64 = 20;
 /// Why a giver may refuse to move keys beyond a boundary, if the map allows the move.
-const NO_BOUNDARY: &str = "the range to move keys from has no boundary between leaves or shards near this \
-                           key, or the map would be too large with the new boundary";
+const NO_BOUNDARY: &str = "the range to move keys from has no boundary between leaves or shards \
+                           near this key, or the map would be too large with the new boundary";
 /// Why a giver may refuse to move all keys, if the map allows the move.
 const TOO_LARGE: &str = "the record of the map would be too large with this move";
 

@@ -5,7 +5,7 @@ use super::blocks::spent;
 use super::designs::{loads, random_operations};
 use super::providers::{AnyProvider, local, rough, sim, tcp};
 use farleaf_core::index::conformance::{self, Setup};
-use farleaf_core::index::dlsm::{Dlsm, DlsmOptions, MemTableOptions, Shard};
+use farleaf_core::index::dlsm::{Dlsm, DlsmOptions, Shard};
 use farleaf_core::index::{Design, IndexAdmin, IndexError, RangeIndex, Scan};
 use farleaf_core::page::Bytes;
 use farleaf_core::server::MemoryServerConfig;
@@ -23,20 +23,8 @@ pub(super) const KINDS: [IndexKind; 3] = [
     IndexKind::Blocks { block_bytes: 512, bloom_bits: 10 },
 ];
 
-/// Many levels from few records: MemTables are full, flushed and merged all the time.
 pub(super) fn tiny(index: IndexKind) -> DlsmOptions {
-    DlsmOptions {
-        memtable: MemTableOptions { bytes: 16 << 10, filter_bytes: 512, ..Default::default() },
-        index,
-        table_bytes: 6 << 10,
-        extent_bytes: 2 << 10,
-        chunk_bytes: 1 << 15,
-        level0_tables: 3,
-        level1_bytes: 24 << 10,
-        level_ratio: 3,
-        levels: 4,
-        ..DlsmOptions::default()
-    }
+    DlsmOptions { index, ..DlsmOptions::tiny() }
 }
 
 pub(super) fn setup(

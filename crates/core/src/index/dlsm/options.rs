@@ -97,6 +97,21 @@ impl DlsmOptions {
         }
     }
 
+    /// Many levels from few records, for tests: MemTables are full and merges due all the time.
+    pub fn tiny() -> Self {
+        Self {
+            memtable: MemTableOptions { bytes: 16 << 10, filter_bytes: 512, ..Default::default() },
+            table_bytes: 6 << 10,
+            extent_bytes: 2 << 10,
+            chunk_bytes: 1 << 15,
+            level0_tables: 3,
+            level1_bytes: 24 << 10,
+            level_ratio: 3,
+            levels: 4,
+            ..Self::default()
+        }
+    }
+
     /// The bytes beyond which `level` is merged into the next one, from level 1 on.
     pub(super) fn level_bytes(&self, level: usize) -> u64 {
         let deeper = u32::try_from(level.saturating_sub(1)).unwrap_or(u32::MAX);

@@ -56,7 +56,7 @@ impl<'p, F: Fabric, L: Layout> LoadBuilder<'p, F, L> {
         let mut parts = self.opened.iter().enumerate();
         let of_key = |part: &PartTrees<F, L>| {
             let shard = part.map.shard_of(key);
-            part.server.owned().1.contains(&shard).then_some(shard)
+            part.server.owned().contains(&shard).then_some(shard)
         };
         let found = parts.find_map(|(number, part)| Some((number, part, of_key(part)?)));
         let (number, part, shard) = found.ok_or(RemoteError::NotItsKeys)?;

@@ -116,7 +116,7 @@ impl<F: Fabric, L: Layout> PartTrees<F, L> {
         &'t self,
         work: impl Fn(&'t DlsmIndex<F, L>) -> Fut,
     ) -> Result<(), RemoteError> {
-        for shard in self.server.owned().1 {
+        for shard in self.server.owned() {
             match self.tree(shard) {
                 // One that has left since then, and was never opened here, has nothing.
                 Ok(_) | Err(RemoteError::Moved) => {}
@@ -285,7 +285,9 @@ impl<F: Fabric, L: Layout> PartIndex<F, L> for DlsmPart<F, L> {
         let part = &*self.part;
         let working = async {
             while !ended() {
-                let (changes, owned) = part.server.owned();
+                // First: a change between the two ends the work at once.
+                let changes = part.server.changes();
+                let owned = part.server.owned();
                 let is_over = || ended() || part.server.changes() != changes;
                 if owned.is_empty() {
                     part.fabric.sleep(LOOK_NS).await;

@@ -52,7 +52,7 @@ impl<F: Fabric, L: Layout> DlsmPool<F, L> {
     ) -> Result<DlsmPart<F, L>, IndexError> {
         self.tell(server)?;
         let part = Rc::new(PartTrees::new(self.fabric.clone(), server, &self.map));
-        drop(part.enter_all(server.owned().1).await?);
+        drop(part.enter_all(server.owned()).await?);
         self.opened.add(Rc::clone(&part));
         Ok(DlsmPart::new(part))
     }
