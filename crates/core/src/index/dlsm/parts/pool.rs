@@ -12,6 +12,7 @@ use crate::index::dlsm::directory::end_process;
 use crate::index::{IndexError, PartPool, Scan};
 use crate::page::{DesignId, Layout, OwnedKey};
 use crate::remote::{ExtentClient, ExtentSpace, ROOT_SERVER, RemoteError, RpcClient};
+use crate::together::all;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, ServerId};
 use std::cell::Cell;
@@ -52,7 +53,13 @@ impl<F: Fabric, L: Layout> DlsmPool<F, L> {
     ) -> Result<DlsmPart<F, L>, IndexError> {
         self.tell(server)?;
         let part = Rc::new(PartTrees::new(self.fabric.clone(), server, &self.map));
-        drop(part.enter_all(server.owned()).await?);
+        for entered in all(server.owned().map(|shard| part.enter(shard))).await {
+            match entered {
+                // Another handle of the process moves it, and had opened it before.
+                Ok(_) | Err(RemoteError::Moved) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
         self.opened.add(Rc::clone(&part));
         Ok(DlsmPart::new(part))
     }
