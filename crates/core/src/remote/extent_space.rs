@@ -466,6 +466,19 @@ mod tests {
         assert!(space.take(SERVER, None, (160, 100)).is_some());
     }
 
+    /// Another process may have had the shard between the two beginnings.
+    #[test]
+    fn a_lease_from_before_means_nothing() {
+        let space = space(2);
+        let before = lease(&space, 2, 0).unwrap();
+        space.begin((7, 3), &[(GlobalAddr::new(SERVER, 4096), 2 * 1024)]);
+        let now = lease(&space, 1, 0).unwrap();
+        drop(before);
+        assert_eq!(space.usage(), ExtentUsage { all: 2, leased: 1, resting: 0, lost: 0 });
+        drop(now);
+        assert_eq!(space.usage(), ExtentUsage { all: 2, leased: 0, resting: 1, lost: 0 });
+    }
+
     #[test]
     fn an_extent_that_a_write_may_reach_is_lost() {
         let space = space(2);
