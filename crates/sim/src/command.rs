@@ -2,7 +2,7 @@
 //! failures.
 
 use crate::death::DeathAt;
-use crate::mutants::{AS_PUBLISHED, MUTANTS, Mutant};
+use crate::mutants::{AS_PUBLISHED, MUTANTS, Mutant, holds_without_bug};
 use crate::random::{Kind, random_scenario, reduced};
 use crate::registry::SCENARIOS;
 use crate::run::{RunOutcome, RunReport, run_seed, run_with_death};
@@ -335,7 +335,7 @@ pub fn run_as_published(
 }
 
 /// Runs every scenario with a planted bug until the bug is caught. Returns whether all bugs are
-/// caught within the seeds.
+/// caught within the seeds, by runs that are right without the bug.
 fn catch_canaries(seeds: Seeds, out: &mut impl Write) -> Result<bool, CommandError> {
     let each = seeds.iter()?;
     let count = seeds.count;
@@ -345,18 +345,26 @@ fn catch_canaries(seeds: Seeds, out: &mut impl Write) -> Result<bool, CommandErr
         with_canary(true)?.into_iter(),
         |scenario, out| {
             let name = &scenario.name;
-            let found = each.clone().find_map(|seed| match run_seed(scenario, seed).outcome {
+            let found = each.clone().find_map(|seed| match run_seed(&scenario, seed).outcome {
                 RunOutcome::Violation(report) => Some((seed, report)),
                 _ => None,
             });
-            match &found {
-                Some((seed, report)) => {
+            let is_caught = match &found {
+                Some((seed, report)) if holds_without_bug(&scenario, *seed) => {
                     let what = report.lines().next().unwrap_or_default();
                     writeln!(out, "{name} caught by seed {seed}: {what}")?;
+                    true
                 }
-                None => writeln!(out, "{name} went UNNOTICED in {count} runs")?,
-            }
-            Ok(found.is_some())
+                Some((seed, _)) => {
+                    writeln!(out, "{name} FAILS WITHOUT its bug as well, with seed {seed}")?;
+                    false
+                }
+                None => {
+                    writeln!(out, "{name} went UNNOTICED in {count} runs")?;
+                    false
+                }
+            };
+            Ok(is_caught)
         },
         |_, is_caught| {
             all_caught &= is_caught;

@@ -54,20 +54,20 @@ impl Mutant {
             };
             let scenario = Scenario { canary, ..scenario };
             if let RunOutcome::Violation(report) = run_seed(&scenario, seed).outcome
-                && Self::holds_without(&scenario, seed)
+                && holds_without_bug(&scenario, seed)
             {
                 return Ok(Some(Caught { runs: run + 1, scenario: scenario.name, seed, report }));
             }
         }
         Ok(None)
     }
+}
 
-    /// Whether the run passes without the planted bug, which shows that the bug caused the
-    /// violation.
-    fn holds_without(scenario: &Scenario, seed: u64) -> bool {
-        let sound = Scenario { canary: None, ..scenario.clone() };
-        !matches!(run_seed(&sound, seed).outcome, RunOutcome::Violation(_))
-    }
+/// Whether the run passes without the scenario's planted bug, which shows that the bug caused the
+/// violation.
+pub(crate) fn holds_without_bug(scenario: &Scenario, seed: u64) -> bool {
+    let sound = Scenario { canary: None, ..scenario.clone() };
+    !matches!(run_seed(&sound, seed).outcome, RunOutcome::Violation(_))
 }
 
 enum Place {
