@@ -345,26 +345,22 @@ fn catch_canaries(seeds: Seeds, out: &mut impl Write) -> Result<bool, CommandErr
         with_canary(true)?.into_iter(),
         |scenario, out| {
             let name = &scenario.name;
-            let found = each.clone().find_map(|seed| match run_seed(&scenario, seed).outcome {
+            let found = each.clone().find_map(|seed| match run_seed(scenario, seed).outcome {
                 RunOutcome::Violation(report) => Some((seed, report)),
                 _ => None,
             });
-            let is_caught = match &found {
-                Some((seed, report)) if holds_without_bug(&scenario, *seed) => {
-                    let what = report.lines().next().unwrap_or_default();
-                    writeln!(out, "{name} caught by seed {seed}: {what}")?;
-                    true
-                }
-                Some((seed, _)) => {
-                    writeln!(out, "{name} FAILS WITHOUT its bug as well, with seed {seed}")?;
-                    false
-                }
-                None => {
-                    writeln!(out, "{name} went UNNOTICED in {count} runs")?;
-                    false
-                }
+            let Some((seed, report)) = found else {
+                writeln!(out, "{name} went UNNOTICED in {count} runs")?;
+                return Ok(false);
             };
-            Ok(is_caught)
+            let by_bug = holds_without_bug(scenario, seed);
+            if by_bug {
+                let what = report.lines().next().unwrap_or_default();
+                writeln!(out, "{name} caught by seed {seed}: {what}")?;
+            } else {
+                writeln!(out, "{name} FAILS WITHOUT its bug as well, with seed {seed}")?;
+            }
+            Ok(by_bug)
         },
         |_, is_caught| {
             all_caught &= is_caught;
