@@ -185,6 +185,11 @@ rules! {
     LEAVERS_DRAINED: "leaves_undrained", "lsm.H9", "A process leaves a shard only after the operations there have ended.";
     LEAVERS_FLUSHED: "leaves_unflushed", "lsm.H8", "A process leaves a shard only after all of its MemTables are flushed.";
     LEAVERS_SETTLED: "leaves_unsettled", "lsm.H8", "A process leaves a shard only after its flushes, merges and WRITEs there have ended.";
+    LOANS_HELD: "forgets_loans", "lsm.L1", "A table that a shard has lent keeps its memory until every borrower has returned it.";
+    LOANS_UNREAD: "returns_loans_in_use", "lsm.L2", "A borrowed table is returned only once nothing of the borrower can READ it any more.";
+    SCANS_CLIPPED: "scans_lent_keys", "lsm.L3", "Of a table with keys beyond its shard's, only the shard's are seen.";
+    DIVISIONS_SETTLED: "forgets_divisions", "lsm.L4", "After a division of unknown outcome, its epoch has ended before the process asks which shards there are.";
+    PIECES_REREAD: "believes_an_old_map", "lsm.L5", "A process that gets shards asks first which ones there are.";
     NUMBERS_RAISED: "keeps_numbers", "lsm.H10", "A process that opens a shard gives later versions higher numbers than all that are there.";
     JOBS_CLOSED: "forgets_jobs", "lsm.J3", "The extents lent to a job that was given up are used again only after its close.";
     // Moving keys, and lives.

@@ -200,6 +200,27 @@ fn requests() -> Vec<(Request<Fixed8>, &'static str)> {
             DirectoryRequest::Leave { shard: key, owner: value, epoch: 3 }.into(),
             "30887766554433221108070605040302010300000000000000",
         ),
+        (
+            DirectoryRequest::Divide {
+                shard: key,
+                owner: value,
+                epoch: 3,
+                into: 4,
+                at: vec![value],
+            }
+            .into(),
+            "318877665544332211080706050403020103000000000000000400000000000000\
+             0807060504030201",
+        ),
+        (DirectoryRequest::Pieces { from: value }.into(), "320807060504030201"),
+        (
+            DirectoryRequest::Loans { shard: key, epoch: 3, from: value }.into(),
+            "33887766554433221103000000000000000807060504030201",
+        ),
+        (
+            DirectoryRequest::Return { shard: key, epoch: 3, tables: vec![value] }.into(),
+            "34887766554433221103000000000000000807060504030201",
+        ),
     ]
 }
 
@@ -263,10 +284,11 @@ fn replies() -> Vec<(Reply<Fixed8>, &'static str)> {
                 edit: 2,
                 highest_table: 3,
                 extent_bytes: 4,
+                loans: 5,
                 unfenced: vec![0x0201],
             },
             "0f01000000000000000807060504030201020000000000000003000000000000000400000000000000\
-             0102",
+             05000000000000000102",
         ),
         (Reply::Tables { more: true, words: vec![VALUE] }, "10010807060504030201"),
         (
@@ -392,6 +414,8 @@ fn tolds() -> Vec<(ClientResponse<Fixed8>, &'static str)> {
         (ErrorCode::NotSorted, "0507"),
         (ErrorCode::Loading, "0508"),
         (ErrorCode::Damaged, "0509"),
+        (ErrorCode::KeyTooLong { bytes: 3, most: 2 }, "050c03000000000000000200000000000000"),
+        (ErrorCode::ValueTooLong { bytes: 3, most: 2 }, "050d03000000000000000200000000000000"),
     ];
     tolds.extend(troubles.map(|(code, bytes)| (ClientResponse::Error(code), bytes)));
     tolds
@@ -445,7 +469,7 @@ fn unknown_tags_are_no_messages() {
     for tag in 0..=u8::MAX {
         for rest in 0..64 {
             let message = [&[tag][..], &vec![0; rest]].concat();
-            let known = [tag < 49, tag < 18, tag < 16, tag < 9];
+            let known = [tag < 53, tag < 18, tag < 16, tag < 9];
             assert!(known[0] || Request::<Fixed8>::decode(&message).is_none(), "request {tag}");
             assert!(known[1] || Reply::<Fixed8>::decode(&message).is_none(), "reply {tag}");
             assert!(known[2] || ClientRequest::<Fixed8>::decode(&message).is_none(), "ask {tag}");

@@ -134,6 +134,7 @@ fn design(dice: &mut Dice, design: &str, memory_servers: u16) -> DesignSpec {
         "dlsm" => DesignSpec::Dlsm {
             shards: 0,
             moves: 0,
+            most_shards: 0,
             memtable_bytes: dice.of(&[4_096, 4_096, 8_192]),
             memtable_numbers: dice.of(&[0, 1, 3, 10, 30]),
             most_immutables: dice.of(&[1, 2, 4]),

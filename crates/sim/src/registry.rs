@@ -45,7 +45,12 @@ pub const SCENARIOS: &[(&str, &str)] = &[
         "canary-dlsm-flushed-unsettled",
         include_str!("../scenarios/canary-dlsm-flushed-unsettled.toml"),
     ),
+    (
+        "canary-dlsm-forgotten-divisions",
+        include_str!("../scenarios/canary-dlsm-forgotten-divisions.toml"),
+    ),
     ("canary-dlsm-forgotten-jobs", include_str!("../scenarios/canary-dlsm-forgotten-jobs.toml")),
+    ("canary-dlsm-forgotten-loans", include_str!("../scenarios/canary-dlsm-forgotten-loans.toml")),
     (
         "canary-dlsm-forgotten-snapshots",
         include_str!("../scenarios/canary-dlsm-forgotten-snapshots.toml"),
@@ -55,8 +60,11 @@ pub const SCENARIOS: &[(&str, &str)] = &[
     ("canary-dlsm-left-undrained", include_str!("../scenarios/canary-dlsm-left-undrained.toml")),
     ("canary-dlsm-left-unflushed", include_str!("../scenarios/canary-dlsm-left-unflushed.toml")),
     ("canary-dlsm-left-unsettled", include_str!("../scenarios/canary-dlsm-left-unsettled.toml")),
+    ("canary-dlsm-lent-keys", include_str!("../scenarios/canary-dlsm-lent-keys.toml")),
+    ("canary-dlsm-loans-in-use", include_str!("../scenarios/canary-dlsm-loans-in-use.toml")),
     ("canary-dlsm-merged-alone", include_str!("../scenarios/canary-dlsm-merged-alone.toml")),
     ("canary-dlsm-newest-first", include_str!("../scenarios/canary-dlsm-newest-first.toml")),
+    ("canary-dlsm-old-map", include_str!("../scenarios/canary-dlsm-old-map.toml")),
     (
         "canary-dlsm-overlapping-merges",
         include_str!("../scenarios/canary-dlsm-overlapping-merges.toml"),
@@ -231,6 +239,8 @@ pub const SCENARIOS: &[(&str, &str)] = &[
     ("dlsm-calm", include_str!("../scenarios/dlsm-calm.toml")),
     ("dlsm-churn", include_str!("../scenarios/dlsm-churn.toml")),
     ("dlsm-client-dies", include_str!("../scenarios/dlsm-client-dies.toml")),
+    ("dlsm-divides", include_str!("../scenarios/dlsm-divides.toml")),
+    ("dlsm-divides-faults", include_str!("../scenarios/dlsm-divides-faults.toml")),
     ("dlsm-faults", include_str!("../scenarios/dlsm-faults.toml")),
     ("dlsm-full-index", include_str!("../scenarios/dlsm-full-index.toml")),
     ("dlsm-hot-keys", include_str!("../scenarios/dlsm-hot-keys.toml")),

@@ -336,6 +336,9 @@ pub enum DesignSpec {
         /// Moves of shards between compute servers.
         #[serde(default)]
         moves: u16,
+        /// Most shards of a compute server that divides shards to move a part; with 0, none does.
+        #[serde(default)]
+        most_shards: usize,
         /// Bytes of a MemTable.
         memtable_bytes: usize,
         /// Numbers after which a MemTable is closed; with 0, only if it is full.

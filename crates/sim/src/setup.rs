@@ -186,7 +186,7 @@ pub(crate) fn dlsm_options(scenario: &Scenario) -> Result<DlsmOptions, String> {
 pub(crate) fn sharded_options<L: Named>(
     scenario: &Scenario,
 ) -> Result<ShardedOptions<OwnedKey<L>>, String> {
-    let DesignSpec::Dlsm { shards: shards @ 1.., .. } = scenario.design else {
+    let DesignSpec::Dlsm { shards: shards @ 1.., most_shards, .. } = scenario.design else {
         return Err("the scenario's design has no shards".to_owned());
     };
     let servers = scenario.cluster.compute_servers;
@@ -195,7 +195,7 @@ pub(crate) fn sharded_options<L: Named>(
     let within = lows(servers * shards).map(L::key_named);
     let within = within.filter(|low| !boundaries.contains(low)).collect();
     let server =
-        DlsmServerOptions { tree: dlsm_options(scenario)?, ..DlsmServerOptions::default() };
+        DlsmServerOptions { tree: dlsm_options(scenario)?, most_shards, ..Default::default() };
     Ok(ShardedOptions { within, ..ShardedOptions::with_boundaries(boundaries, server) })
 }
 

@@ -75,6 +75,10 @@ pub(crate) struct Arguments {
     /// evenly, byte strings by their first bytes
     #[arg(long, value_name = "N", default_value = "1", value_parser = units::limited::<u16>(1, 64))]
     shards: u16,
+    /// Divide a shard where keys are to move from its middle, until the compute server has this
+    /// many shards, with --index dlsm; with 0, shards move whole
+    #[arg(long, value_name = "N", default_value = "0", value_parser = units::limited::<u16>(0, 1024))]
+    most_shards: u16,
     #[command(flatten)]
     blocks: BlockArguments,
     /// Set the first key of each compute server but the first, for a new cluster; \x2c is a comma
@@ -173,8 +177,8 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<bool> {
     compute_flags.extend(flag("--inline-bytes", inline_bytes));
     compute_flags.extend(flag("--block-cache-percent", cache_percent));
     let index = arguments.layout.index;
-    if index == IndexName::Dex && arguments.shards > 1 {
-        return usage("--shards is for --index dlsm");
+    if index == IndexName::Dex && (arguments.shards > 1 || arguments.most_shards > 0) {
+        return usage("--shards and --most-shards are for --index dlsm");
     }
     let shards = usize::from(arguments.shards) * usize::from(arguments.compute_servers);
     if index == IndexName::Dlsm && shards > MOST_SHARDS {
@@ -184,6 +188,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<bool> {
         ));
     }
     compute_flags.extend(flag("--shards", arguments.shards));
+    compute_flags.extend(flag("--most-shards", arguments.most_shards));
     let layout = arguments.layout.name()?;
     let boundaries = with_layout!(layout, L => arguments.boundaries::<L>())?;
     if !boundaries.is_empty() {

@@ -69,6 +69,10 @@ pub(crate) struct Arguments {
     /// server that creates the index uses it
     #[arg(long, value_name = "N", default_value = "1", value_parser = units::limited::<u16>(1, 64))]
     shards: u16,
+    /// Divide a shard where keys are to move from its middle, until the compute server has this
+    /// many shards, with --index dlsm; with 0, shards move whole
+    #[arg(long, value_name = "N", default_value = "0", value_parser = units::limited::<u16>(0, 1024))]
+    most_shards: u16,
     /// Set the first key of each compute server but the first; only the server that creates the
     /// first partition map uses it; \x2c is a comma in a byte string
     #[arg(long, value_name = "KEY,KEY", value_delimiter = ',')]
@@ -112,6 +116,7 @@ pub(crate) fn run(arguments: Arguments) -> anyhow::Result<()> {
         threads: arguments.threads.into(),
         cache,
         shards: arguments.shards,
+        most_shards: arguments.most_shards.into(),
         blocks: arguments.blocks.settings(),
         catalog: arguments.catalog,
         token_file: arguments.token_file,

@@ -162,7 +162,8 @@ fn shards_move_and_what_trees_cannot_do_is_refused_by_one_line() {
     assert!(text(&found.stdout).contains("70"), "{found:?}");
     cluster.end(Signal::TERM);
     for (words, text_of) in [
-        (&["--index", "dex", "--shards", "2"][..], "--shards is for --index dlsm"),
+        (&["--index", "dex", "--shards", "2"][..], "are for --index dlsm"),
+        (&["--index", "dex", "--most-shards", "2"], "are for --index dlsm"),
         (&["--index", "dlsm", "--shards", "65"], "not in 1..=64"),
         (&["--index", "btree", "--shards", "1"], "possible values: dex, dlsm"),
         (&["--index", "dlsm", "--shards", "64", "--compute-servers", "17"], "at most 1024"),
@@ -173,4 +174,53 @@ fn shards_move_and_what_trees_cannot_do_is_refused_by_one_line() {
         assert_eq!(refused.status.code(), Some(2), "{said}");
         assert!(said.contains(text_of), "{said}");
     }
+}
+
+/// A quarter of a compute server's keys move although it has one shard, which is divided for that.
+/// Both parts are served from the same tables, also by the next lives of both compute servers.
+#[test]
+fn a_shard_is_divided_to_move_a_part_of_it() {
+    for transport in ["tcp", "shm"] {
+        let flags = ["--index", "dlsm", "--most-shards", "3", "--restart", "--metrics"];
+        let mut cluster = serving(transport, &flags);
+        let keys: Vec<u64> = (0..2_000).map(spread).collect();
+        let check = |cluster: &Launched, part: u64| {
+            let expected: BTreeMap<u64, u64> = keys.iter().map(|key| (*key, key / part)).collect();
+            let found = connect(cluster, DEADLINE)
+                .run(async |client| Ok::<_, IndexError>(read_in_every_way(&client, &keys).await));
+            assert_eq!(found, Ok(expected), "over {transport}");
+        };
+        put_all(&cluster, &keys, |key| key / 2);
+        let moved = farleaf(&["move", "--dir", cluster.dir(), "0", "1", "25"]);
+        assert_eq!(moved.status.code(), Some(0), "{moved:?}");
+        check(&cluster, 2);
+        for (server, shards) in [(0, 1), (1, 2)] {
+            let address = compute(&cluster, server).unwrap().metrics.unwrap();
+            let found = number(&metrics(&address).unwrap(), "farleaf_dlsm_shards");
+            assert_eq!(found, shards, "of compute server {server}");
+        }
+        put_all(&cluster, &keys, |key| key / 3);
+        assert_eq!(farleaf(&["client", "--dir", cluster.dir(), "flush"]).status.code(), Some(0));
+        kill_and_await(&mut cluster, 0);
+        check(&cluster, 3);
+        kill_and_await(&mut cluster, 1);
+        check(&cluster, 3);
+        // The part comes back whole.
+        let moved = farleaf(&["move", "--dir", cluster.dir(), "1", "0", "25"]);
+        assert_eq!(moved.status.code(), Some(0), "{moved:?}");
+        check(&cluster, 3);
+        cluster.end(Signal::TERM);
+    }
+}
+
+/// The compute server that creates the index once waited without an end, as if its memory could
+/// grow.
+#[test]
+fn a_creator_with_too_little_memory_ends() {
+    let flags = ["--index", "dlsm", "--shards", "64", "--cache-bytes", "1Mi"];
+    let servers = ["--memory-servers", "1", "--compute-servers", "1", "--transport", "tcp"];
+    let mut cluster = Launched::start(&[&servers[..], &flags].concat());
+    let said = cluster.await_line("compute server 0 ");
+    assert!(said.contains("too little memory for MemTables"), "{said}");
+    assert_eq!(cluster.end(Signal::TERM), Some(1));
 }

@@ -143,7 +143,8 @@ impl<L: ClusterLayout> ClusterDesign<L> for ShardedDlsm {
         let tree = DlsmOptions::default();
         let memtable_bytes = Some(options.cache.bytes / 2);
         let longest_value = Some(L::most_value_bytes());
-        Ok((DlsmServerOptions { tree, memtable_bytes, longest_value }, ()))
+        let most_shards = options.most_shards;
+        Ok((DlsmServerOptions { tree, memtable_bytes, longest_value, most_shards }, ()))
     }
 
     /// Nothing is written back by age.

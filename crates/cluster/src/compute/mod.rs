@@ -68,6 +68,9 @@ pub struct ComputeServerOptions {
     /// Shards of each compute server, if the index is an LSM index. Only the server that creates
     /// the index uses it.
     pub shards: u16,
+    /// Most shards of a compute server that divides a shard to move a part of it, if the index is
+    /// an LSM index. With 0, shards move whole.
+    pub most_shards: usize,
     /// How it keeps values that are byte strings.
     pub blocks: BlockSettings,
     pub catalog: CatalogAddress,
@@ -546,7 +549,11 @@ impl<L: ClusterLayout, D: ClusterDesign<L>> Program<'_, L, D> {
         let boundaries = self.boundaries(settings, generation)?;
         let level = settings.placement_level;
         let cluster = reach::connect(settings.transport, memory, &self.token, self.options)?;
-        let new = D::new_index(boundaries, level, self.options).map_err(because)?;
+        let new = D::new_index(boundaries, level, self.options).map_err(|error| match error {
+            // With the same options it always will be.
+            IndexError::InvalidArgument(what) => ConfigError::Settings(what.to_owned()).into(),
+            error => because(error),
+        })?;
         if let Err(error) = index::create::<L, D, _>(&cluster, &new) {
             // Parts of an index may exist, so start again with empty memory.
             records::put_if(&*self.catalog, &key, version, &making(generation + 1), None)?;

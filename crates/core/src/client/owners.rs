@@ -44,6 +44,12 @@ fn not_served(compute_server: u16, code: ErrorCode) -> IndexError {
             IndexError::Indeterminate(FabricError::Indeterminate { server, why })
         }
         ErrorCode::Contended => IndexError::Contended { retries: 0 },
+        ErrorCode::KeyTooLong { bytes, most } => {
+            IndexError::KeyTooLong { bytes: bytes as usize, most: most as usize }
+        }
+        ErrorCode::ValueTooLong { bytes, most } => {
+            IndexError::ValueTooLong { bytes: bytes as usize, most: most as usize }
+        }
         code => IndexError::NotServed { compute_server, code },
     }
 }

@@ -108,8 +108,11 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
             let is_served = clients.begin(&ask, &reply)
                 && entered.is_some()
                 && (can_change || !ask.is_change());
+            if let Err(too_long) = ask.check(V::check) {
+                no(reply, too_long.into());
+                continue;
+            }
             match ask {
-                ask if ask.check(V::check).is_err() => no(reply, ErrorCode::Malformed),
                 ClientRequest::Edit(edit) if is_served => match self.refusal(L::key(&edit.key)) {
                     Some(refusal) => clients.answer(reply, refusal),
                     None => {

@@ -15,7 +15,7 @@ use crate::index::{
     Ascending, Built, BulkBuilder, InLeaves, IndexError, PartIndex, PartPool, PartValues,
     Partitioned, Reclaimed, Records, Scan, Scanned, ValueForm, check_fill,
 };
-use crate::page::{Answer, Layout, LeafEdit, OwnedKey, OwnedValue};
+use crate::page::{Answer, Layout, LeafEdit, OwnedKey, OwnedValue, TooLong};
 use crate::remote::{ROOT_SERVER, RemoteError};
 use crate::together::all;
 use crate::wire::{
@@ -65,9 +65,13 @@ pub(super) fn error_code(error: &IndexError) -> ErrorCode {
         IndexError::Refused { refusal: Refusal::NotEmpty, .. } => ErrorCode::NotEmpty,
         IndexError::NotSorted { .. } => ErrorCode::NotSorted,
         IndexError::NotItsKeys => ErrorCode::NotItsKeys,
-        IndexError::InvalidArgument(_)
-        | IndexError::KeyTooLong { .. }
-        | IndexError::ValueTooLong { .. } => ErrorCode::Malformed,
+        IndexError::InvalidArgument(_) => ErrorCode::Malformed,
+        IndexError::KeyTooLong { bytes, most } => {
+            TooLong::Key { bytes: *bytes, most: *most }.into()
+        }
+        IndexError::ValueTooLong { bytes, most } => {
+            TooLong::Value { bytes: *bytes, most: *most }.into()
+        }
         _ => ErrorCode::Damaged,
     }
 }
@@ -231,8 +235,8 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
     /// which go to [`Worker::load`].
     pub async fn answer(&self, ask: ClientRequest<L>) -> ClientResponse<L> {
         self.fabric().charge(Work::Client).await;
-        if ask.check(V::check).is_err() {
-            return ClientResponse::Error(ErrorCode::Malformed);
+        if let Err(too_long) = ask.check(V::check) {
+            return ClientResponse::Error(too_long.into());
         }
         match ask {
             ClientRequest::Map => return self.map_told(),

@@ -14,6 +14,7 @@ use crate::page::Layout;
 use crate::rules::OWNERS_FENCED;
 use crate::wire::{DirectoryRequest, Reply};
 use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Words of one part of a change: 96 KiB.
 const PART_WORDS: usize = 12 << 10;
@@ -33,8 +34,82 @@ pub struct ShardState {
     pub highest_table: u64,
     /// The size of its extents.
     pub extent_bytes: u64,
+    /// The tables that it has borrowed, and those that it has lent.
+    pub loans: u64,
     /// Compute servers that changed it in earlier epochs, and are not known to be fenced.
     pub unfenced: Vec<u16>,
+}
+
+/// What a shard has borrowed and lent.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ShardLoans {
+    /// The ids of the tables that it has borrowed.
+    pub borrowed: BTreeSet<u64>,
+    /// The words of the tables that it has lent, by id.
+    pub lent: BTreeMap<u64, Vec<u64>>,
+}
+
+impl ShardLoans {
+    /// Adds what a reply has. Returns the last id.
+    fn add(&mut self, mut words: &[u64]) -> Option<u64> {
+        let mut last = None;
+        while let Some((&[id, count], rest)) = words.split_first_chunk() {
+            let (table, rest) = rest.split_at_checked(usize::try_from(count).ok()?)?;
+            match table.is_empty() {
+                true => _ = self.borrowed.insert(id),
+                false => _ = self.lent.insert(id, table.to_vec()),
+            }
+            (last, words) = (Some(id), rest);
+        }
+        last.filter(|_| words.is_empty())
+    }
+}
+
+/// All words of an answer that comes in several parts.
+async fn all_words<F: Fabric, L: Layout>(
+    rpc: &RpcClient<F, L>,
+    server: ServerId,
+    ask: impl Fn(u64) -> DirectoryRequest,
+) -> Result<Vec<u64>, RemoteError> {
+    let mut all = Vec::new();
+    while all.len() < MOST_WORDS {
+        match rpc.ask_harmless(server, &ask(all.len() as u64)).await? {
+            Reply::Tables { more: true, words } if !words.is_empty() => all.extend(words),
+            Reply::Tables { more: false, words } => {
+                all.extend(words);
+                return Ok(all);
+            }
+            _ => return Err(RemoteError::BadReply { server }),
+        }
+    }
+    Err(RemoteError::BadReply { server })
+}
+
+/// The shards that divisions have made, on all memory servers: the number of each, and the words of
+/// its lowest key.
+///
+/// # Errors
+/// [`RemoteError`].
+pub async fn divided_shards<F: Fabric, L: Layout>(
+    rpc: &RpcClient<F, L>,
+) -> Result<Vec<(u64, Vec<u64>)>, RemoteError> {
+    let mut shards = Vec::new();
+    for server in rpc.servers() {
+        let bad_reply = RemoteError::BadReply { server };
+        let words = all_words(rpc, server, |from| DirectoryRequest::Pieces { from }).await?;
+        let mut rest = &words[..];
+        while let Some((&[shard, count], behind)) = rest.split_first_chunk() {
+            let parts =
+                usize::try_from(count).ok().and_then(|count| behind.split_at_checked(count));
+            let (low, behind) = parts.ok_or(bad_reply.clone())?;
+            shards.push((shard, low.to_vec()));
+            rest = behind;
+        }
+        if !rest.is_empty() {
+            return Err(bad_reply);
+        }
+    }
+    Ok(shards)
 }
 
 /// One endpoint's access to the directory of one shard.
@@ -62,8 +137,8 @@ impl<'c, F: Fabric, L: Layout> ShardClient<'c, F, L> {
     async fn ask_state(&self, request: DirectoryRequest) -> Result<ShardState, RemoteError> {
         let server = self.home();
         match self.rpc().ask_harmless(server, &request).await? {
-            Reply::Shard { epoch, owner, edit, highest_table, extent_bytes, unfenced } => {
-                Ok(ShardState { epoch, owner, edit, highest_table, extent_bytes, unfenced })
+            Reply::Shard { epoch, owner, edit, highest_table, extent_bytes, loans, unfenced } => {
+                Ok(ShardState { epoch, owner, edit, highest_table, extent_bytes, loans, unfenced })
             }
             _ => Err(RemoteError::BadReply { server }),
         }
@@ -112,6 +187,57 @@ impl<'c, F: Fabric, L: Layout> ShardClient<'c, F, L> {
         self.expect_done(DirectoryRequest::Leave { shard: self.shard, owner, epoch }).await
     }
 
+    /// The same, and divides the shard: shard `into`, whose number must be free, has the keys from
+    /// the one with the words `low` on. Asks once: what has become of it is to be seen in
+    /// [`divided_shards`], after [`ShardClient::leave`].
+    ///
+    /// # Errors
+    /// [`RemoteError`]; the shard may be left and divided if the outcome is unknown.
+    pub async fn divide(
+        &self,
+        owner: u64,
+        epoch: u64,
+        (into, low): (u64, Vec<u64>),
+    ) -> Result<(), RemoteError> {
+        let shard = self.shard;
+        let request = DirectoryRequest::Divide { shard, owner, epoch, into, at: low };
+        self.rpc().expect_done(self.home(), &request).await
+    }
+
+    /// What the shard has borrowed, and what it has lent.
+    ///
+    /// # Errors
+    /// [`RemoteError`].
+    pub async fn loans(&self, epoch: u64) -> Result<ShardLoans, RemoteError> {
+        let (shard, server, mut from) = (self.shard, self.home(), 0);
+        let bad_reply = RemoteError::BadReply { server };
+        let mut loans = ShardLoans::default();
+        loop {
+            let request = DirectoryRequest::Loans { shard, epoch, from };
+            let told = self.rpc().ask_harmless(server, &request).await?;
+            let Reply::Tables { more, words } = told else { return Err(bad_reply) };
+            let last = if words.is_empty() { None } else { loans.add(&words) };
+            match last {
+                Some(last) if more => {
+                    from =
+                        last.checked_add(1).filter(|next| *next > from).ok_or(bad_reply.clone())?;
+                }
+                None if more || !words.is_empty() => return Err(bad_reply),
+                _ => return Ok(loans),
+            }
+        }
+    }
+
+    /// Returns borrowed tables, which the shard does not list any more, and which nothing of this
+    /// process READs (L2). Repeated, it changes nothing.
+    ///
+    /// # Errors
+    /// [`RemoteError`].
+    pub async fn give_back(&self, epoch: u64, tables: &[u64]) -> Result<(), RemoteError> {
+        let (shard, tables) = (self.shard, tables.to_vec());
+        self.expect_done(DirectoryRequest::Return { shard, epoch, tables }).await
+    }
+
     /// Makes sure that nothing of earlier epochs is written to the shard's memory (H4). This
     /// endpoint's own compute server must have been fenced before it began this life.
     ///
@@ -152,20 +278,8 @@ impl<'c, F: Fabric, L: Layout> ShardClient<'c, F, L> {
     /// [`RemoteError`].
     pub async fn tables(&self, epoch: u64) -> Result<Vec<u64>, RemoteError> {
         let (shard, server) = (self.shard, self.home());
-        let mut all = Vec::new();
-        while all.len() < MOST_WORDS {
-            let request = DirectoryRequest::Tables { shard, epoch, from: all.len() as u64 };
-            let told = self.rpc().ask_harmless(server, &request).await?;
-            match told {
-                Reply::Tables { more: true, words } if !words.is_empty() => all.extend(words),
-                Reply::Tables { more: false, words } => {
-                    all.extend(words);
-                    return Ok(all);
-                }
-                _ => return Err(RemoteError::BadReply { server }),
-            }
-        }
-        Err(RemoteError::BadReply { server })
+        let ask = |from| DirectoryRequest::Tables { shard, epoch, from };
+        all_words(self.rpc(), server, ask).await
     }
 
     /// Changes the tables. `number` is above those of all changes before; the same change can be

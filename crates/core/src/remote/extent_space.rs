@@ -95,6 +95,8 @@ struct Inner {
     next_server: u16,
     leased: u64,
     lost: u64,
+    /// Borrowed tables that no version in use has any more, and that were not returned yet.
+    unused_loans: Vec<u64>,
 }
 
 impl ExtentSpace {
@@ -160,6 +162,32 @@ impl ExtentSpace {
             }
         }
         Some(lease)
+    }
+
+    /// A lease of a table that the shard has borrowed: its memory belongs to another shard. Once it
+    /// has ended, the table is to be returned (lsm.L2).
+    pub fn borrow_at(space: &Arc<Self>, table: u64, pieces: &[(GlobalAddr, u64)]) -> Lease {
+        let mut lease = Lease::new(space);
+        lease.borrowed = Some(table);
+        for &(at, bytes) in pieces {
+            let extents = 0..bytes.div_ceil(space.extent_bytes);
+            lease.places.extend(extents.map(|number| at.plus(number * space.extent_bytes)));
+        }
+        lease
+    }
+
+    /// The borrowed tables that are to be returned, in the epoch of this process.
+    pub fn unused_loans(&self, epoch: u64) -> Vec<u64> {
+        let inner = lock(&self.inner);
+        if inner.shard.1 == epoch { inner.unused_loans.clone() } else { Vec::new() }
+    }
+
+    /// These have been returned.
+    pub fn forget_loans(&self, epoch: u64, tables: &[u64]) {
+        let mut inner = lock(&self.inner);
+        if inner.shard.1 == epoch {
+            inner.unused_loans.retain(|table| !tables.contains(table));
+        }
     }
 
     /// The extent at this place, if it is free.
@@ -248,11 +276,13 @@ impl ExtentSpace {
         lock(&self.inner).places[extent as usize]
     }
 
-    fn end(&self, (begun, extents): (u64, &[u32]), is_settled: bool) {
+    fn end(&self, lease: &Lease) {
         let mut inner = lock(&self.inner);
-        if inner.begun != begun {
+        if inner.begun != lease.begun {
             return; // another process may have them
         }
+        inner.unused_loans.extend(lease.borrowed);
+        let (extents, is_settled) = (&lease.extents[..], lease.is_settled);
         inner.leased -= extents.len() as u64;
         match is_settled {
             true => inner.ended.extend_from_slice(extents),
@@ -289,6 +319,8 @@ pub struct Lease {
     is_settled: bool,
     /// They were given back.
     has_ended: AtomicBool,
+    /// The table, if it was borrowed. Then it has places, and no extents of the space.
+    borrowed: Option<u64>,
 }
 
 impl Lease {
@@ -301,10 +333,16 @@ impl Lease {
             places: Vec::new(),
             is_settled: true,
             has_ended: AtomicBool::new(false),
+            borrowed: None,
         }
     }
 
-    /// The numbers of the extents.
+    /// Whether the memory belongs to another shard.
+    pub fn is_borrowed(&self) -> bool {
+        self.borrowed.is_some()
+    }
+
+    /// The numbers of the extents. A borrowed table has none.
     pub fn extents(&self) -> &[u32] {
         &self.extents
     }
@@ -344,9 +382,9 @@ impl Lease {
         Some(first)
     }
 
-    /// Bytes of all extents.
+    /// Bytes of all its memory.
     pub fn bytes(&self) -> u64 {
-        self.extents.len() as u64 * self.space.extent_bytes
+        self.places.len() as u64 * self.space.extent_bytes
     }
 
     /// Adds an extent that was taken.
@@ -380,7 +418,7 @@ impl Lease {
     /// Gives the extents back, once. Before it is dropped, this breaks lsm.K2.
     pub(crate) fn end(&self) {
         if !self.has_ended.swap(true, Ordering::AcqRel) {
-            self.space.end((self.begun, &self.extents), self.is_settled);
+            self.space.end(self);
         }
     }
 

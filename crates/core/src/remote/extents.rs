@@ -20,7 +20,7 @@ use super::pages::{BUSY_WAIT_NS, BUSY_WAITS, READ_RETRIES};
 use super::pieces::both;
 use super::{Backoff, GRACE_NS, RemoteError, RpcClient};
 use crate::page::Layout;
-use crate::rules::{EXTENTS_PINNED, TABLES_LAND_FIRST};
+use crate::rules::{EXTENTS_PINNED, LOANS_UNREAD, TABLES_LAND_FIRST};
 use farleaf_fabric::sync::{Arc, Ordering};
 use farleaf_fabric::{BUFFER_BYTES, Buffer, Fabric, FabricError, GlobalAddr, Region, ServerId};
 use std::cell::RefCell;
@@ -259,7 +259,8 @@ impl<F: Fabric, L: Layout> ExtentClient<F, L> {
     }
 
     fn grace_ns(&self) -> u64 {
-        if self.fabric().breaks(EXTENTS_PINNED) { 0 } else { GRACE_NS }
+        let rests = [EXTENTS_PINNED, LOANS_UNREAD].iter().all(|rule| !self.fabric().breaks(*rule));
+        if rests { GRACE_NS } else { 0 }
     }
 
     async fn take_on(&self, server: ServerId, before: Option<u32>) -> Result<u32, RemoteError> {

@@ -62,7 +62,7 @@ pub use commit::Change;
 pub(crate) use commit::Committed;
 pub use copy::{Image, PageCopy, Pointer};
 pub use detector::Detector;
-pub use directory::{ShardClient, ShardState};
+pub use directory::{ShardClient, ShardLoans, ShardState, divided_shards};
 pub use entries::{EntryHold, EntryWords};
 pub use entry_locks::EntryLocks;
 pub use error::{Miss, RemoteError};

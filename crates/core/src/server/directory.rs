@@ -11,13 +11,14 @@
 //! - lsm.H11. A shard is left by the process that has it, in its epoch, once. From then on, no
 //!   request of that epoch is accepted.
 //! - lsm.K4. No two tables of a shard have the same memory, and what they have of this server's is
-//!   in chunks of the shard.
+//!   in chunks of the shard, or was borrowed with the table.
 //!
 //! *Thread safety*: any number of threads; a mutex that is never held across a wait.
 
+use super::loans::{Listed, Loans, Piece, words_of_pieces};
 use crate::page::Layout;
 use crate::rules;
-use crate::table::{Placed, VersionChange};
+use crate::table::{KeyBuf, Placed, VersionChange, take_key};
 use crate::wire::{DirectoryRequest, LEFT, LISTED_CHUNKS, Refusal, Reply};
 use farleaf_fabric::sync::{Mutex, lock};
 use farleaf_fabric::{Cpu, GlobalAddr, ServerId};
@@ -47,6 +48,10 @@ struct Inner {
     shards: BTreeMap<u64, Shard>,
     /// The chunks of this server, by shard.
     spaces: BTreeMap<u64, Space>,
+    /// The shards that divisions have made here.
+    pieces: BTreeMap<u64, Piece>,
+    /// What shards have lent one another.
+    loans: Loans,
 }
 
 /// Memory of this server that a shard has.
@@ -65,6 +70,8 @@ struct Shard {
     extent_bytes: u64,
     /// Compute servers that are not known to be fenced, with the epoch in which each joined.
     joined: BTreeMap<u16, u64>,
+    /// The latest epoch that has fenced those before it.
+    fenced: u64,
     /// The latest change and its outcome.
     edit: u64,
     outcome: Option<Refusal>,
@@ -77,6 +84,8 @@ struct Shard {
     highest_table: u64,
     /// Bytes of all pieces of tables, by address.
     used: BTreeMap<GlobalAddr, u64>,
+    /// The tables that it has borrowed, with their lenders.
+    borrowed: BTreeMap<u64, u64>,
 }
 
 #[derive(Debug, Default)]
@@ -84,12 +93,6 @@ struct Coming {
     number: u64,
     parts: u32,
     words: Vec<u64>,
-}
-
-#[derive(Debug)]
-struct Listed {
-    words: Vec<u64>,
-    pieces: Vec<(GlobalAddr, u64)>,
 }
 
 /// A part of a change.
@@ -122,51 +125,84 @@ impl Directory {
     ) -> Result<Reply<L>, Refusal> {
         let checks_epoch = !cpu.breaks(rules::SHARD_EPOCHS);
         let mut inner = lock(&self.inner);
-        let Inner { shards, spaces } = &mut *inner;
+        let Inner { shards, spaces, pieces, loans } = &mut *inner;
         match request {
-            DirectoryRequest::State { shard } => {
+            DirectoryRequest::State { shard: id } => {
                 let none = Shard::default();
-                return Ok(shards.get(&shard).unwrap_or(&none).describe());
+                return Ok(shards.get(&id).unwrap_or(&none).describe(id, loans));
             }
-            DirectoryRequest::Open { shard, owner, after, extent_bytes } => {
+            DirectoryRequest::Open { shard: id, owner, after, extent_bytes } => {
                 if owner == 0 || extent_bytes == 0 || after == u64::MAX {
                     return Err(Refusal::Malformed);
                 }
                 let is_full = shards.len() >= MOST_SHARDS;
-                let shard = match shards.entry(shard) {
+                let shard = match shards.entry(id) {
                     Entry::Occupied(shard) => shard.into_mut(),
                     Entry::Vacant(_) if after > 0 => return Err(Refusal::NoSuchShard),
                     Entry::Vacant(_) if is_full => return Err(Refusal::OutOfMemory),
                     Entry::Vacant(shard) => shard.insert(Shard::default()),
                 };
                 shard.open(client, owner, after, extent_bytes)?;
-                return Ok(shard.describe());
+                return Ok(shard.describe(id, loans));
             }
-            DirectoryRequest::Join { shard, owner } => {
-                let shard = shards.get_mut(&shard).ok_or(Refusal::NoSuchShard)?;
+            DirectoryRequest::Join { shard: id, owner } => {
+                let shard = shards.get_mut(&id).ok_or(Refusal::NoSuchShard)?;
                 if shard.owner != owner {
                     return Err(Refusal::OtherOwner);
                 }
                 shard.join(client)?;
-                return Ok(shard.describe());
+                return Ok(shard.describe(id, loans));
             }
-            DirectoryRequest::Fenced { shard, epoch } => {
-                let shard = of_epoch(shards, shard, epoch, true)?;
+            DirectoryRequest::Fenced { shard: id, epoch } => {
+                let shard = of_epoch(shards, id, epoch, true)?;
                 shard.joined.retain(|_, joined| *joined >= epoch);
+                // The processes that could READ them are fenced. A late copy of the request finds
+                // tables that this epoch has borrowed, and may still READ.
+                if std::mem::replace(&mut shard.fenced, epoch) < epoch {
+                    shard.return_all_unlisted(id, loans);
+                }
             }
-            DirectoryRequest::Leave { shard, owner, epoch } => {
-                shards.get_mut(&shard).ok_or(Refusal::NoSuchShard)?.leave(owner, epoch)?;
+            DirectoryRequest::Leave { shard: id, owner, epoch } => {
+                let shard = shards.get_mut(&id).ok_or(Refusal::NoSuchShard)?;
+                shard.leave(owner, epoch)?;
+                shard.return_all_unlisted(id, loans);
+            }
+            DirectoryRequest::Divide { shard, owner, epoch, into, at } => {
+                let mut words = &at[..];
+                let at = take_key(&mut words).filter(|_| words.is_empty());
+                let low = at.ok_or(Refusal::Malformed)?;
+                let division = Division { shard, into, low };
+                inner.divide(division, owner, epoch)?;
+            }
+            DirectoryRequest::Pieces { from } => {
+                let (words, more) = part_of(words_of_pieces(pieces), from);
+                return Ok(Reply::Tables { more, words });
+            }
+            DirectoryRequest::Loans { shard: id, epoch, from } => {
+                let shard = of_epoch(shards, id, epoch, true)?;
+                let (words, more) = loans.list(id, &shard.borrowed, from, REPLY_WORDS);
+                return Ok(Reply::Tables { more, words });
+            }
+            DirectoryRequest::Return { shard: id, epoch, tables } => {
+                let shard = of_epoch(shards, id, epoch, true)?;
+                tables.into_iter().for_each(|table| shard.return_unlisted(id, table, loans));
             }
             DirectoryRequest::Edit { shard: id, epoch, number, part, more, words } => {
                 let held: usize = shards.values().map(Shard::held_words).sum();
-                if held + words.len() > MOST_WORDS_OF_ALL {
+                if held + loans.words() + words.len() > MOST_WORDS_OF_ALL {
                     return Err(Refusal::OutOfMemory);
                 }
                 let shard = of_epoch(shards, id, epoch, checks_epoch)?;
                 let once = !cpu.breaks(rules::EDITS_ONCE);
                 let part = EditPart { number, part, more, words: &words, once };
                 let space = spaces.entry(id).or_default();
-                shard.edit(part, |piece| piece.0.server() != server || space.has(piece))?;
+                shard.edit(part, |table, lender, piece| match lender {
+                    Some(lender) => loans.has(lender, table, piece),
+                    None => {
+                        let is_own = piece.0.server() != server || space.has(&piece);
+                        is_own && !loans.overlaps(id, table, piece)
+                    }
+                })?;
             }
             DirectoryRequest::Tables { shard, epoch, from } => {
                 let shard = of_epoch(shards, shard, epoch, true)?;
@@ -189,6 +225,82 @@ impl Directory {
         }
         Ok(Reply::Done)
     }
+}
+
+/// A shard that begins where another one is divided.
+struct Division {
+    /// The one that is divided.
+    shard: u64,
+    /// The one that begins.
+    into: u64,
+    /// Its lowest key.
+    low: KeyBuf,
+}
+
+impl Inner {
+    /// Ends an epoch as [`Shard::leave`] does, and divides the shard. Repeated, it changes nothing.
+    fn divide(
+        &mut self,
+        Division { shard: id, into, low }: Division,
+        owner: u64,
+        epoch: u64,
+    ) -> Result<(), Refusal> {
+        let Self { shards, spaces, pieces, loans } = self;
+        let piece = Piece { from: id, low };
+        let held: usize = shards.values().map(Shard::held_words).sum();
+        let has_room = shards.len() < MOST_SHARDS;
+        let is_taken = shards.contains_key(&into) || spaces.contains_key(&into);
+        let shard = shards.get_mut(&id).ok_or(Refusal::NoSuchShard)?;
+        if shard.owner == LEFT && Some(shard.epoch) == epoch.checked_add(1) {
+            // It may have been left without a division.
+            let is_repeated = pieces.get(&into) == Some(&piece);
+            return if is_repeated { Ok(()) } else { Err(Refusal::OtherOwner) };
+        }
+        shard.check_leaver(owner, epoch)?;
+        if is_taken || pieces.contains_key(&into) {
+            return Err(Refusal::OtherOwner);
+        }
+        let (mut shared, mut gone) = (Vec::new(), Vec::new());
+        for (table, listed) in &shard.tables {
+            let placed = Placed::decode(&mut &listed.words[..]).map_err(|_| Refusal::Malformed)?;
+            if placed.meta.largest >= piece.low {
+                shared.push(*table);
+                gone.extend((placed.meta.smallest >= piece.low).then_some(*table));
+            }
+        }
+        let words: usize = shared.iter().map(|table| shard.tables[table].words.len()).sum();
+        if !has_room || held + loans.words() + 2 * words > MOST_WORDS_OF_ALL {
+            return Err(Refusal::OutOfMemory);
+        }
+        let mut other = Shard {
+            epoch: 1,
+            owner: LEFT,
+            extent_bytes: shard.extent_bytes,
+            // New tables have other ids than those that are borrowed.
+            highest_table: shard.highest_table,
+            ..Shard::default()
+        };
+        for table in shared {
+            let lender = shard.borrowed.get(&table).copied().unwrap_or(id);
+            let listed = shard.tables[&table].clone();
+            loans.lend(lender, table, &listed, into);
+            other.borrowed.insert(table, lender);
+            other.insert(table, listed);
+        }
+        gone.into_iter().for_each(|table| _ = shard.remove(table));
+        shard.leave(owner, epoch)?;
+        shard.return_all_unlisted(id, loans);
+        shards.insert(into, other);
+        pieces.insert(into, piece);
+        Ok(())
+    }
+}
+
+/// As many words from word `from` on as a reply has, and whether there are more.
+fn part_of(words: Vec<u64>, from: u64) -> (Vec<u64>, bool) {
+    let begin = usize::try_from(from).unwrap_or(usize::MAX).min(words.len());
+    let end = words.len().min(begin + REPLY_WORDS);
+    (words[begin..end].to_vec(), end < words.len())
 }
 
 /// A shard of this epoch.
@@ -243,7 +355,7 @@ impl Space {
 }
 
 impl Shard {
-    fn describe<L: Layout>(&self) -> Reply<L> {
+    fn describe<L: Layout>(&self, id: u64, loans: &Loans) -> Reply<L> {
         let unfenced = self.joined.iter().filter(|(_, joined)| **joined < self.epoch);
         Reply::Shard {
             epoch: self.epoch,
@@ -251,6 +363,7 @@ impl Shard {
             edit: self.edit,
             highest_table: self.highest_table,
             extent_bytes: self.extent_bytes,
+            loans: (self.borrowed.len() + loans.of(id).count()) as u64,
             unfenced: unfenced.map(|(compute_server, _)| *compute_server).collect(),
         }
     }
@@ -289,14 +402,34 @@ impl Shard {
         if self.owner == LEFT && self.epoch == next {
             return Ok(());
         }
-        if owner <= LEFT || (self.owner, self.epoch) != (owner, epoch) {
-            return Err(Refusal::OtherOwner);
-        }
+        self.check_leaver(owner, epoch)?;
         // Those of earlier epochs, if they are not fenced, stay in the list.
         self.joined.retain(|_, joined| *joined < epoch);
         (self.epoch, self.owner) = (next, LEFT);
         self.coming = Coming::default();
         Ok(())
+    }
+
+    fn check_leaver(&self, owner: u64, epoch: u64) -> Result<(), Refusal> {
+        match owner > LEFT && (self.owner, self.epoch) == (owner, epoch) {
+            true => Ok(()),
+            false => Err(Refusal::OtherOwner),
+        }
+    }
+
+    /// Returns a table that was borrowed, if it is not in the list any more (L2).
+    fn return_unlisted(&mut self, id: u64, table: u64, loans: &mut Loans) {
+        if !self.tables.contains_key(&table)
+            && let Some(lender) = self.borrowed.remove(&table)
+        {
+            loans.take_back(lender, table, id);
+        }
+    }
+
+    /// Returns all such tables: no process of an earlier epoch READs them any more.
+    fn return_all_unlisted(&mut self, id: u64, loans: &mut Loans) {
+        let borrowed: Vec<u64> = self.borrowed.keys().copied().collect();
+        borrowed.into_iter().for_each(|table| self.return_unlisted(id, table, loans));
     }
 
     /// Refuses a compute server for which the list has no room.
@@ -313,11 +446,12 @@ impl Shard {
         Ok(())
     }
 
-    /// Takes a part of a change, and makes the change if it is the last one.
+    /// Takes a part of a change, and makes the change if it is the last one. `may_have` says
+    /// whether a table, with its lender if it is borrowed, may lie in a piece of memory (K4, L1).
     fn edit(
         &mut self,
         EditPart { number, part, more, words, once }: EditPart<'_>,
-        is_in_space: impl Fn(&(GlobalAddr, u64)) -> bool,
+        may_have: impl Fn(u64, Option<u64>, (GlobalAddr, u64)) -> bool,
     ) -> Result<(), Refusal> {
         match number {
             // Repeated.
@@ -347,7 +481,7 @@ impl Shard {
         }
         let words = std::mem::take(&mut self.coming).words;
         let changed = VersionChange::decode(&words).ok_or(Refusal::Malformed);
-        let changed = changed.and_then(|change| self.change(change, is_in_space));
+        let changed = changed.and_then(|change| self.change(change, may_have));
         // Repeated, it gets the same answer, even if it would now succeed.
         (self.edit, self.outcome) = (number, changed.err());
         changed
@@ -357,7 +491,7 @@ impl Shard {
     fn change(
         &mut self,
         change: VersionChange,
-        is_in_space: impl Fn(&(GlobalAddr, u64)) -> bool,
+        may_have: impl Fn(u64, Option<u64>, (GlobalAddr, u64)) -> bool,
     ) -> Result<(), Refusal> {
         let mut removed = Vec::new();
         for id in change.removed {
@@ -369,7 +503,7 @@ impl Shard {
         let mut added = Vec::new();
         for table in change.added {
             let id = table.meta.footer.table;
-            let outcome = self.add(&table, &is_in_space);
+            let outcome = self.add(&table, &may_have);
             if let Err(refusal) = outcome {
                 return self.roll_back(removed, &added, refusal);
             }
@@ -408,7 +542,7 @@ impl Shard {
     fn add(
         &mut self,
         table: &Placed,
-        is_in_space: impl Fn(&(GlobalAddr, u64)) -> bool,
+        may_have: impl Fn(u64, Option<u64>, (GlobalAddr, u64)) -> bool,
     ) -> Result<(), Refusal> {
         let (id, mut words) = (table.meta.footer.table, Vec::new());
         table.encode(&mut words);
@@ -422,6 +556,7 @@ impl Shard {
         if bytes < u64::from(table.meta.footer.table_words()) * 8 {
             return Err(Refusal::Malformed);
         }
+        let lender = self.borrowed.get(&id).copied();
         let mut listed = Listed { words, pieces: Vec::new() };
         for &(at, bytes) in &table.pieces {
             let at = GlobalAddr::from_bits(at);
@@ -430,7 +565,7 @@ impl Shard {
                 && bytes > 0
                 && bytes < GlobalAddr::OFFSET_LIMIT - at.offset()
                 && bytes.is_multiple_of(self.extent_bytes);
-            if !is_sensible || !is_in_space(&piece) || self.overlaps(piece) {
+            if !is_sensible || !may_have(id, lender, piece) || self.overlaps(piece) {
                 // The pieces before, which the table has not got yet (K4).
                 listed.pieces.iter().for_each(|(at, _)| _ = self.used.remove(at));
                 return Err(Refusal::Malformed);

@@ -6,6 +6,7 @@
 mod chunks;
 mod directory;
 mod epoch;
+mod loans;
 mod memory_server;
 mod merges;
 mod nodes;

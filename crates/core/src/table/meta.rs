@@ -78,13 +78,15 @@ pub struct Meta {
     pub extents: Vec<ExtentRun>,
 }
 
-pub(super) fn push_key(key: &KeyBuf, out: &mut Vec<u64>) {
+/// Appends a key: its bytes, and its words.
+pub(crate) fn push_key(key: &KeyBuf, out: &mut Vec<u64>) {
     let key = key.key();
     out.push(key.bytes() as u64);
     out.extend((0..key.words()).map(|index| key.word(index)));
 }
 
-pub(super) fn take_key(words: &mut &[u64]) -> Option<KeyBuf> {
+/// The key at the beginning of `words`, which it passes.
+pub(crate) fn take_key(words: &mut &[u64]) -> Option<KeyBuf> {
     let bytes = usize::try_from(take(words, 1)?[0]).ok()?;
     if bytes > MAX_KEY_BYTES {
         return None;

@@ -38,6 +38,7 @@ pub use key::{Key, KeyBuf, MAX_KEY_BYTES, in_table_order};
 pub use locate::{Locate, Place, build_locate};
 pub use merge::{Merge, MergeCounts, MergeError, MergeOptions, Progress};
 pub use meta::{Clip, ExtentRun, MAX_RUNS, Meta};
+pub(crate) use meta::{push_key, take_key};
 pub use placed::{Placed, VersionChange};
 pub use record::{
     HEADER_WORDS, Kind, MAX_SEQUENCE, MAX_VALUE_BYTES, Record, record_words, words_needed,

@@ -103,5 +103,47 @@ messages! {
             /// The epoch that ends.
             epoch: u64,
         },
+        /// The same, and divides the shard: another shard begins, without a process, which has the
+        /// keys from `at` on. It borrows the tables that have such keys.
+        49 => Divide {
+            /// The shard.
+            shard: u64,
+            /// The process that has it.
+            owner: u64,
+            /// The epoch that ends.
+            epoch: u64,
+            /// The number of the other shard, which must be free.
+            into: u64,
+            /// The other shard's lowest key: its bytes, and its words.
+            at: Vec<u64> as rest,
+        },
+        /// Asks for all shards that divisions have made on this memory server, from a word on.
+        /// Answered by [`Reply::Tables`](super::Reply::Tables) with the number of each, the number
+        /// of words of its lowest key, and these as in [`DirectoryRequest::Divide`].
+        50 => Pieces {
+            /// The first word wanted.
+            from: u64,
+        },
+        /// Asks for the tables that the shard has borrowed, and for those that it has lent.
+        /// Answered by [`Reply::Tables`](super::Reply::Tables): of each its id, the number of its
+        /// words, 0 if it was borrowed, and these words. All of a table's words are in one reply.
+        51 => Loans {
+            /// The shard.
+            shard: u64,
+            /// The epoch.
+            epoch: u64,
+            /// The least id wanted.
+            from: u64,
+        },
+        /// The shard has borrowed these tables, does not list them any more, and never READs them
+        /// again.
+        52 => Return {
+            /// The shard.
+            shard: u64,
+            /// The epoch.
+            epoch: u64,
+            /// The ids of the tables.
+            tables: Vec<u64> as rest,
+        },
     }
 }

@@ -205,6 +205,35 @@ messages! {
         /// The keys of a load belong to another compute server, which has to load them.
         #[error("the keys belong to another compute server, which has to load them")]
         11 => NotItsKeys,
+        /// A key is too long for the compute server.
+        #[error("the key has {bytes} bytes, and keys can have at most {most}")]
+        12 => KeyTooLong {
+            /// Its length.
+            bytes: u64,
+            /// The longest key.
+            most: u64,
+        },
+        /// A value is too long for the compute server.
+        #[error("the value has {bytes} bytes, and a value of this key can have at most {most}")]
+        13 => ValueTooLong {
+            /// Its length.
+            bytes: u64,
+            /// The longest value of its key.
+            most: u64,
+        },
+    }
+}
+
+impl From<TooLong> for ErrorCode {
+    fn from(error: TooLong) -> Self {
+        match error {
+            TooLong::Key { bytes, most } => {
+                Self::KeyTooLong { bytes: bytes as u64, most: most as u64 }
+            }
+            TooLong::Value { bytes, most } => {
+                Self::ValueTooLong { bytes: bytes as u64, most: most as u64 }
+            }
+        }
     }
 }
 

@@ -87,6 +87,8 @@ messages! {
             highest_table: u64,
             /// The size of its extents.
             extent_bytes: u64,
+            /// The tables that it has borrowed, and those that it has lent.
+            loans: u64,
             /// Compute servers that changed it in earlier epochs, and are not known to be fenced.
             unfenced: Vec<u16> as rest,
         },

@@ -45,7 +45,7 @@ async fn pool_bytes<F: Fabric>(fabric: &F) -> u64 {
 
 /// Every extent is in a table of the tree, free or resting.
 pub(super) fn check_extents(tree: &Shard) {
-    let used: u64 = tree.tables().iter().map(|table| table.extents.len() as u64).sum();
+    let used = tree.used_extents().len() as u64;
     let (usage, unused) = (tree.extents(), tree.unused_extents().len() as u64);
     assert_eq!((usage.leased, usage.lost), (used, 0), "{usage:?}");
     assert_eq!(usage.all, used + unused, "{usage:?}");

@@ -395,20 +395,21 @@ fn limits_of_a_compute_server() {
         let worker = open::<InBlocks, _>(fabric.clone(), caches()[1], &blocks).await;
         let long = vec![1; MOST_VALUE_BYTES + 1];
         let refused = |key: Vec<u8>, action| worker.answer(Ask::Edit(LeafEdit { key, action }));
-        let malformed = Told::Error(ErrorCode::Malformed);
-        assert_eq!(refused(vec![1], Action::Upsert(long.clone())).await, malformed);
+        let most = MOST_VALUE_BYTES as u64;
+        let too_long = Told::Error(ErrorCode::ValueTooLong { bytes: most + 1, most });
+        assert_eq!(refused(vec![1], Action::Upsert(long.clone())).await, too_long);
         let exchange = Action::CompareExchange(vec![], long.clone());
-        assert_eq!(refused(vec![1], exchange).await, malformed);
-        assert_eq!(refused(vec![1; 129], Action::Get).await, malformed);
+        assert_eq!(refused(vec![1], exchange).await, too_long);
+        let long_key = Told::Error(ErrorCode::KeyTooLong { bytes: 129, most: 128 });
+        assert_eq!(refused(vec![1; 129], Action::Get).await, long_key);
         let records = vec![(vec![1], vec![]), (vec![2], long)];
-        assert_eq!(worker.answer(Ask::UpsertAll { records }).await, malformed);
+        assert_eq!(worker.answer(Ask::UpsertAll { records }).await, too_long);
         assert_eq!(scanned(&worker, false, 10).await, vec![]);
         assert_eq!(blocks.usage().chunk_bytes, 0);
     });
     // Without blocks the limit is that of a page.
     let cluster = setup(provider, 64 << 20).with_index::<Small, Dex>();
     cluster.run_one(|fabric| async move {
-        let malformed = Told::Error(ErrorCode::Malformed);
         let worker = open::<InLeaves, _>(fabric, caches()[1], &()).await;
         let upsert = |length| {
             let action = Action::Upsert(vec![1; length]);
@@ -416,7 +417,9 @@ fn limits_of_a_compute_server() {
         };
         let most = Small::longest_value_beside(1);
         assert!(matches!(upsert(most).await, Told::Edited(_)));
-        assert_eq!(upsert(most + 1).await, malformed);
+        let bytes = most as u64 + 1;
+        let too_long = ErrorCode::ValueTooLong { bytes, most: most as u64 };
+        assert_eq!(upsert(most + 1).await, Told::Error(too_long));
     });
 }
 

@@ -25,7 +25,8 @@ use farleaf_core::index::{ByName, Design, Encoded, IndexError, RangeIndex, Scan}
 use farleaf_core::page::{Layout, Named};
 use farleaf_core::server::MemoryServer;
 use farleaf_core::table::{
-    Damaged, Found, Index, KeyBuf, Kind, MAX_SEQUENCE, Meta, Placed, Record, Run, in_table_order,
+    Clip, Damaged, Found, Index, KeyBuf, Kind, MAX_SEQUENCE, Meta, Placed, Record, Run,
+    in_table_order,
 };
 use farleaf_fabric::sim::SimCluster;
 use farleaf_fabric::sync::{Arc, Mutex, lock};
@@ -111,6 +112,8 @@ where
                 return Err(format!("extent {extent} is in two tables"));
             }
         }
+        // Also those of tables that other shards have borrowed.
+        let used = self.shard.used_extents();
         match self.shard.unused_extents().iter().find(|extent| used.contains(extent)) {
             Some(extent) => Err(format!("extent {extent} is in a table, and was given back")),
             None => Ok(()),
@@ -192,8 +195,7 @@ where
     /// Inspects a tree that has just been opened: all memory is in tables, or free.
     pub(crate) fn look_at_rest(&self) -> Result<(), String> {
         self.look()?;
-        let (usage, tables) = (self.shard.extents(), self.shard.tables());
-        let used: u64 = tables.iter().map(|table| table.extents.len() as u64).sum();
+        let (usage, used) = (self.shard.extents(), self.shard.used_extents().len() as u64);
         let unused = self.shard.unused_extents().len() as u64;
         match usage.leased == used && usage.all == used + unused {
             true => Ok(()),
@@ -223,14 +225,13 @@ where
         };
         let seen = self.seen().map_err(at_the_end)?;
         if seen.is_whole {
-            let held = seen.records::<L>().map_err(at_the_end)?;
+            let held = seen.records::<L>(&shard.clip()).map_err(at_the_end)?;
             if held != records {
                 let fault = format!("it holds {held:?}, but the index returns {records:?}");
                 return Err(at_the_end(fault));
             }
         }
-        let (usage, tables) = (shard.extents(), shard.tables());
-        let used: u64 = tables.iter().map(|table| table.extents.len() as u64).sum();
+        let (usage, used) = (shard.extents(), shard.used_extents().len() as u64);
         let unused = shard.unused_extents().len() as u64;
         let adds_up = usage.all == usage.leased + unused + usage.lost && usage.leased >= used;
         if !adds_up || (usage.leased + usage.lost > used && !self.loses_extents) {
@@ -282,7 +283,7 @@ impl<L: Named> Shards<L> {
         let (mut records, shards) = (Records::new(), Vec::from_iter(shards));
         for shard in &shards {
             let tree = self.tree(shard);
-            let seen = tree.look_at_rest().and_then(|()| tree.seen()?.records::<L>());
+            let seen = tree.look_at_rest().and_then(|()| tree.seen()?.records::<L>(&shard.clip()));
             records.extend(seen.map_err(|fault| of(shard, fault))?);
         }
         apart(shards.iter()).map(|()| records)
@@ -361,11 +362,12 @@ impl Seen {
         }
     }
 
-    /// The records by their names.
-    fn records<L>(self) -> Result<Records, String>
+    /// The records in `clip` by their names. Others in the tables are not the tree's any more.
+    fn records<L>(mut self, clip: &Clip) -> Result<Records, String>
     where
         L: Named,
     {
+        self.keys.retain(|key, _| clip.has(KeyBuf::from_bytes(key).key()));
         let there = self.keys.into_iter().filter_map(|(key, newest)| Some((key, newest.value?)));
         let decoded = |(key, value): (Vec<u8>, Vec<u8>)| {
             let found = <L::Key as Encoded>::decoded(key.clone())

@@ -29,6 +29,7 @@ const FAILED_NS: u64 = 1_000_000;
 impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     /// Flushes what waits, unless another handle does. Returns how many MemTables it flushed.
     async fn flush_waiting(&self, worker: Option<&AtWork>) -> Result<u32, IndexError> {
+        self.settle_loans_when_due().await;
         // A right that is taken for nothing would wake all that wait for it.
         if self.shard.pin().immutables.is_empty() {
             return Ok(0);
@@ -51,6 +52,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
             if !self.noted(merged, worker)? {
                 return Ok(step);
             }
+            self.settle_loans().await;
         }
         Ok(STEPS)
     }

@@ -153,7 +153,9 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     pub(super) async fn merge_what_is_due(&self) -> Result<bool, IndexError> {
         match self.merge_beside_others().await {
             // Merges that run together have all of their inputs and outputs at once.
-            Err(IndexError::OutOfMemory { .. }) if self.shard.options.workers > 1 => {
+            Err(IndexError::OutOfMemory { .. })
+                if self.settle_loans().await || self.shard.options.workers > 1 =>
+            {
                 self.merge_alone().await
             }
             outcome => outcome,
@@ -211,6 +213,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         sources.retain(|tables| !tables.is_empty());
         if let [tables] = &sources[..]
             && let [table] = &tables[..]
+            && version.owns_all_of(table)
         {
             return self.publish(merging.moved(table, into)).await;
         }
@@ -225,7 +228,9 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         let deepest = version.levels.len() - 1;
         let (level0, others) = version.levels.split_first().expect("there is a level 0");
         let is_clean = |table: &Arc<Table>| {
-            table.meta.footer.tombstones == 0 && table.meta.footer.keys == table.meta.footer.records
+            let footer = &table.meta.footer;
+            let is_newest = footer.tombstones == 0 && footer.keys == footer.records;
+            is_newest && version.owns_all_of(table)
         };
         let is_above = version.levels[..deepest].iter().any(|tables| !tables.is_empty());
         if !is_above && version.levels[deepest].iter().all(is_clean) {
@@ -237,6 +242,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         match self.merge_somewhere(merging, &version, &sources, (deepest, usize::MAX)).await {
             // Parts that run together have extents beyond what they have written.
             Err(IndexError::OutOfMemory { .. }) => {
+                self.settle_loans().await;
                 self.merge_somewhere(merging, &version, &sources, (deepest, 1)).await
             }
             merged => merged,

@@ -14,12 +14,13 @@ use super::shard::{Editing, Opened, PendingChange, Right, Shard};
 use super::version::{Change, Table};
 use crate::index::IndexError;
 use crate::page::Layout;
-use crate::remote::{ExtentSpace, Lease, RemoteError, ShardClient, ShardState};
-use crate::rules::{NUMBERS_RAISED, ORPHANS_ONLY, TABLES_LISTED};
-use crate::table::{ExtentRun, Index, Placed};
+use crate::remote::{ExtentSpace, Lease, RemoteError, ShardClient, ShardLoans, ShardState};
+use crate::rules::{LOANS_HELD, NUMBERS_RAISED, ORPHANS_ONLY, TABLES_LISTED};
+use crate::table::{ExtentRun, Index, KeyBuf, Meta, Placed, push_key};
 use crate::wire::{LEFT, NO_PROCESS, Refusal};
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, GlobalAddr};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The shard belongs to another process.
 const OTHER_OWNER: IndexError = IndexError::InvalidArgument(
@@ -63,6 +64,10 @@ pub(super) async fn check_no_owner<F: Fabric, L: Layout>(
     }
 }
 
+fn pieces_of(table: &Placed) -> Vec<(GlobalAddr, u64)> {
+    table.pieces.iter().map(|&(at, bytes)| (GlobalAddr::from_bits(at), bytes)).collect()
+}
+
 impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     /// Opens the shard, or joins the process that has, unless that has been done.
     #[inline]
@@ -103,6 +108,21 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         Ok(())
     }
 
+    /// Tells the directory that this process has left the shard, which becomes two.
+    pub(super) async fn tell_divided(
+        &self,
+        editing: &Editing,
+        (into, low): (u64, &KeyBuf),
+    ) -> Result<(), IndexError> {
+        let epoch = self.shard.leaves().ok_or(IndexError::Contended { retries: 0 })?;
+        let owner = self.shard.owner(self.fabric().unique());
+        let mut words = Vec::new();
+        push_key(low, &mut words);
+        self.extents.directory(self.shard.id).divide(owner, epoch, (into, words)).await?;
+        editing.has_left();
+        Ok(())
+    }
+
     async fn open_with(&self, editing: &Editing, takes_over: bool) -> Result<(), IndexError> {
         let shard = &self.shard;
         let directory = self.extents.directory(shard.id);
@@ -135,22 +155,50 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         }
         let chunks = directory.chunks(state.epoch).await?;
         shard.space.begin((shard.id, state.epoch), &chunks);
+        let loans = match state.loans {
+            0 => ShardLoans::default(),
+            _ => directory.loans(state.epoch).await?,
+        };
+        let lent = self.lent_tables(&loans)?;
         let words = directory.tables(state.epoch).await?;
-        let levels = self.open_tables(&words).await?;
+        let levels = self.open_tables(&words, &loans.borrowed, &lent).await?;
         let ShardState { epoch, edit, highest_table, .. } = state;
         let raises = !self.fabric().breaks(NUMBERS_RAISED);
-        editing.opened(Opened { epoch, edit, highest_table, levels }, raises)?;
+        editing.opened(Opened { epoch, edit, highest_table, levels, lent }, raises)?;
         self.joined.set(epoch);
         Ok(())
     }
 
+    /// The memory of the tables that are lent, by table (L1).
+    fn lent_tables(&self, loans: &ShardLoans) -> Result<BTreeMap<u64, Arc<Lease>>, IndexError> {
+        let mut lent = BTreeMap::new();
+        for (id, words) in loans.lent.iter().filter(|_| !self.fabric().breaks(LOANS_HELD)) {
+            let damaged = IndexError::Damaged { at: GlobalAddr::NULL };
+            let table = Placed::decode(&mut &words[..]).map_err(|_| damaged.clone())?;
+            let lease = ExtentSpace::lease_at(&self.shard.space, &pieces_of(&table));
+            lent.insert(*id, Arc::new(lease.ok_or(damaged)?));
+        }
+        Ok(lent)
+    }
+
     /// The tables in the words of the directory, by level.
-    async fn open_tables(&self, mut words: &[u64]) -> Result<Vec<Vec<Arc<Table>>>, IndexError> {
+    async fn open_tables(
+        &self,
+        mut words: &[u64],
+        borrowed: &BTreeSet<u64>,
+        lent: &BTreeMap<u64, Arc<Lease>>,
+    ) -> Result<Vec<Vec<Arc<Table>>>, IndexError> {
         let bad_words = IndexError::Damaged { at: GlobalAddr::NULL };
         let mut levels = vec![Vec::new(); self.shard.options.levels + 1];
         while !words.is_empty() {
             let placed = Placed::decode(&mut words).map_err(|_| bad_words.clone())?;
-            let table = Arc::new(self.open_table(placed).await?);
+            let id = placed.meta.footer.table;
+            let lease = match lent.get(&id) {
+                Some(lease) => Some(Arc::clone(lease)),
+                None => self.lease_of(&placed, borrowed.contains(&id)).map(Arc::new),
+            };
+            let lease = lease.ok_or(bad_words.clone())?;
+            let table = Arc::new(self.open_table(placed.meta, lease).await?);
             // Other threads wait for the right to edit until the shard is open.
             self.shard.step();
             let tables: &mut Vec<Arc<Table>> =
@@ -172,17 +220,18 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         Ok(levels)
     }
 
-    async fn open_table(&self, placed: Placed) -> Result<Table, IndexError> {
-        let Placed { mut meta, pieces } = placed;
-        let piece = |&(at, bytes): &(u64, u64)| (GlobalAddr::from_bits(at), bytes);
-        let pieces: Vec<_> = pieces.iter().map(piece).collect();
-        let at = pieces.first().map_or(GlobalAddr::NULL, |piece| piece.0);
-        let damaged = IndexError::Damaged { at };
-        let lease = match self.fabric().breaks(ORPHANS_ONLY) {
-            true => ExtentSpace::lease_at(&self.shard.space, &pieces).inspect(Lease::end),
-            false => ExtentSpace::lease_at(&self.shard.space, &pieces),
-        };
-        let lease = lease.ok_or(damaged.clone())?;
+    /// The memory of a table that is not lent.
+    fn lease_of(&self, placed: &Placed, is_borrowed: bool) -> Option<Lease> {
+        let (space, pieces) = (&self.shard.space, pieces_of(placed));
+        match (is_borrowed, self.fabric().breaks(ORPHANS_ONLY)) {
+            (true, _) => Some(ExtentSpace::borrow_at(space, placed.meta.footer.table, &pieces)),
+            (_, true) => ExtentSpace::lease_at(space, &pieces).inspect(Lease::end),
+            _ => ExtentSpace::lease_at(space, &pieces),
+        }
+    }
+
+    async fn open_table(&self, mut meta: Meta, lease: Arc<Lease>) -> Result<Table, IndexError> {
+        let damaged = IndexError::Damaged { at: lease.place() };
         let run = |(first, count)| ExtentRun { first, count };
         meta.extents = lease.runs().into_iter().map(run).collect();
         let footer = &meta.footer;
@@ -193,9 +242,42 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         let sections = self.extents.read(&lease, begin, end - begin).await?;
         match Index::open(sections, footer.table) {
             Ok(index) if index.footer() == footer => {
-                Ok(Table { meta, index: Arc::new(index), lease: Arc::new(lease) })
+                Ok(Table { meta, index: Arc::new(index), lease })
             }
             _ => Err(damaged),
+        }
+    }
+
+    /// Returns borrowed tables that nothing of this process READs any more (L2). Whatever fails is
+    /// tried again by the next call.
+    pub(super) async fn return_loans(&self) {
+        let (shard, epoch) = (&self.shard, self.shard.epoch());
+        let tables = shard.space.unused_loans(epoch);
+        if !tables.is_empty() {
+            let directory = self.extents.directory(shard.id);
+            if directory.give_back(epoch, &tables).await.is_ok() {
+                shard.space.forget_loans(epoch, &tables);
+            }
+        }
+    }
+
+    /// Returns loans, and looks which of the tables that are lent have come back. Returns whether
+    /// one has.
+    pub(super) async fn settle_loans(&self) -> bool {
+        self.return_loans().await;
+        let (shard, epoch) = (&self.shard, self.shard.epoch());
+        if !shard.has_lent() {
+            return false;
+        }
+        let Ok(loans) = self.extents.directory(shard.id).loans(epoch).await else { return false };
+        shard.keep_lent(epoch, &loans.lent.into_keys().collect())
+    }
+
+    /// The same for an idle tree, now and then.
+    pub(super) async fn settle_loans_when_due(&self) {
+        match self.shard.are_loans_due(self.fabric().now_ns()) {
+            true => _ = self.settle_loans().await,
+            false => self.return_loans().await,
         }
     }
 

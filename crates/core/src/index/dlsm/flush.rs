@@ -32,7 +32,13 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
             // No more versions appear in it (Q7).
             self.until_settled(last).await?;
         }
-        let tables = self.write_memtable(&version, oldest).await?;
+        let tables = match self.write_memtable(&version, oldest).await {
+            // What other shards have returned is free now.
+            Err(IndexError::OutOfMemory { .. }) if self.settle_loans().await => {
+                self.write_memtable(&version, oldest).await
+            }
+            written => written,
+        }?;
         self.publish(flushing.flushed(oldest, tables)).await?;
         Ok(true)
     }

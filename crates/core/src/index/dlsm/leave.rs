@@ -14,6 +14,9 @@
 //! Whatever fails before step 5 leaves the process with the shard. If the outcome of step 5 is not
 //! known, the process asks again before it opens the shard from the directory, in a later epoch.
 //!
+//! A shard is divided while no process has it: step 5 then begins another shard in the same
+//! change, and the process opens both from the directory.
+//!
 //! *Invariants* (`docs/internals/lsm-tree.md`)
 //! - lsm.H8. A process tells the directory that it leaves a shard only after all of its operations,
 //!   flushes, merges and jobs there have ended, and each of its WRITEs has landed or never will.
@@ -25,6 +28,7 @@ use super::shard::{Right, Shard};
 use crate::index::IndexError;
 use crate::page::Layout;
 use crate::rules::{LEAVERS_DRAINED, LEAVERS_FLUSHED, LEAVERS_SETTLED};
+use crate::table::KeyBuf;
 use farleaf_fabric::Fabric;
 
 impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
@@ -34,6 +38,27 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     /// # Errors
     /// [`IndexError`]; then this process has the shard, or may have it, and nothing is lost.
     pub(super) async fn leave(&self) -> Result<(), IndexError> {
+        self.leave_for(None).await
+    }
+
+    /// Leaves the shard and divides it: the other shard, whose number comes first, has the keys
+    /// from the given one on. The caller has closed the gate, and asks afterwards, whatever the
+    /// outcome, which shards there are; before that it ends the epoch by
+    /// [`DlsmIndex::end_leaving`] (L4).
+    ///
+    /// # Errors
+    /// [`IndexError`], also if this process has not opened the shard. Nothing is lost.
+    pub(super) async fn divide(&self, other: (u64, &KeyBuf)) -> Result<(), IndexError> {
+        self.leave_for(Some(other)).await
+    }
+
+    /// Ends an epoch that this process leaves, if the directory may not have ended it.
+    pub(super) async fn end_leaving(&self) -> Result<(), IndexError> {
+        let editing = self.until_begun(Right::Edit, Shard::begin_edit).await?;
+        self.tell_left(&editing).await
+    }
+
+    async fn leave_for(&self, division: Option<(u64, &KeyBuf)>) -> Result<(), IndexError> {
         let (shard, fabric) = (&self.shard, self.fabric());
         let settles = !fabric.breaks(LEAVERS_SETTLED);
         if settles {
@@ -51,8 +76,8 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
             let editing = self.until_begun(Right::Edit, Shard::begin_edit).await?;
             // A `flush` or `collect`, which makes no visit, may have opened it before.
             return match shard.epoch() > 0 || shard.is_opening() {
-                true => Err(IndexError::Contended { retries: 0 }),
-                false => self.tell_left(&editing).await,
+                false if division.is_none() => self.tell_left(&editing).await,
+                _ => Err(IndexError::Contended { retries: 0 }),
             };
         }
         if !fabric.breaks(LEAVERS_FLUSHED) {
@@ -69,7 +94,10 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
             self.until_landed().await?;
         }
         editing.leaves();
-        let told = self.tell_left(&editing).await;
+        let told = match division {
+            None => self.tell_left(&editing).await,
+            Some(other) => self.tell_divided(&editing, other).await,
+        };
         drop(rights);
         told
     }

@@ -75,7 +75,9 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     pub(super) async fn settle_tree(&self) -> Result<(), IndexError> {
         self.flush_everything().await?;
         let merging = self.until_begun(Right::Merge, Shard::begin_merge).await?;
-        self.merge_everything(&merging).await
+        self.merge_everything(&merging).await?;
+        self.settle_loans().await;
+        Ok(())
     }
 
     /// Writes ascending records into the deepest level of an empty tree.

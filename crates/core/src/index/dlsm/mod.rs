@@ -20,12 +20,14 @@
 
 mod background;
 mod compact;
+mod counts;
 mod design;
 mod directory;
 mod flush;
 mod gate;
 mod handle;
 mod leave;
+mod lent;
 mod load;
 mod memtable;
 mod near;
@@ -43,6 +45,7 @@ mod version;
 mod write;
 mod writers;
 
+pub use counts::TreeCounts;
 pub use design::Dlsm;
 pub use handle::DlsmIndex;
 pub use memtable::{
@@ -56,4 +59,4 @@ pub use parts::{
 };
 pub use place::MergePlace;
 pub use sequence::{Announcement, Seat, Sequences, Snapshot};
-pub use shard::{Shard, TableView, TreeCounts};
+pub use shard::{Shard, TableView};

@@ -12,7 +12,7 @@ use super::version::{Table, TreeVersion};
 use crate::index::IndexError;
 use crate::page::Layout;
 use crate::remote::{Lease, NearMerge, RemoteError};
-use crate::rules::{EXTENTS_PINNED, RANGES_MEET};
+use crate::rules::{EXTENTS_PINNED, LOANS_UNREAD, RANGES_MEET};
 use crate::table::{Clip, ExtentRun, FOOTER_WORDS, Index, JobTable, KeyBuf, MergeJob, Meta};
 use crate::together::all;
 use farleaf_fabric::sync::{Arc, lock};
@@ -74,7 +74,8 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         let wanted = bytes / self.shard.options.table_bytes.max(1);
         let wanted = (wanted as usize).clamp(1, most_parts);
         let mut more = Shard::more_lanes(&self.shard, merging, wanted - 1);
-        let ranges = cut(&inputs, 1 + more.len()).map_err(|table| Self::damaged(table))?;
+        let ranges = cut(&inputs, 1 + more.len(), &version.clip);
+        let ranges = ranges.map_err(|table| Self::damaged(table))?;
         more.truncate(ranges.len() - 1);
         let lanes = std::iter::once(merging.lane).chain(more.iter().map(|claimed| claimed.lane));
         let part = |(range, lane)| {
@@ -90,6 +91,10 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         self.publish(merging.merged(&inputs, level, outputs)).await?;
         if self.fabric().breaks(EXTENTS_PINNED) {
             inputs.iter().for_each(|table| table.lease.end());
+        }
+        if self.fabric().breaks(LOANS_UNREAD) {
+            let borrowed = inputs.iter().filter(|table| table.lease.is_borrowed());
+            borrowed.for_each(|table| table.lease.end());
         }
         Ok(())
     }
@@ -278,13 +283,18 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
 }
 
 /// At most `parts` ranges of keys, with about as many records of `inputs` each, that follow one
-/// another. Fails with a table whose index is damaged.
-fn cut(inputs: &[Arc<Table>], parts: usize) -> Result<Vec<Clip>, &Arc<Table>> {
+/// another and are `clip` together. Fails with a table whose index is damaged.
+fn cut<'t>(
+    inputs: &'t [Arc<Table>],
+    parts: usize,
+    clip: &Clip,
+) -> Result<Vec<Clip>, &'t Arc<Table>> {
     let mut keys = Vec::new();
     for table in inputs.iter().filter(|_| parts > 1) {
         keys.push(table.meta.smallest.clone());
         keys.extend(table.index.split_keys(parts as u32).map_err(|_| table)?);
     }
+    keys.retain(|key| clip.has(key.key()));
     keys.sort();
     let lowest = keys.first().cloned();
     let mut cuts: Vec<KeyBuf> =
@@ -292,8 +302,8 @@ fn cut(inputs: &[Arc<Table>], parts: usize) -> Result<Vec<Clip>, &Arc<Table>> {
     cuts.dedup();
     // The first range begins below all keys.
     cuts.retain(|cut| lowest.as_ref().is_some_and(|lowest| lowest < cut));
-    let lowers = std::iter::once(None).chain(cuts.iter().cloned().map(Some));
-    let uppers = cuts.iter().cloned().map(Some).chain(std::iter::once(None));
+    let lowers = std::iter::once(clip.lower.clone()).chain(cuts.iter().cloned().map(Some));
+    let uppers = cuts.iter().cloned().map(Some).chain(std::iter::once(clip.upper.clone()));
     Ok(lowers.zip(uppers).map(|(lower, upper)| Clip { lower, upper }).collect())
 }
 

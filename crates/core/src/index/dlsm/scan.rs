@@ -11,11 +11,12 @@ use super::version::{Table, TreeVersion};
 use super::{SearchKey, Snapshot};
 use crate::index::{IndexError, Records, Scan};
 use crate::page::Layout;
-use crate::rules::{SCANS_SETTLED, SNAPSHOT_HELD};
-use crate::table::{Damaged, IndexKind, KeyBuf, Kind, Run};
+use crate::rules::{SCANS_CLIPPED, SCANS_SETTLED, SNAPSHOT_HELD};
+use crate::table::{Clip, Damaged, IndexKind, KeyBuf, Kind, Run};
 use crate::together::all;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, Work};
+use std::borrow::Cow;
 use std::cmp::Ordering;
 use std::ops::{Bound, Range};
 
@@ -88,6 +89,20 @@ fn key_of(bound: &Bound<Vec<u8>>) -> Option<&[u8]> {
         Bound::Unbounded => None,
         Bound::Included(key) | Bound::Excluded(key) => Some(key),
     }
+}
+
+/// The part of a scan that is in `clip` (lsm.L3).
+fn within<'s>(scan: &'s Scan<Vec<u8>>, clip: &Clip) -> Cow<'s, Scan<Vec<u8>>> {
+    let (lower, upper) = (clip.lower.as_ref(), clip.upper.as_ref());
+    let lower = lower.map(|lower| lower.key().to_vec()).filter(|lower| !is_below(scan, lower));
+    let upper = upper.map(|upper| upper.key().to_vec()).filter(|upper| !is_above(scan, upper));
+    if lower.is_none() && upper.is_none() {
+        return Cow::Borrowed(scan);
+    }
+    let mut scan = scan.clone();
+    scan.lower = lower.map_or(scan.lower, Bound::Included);
+    scan.upper = upper.map_or(scan.upper, Bound::Excluded);
+    Cow::Owned(scan)
 }
 
 /// Whether `key` lies behind the range, in the direction of the scan.
@@ -380,6 +395,10 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         scan: &Scan<Vec<u8>>,
         most_bytes: usize,
     ) -> Result<Records<Vec<u8>, Vec<u8>>, IndexError> {
+        let scan = &*match self.fabric().breaks(SCANS_CLIPPED) {
+            true => Cow::Borrowed(scan),
+            false => within(scan, &version.clip),
+        };
         let memtables = version.memtables().map(|table| {
             let mut cursor = table.cursor(bound);
             seek(&mut cursor, scan);

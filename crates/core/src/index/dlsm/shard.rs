@@ -11,18 +11,19 @@
 //! *Thread safety*: any number of threads. One mutex holds the version and the rights; those for
 //! costs of merges and sleepers have no other inside. None is held across a wait.
 
+use super::counts::TreeCounts;
 use super::gate::Gate;
+use super::lent::Lent;
 use super::place::{MergeCosts, MergePlace};
 use super::signal::Signal;
 use super::version::{Change, Table, TreeVersion};
 use super::writers::Writers;
 use super::{DlsmOptions, MemTable, MemTableError, MemTableOptions, Sequences};
-use crate::remote::{ExtentSpace, ExtentUsage, JobId};
-use crate::table::{KeyBuf, Meta};
+use crate::remote::{ExtentSpace, ExtentUsage, JobId, Lease};
+use crate::table::{Clip, KeyBuf, Meta};
 use farleaf_fabric::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
 use farleaf_fabric::{GlobalAddr, Region, ServerId};
-use std::collections::BTreeMap;
-use std::ops::AddAssign;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The sizes of the MemTable of a tree that is not open.
 const NO_MEMTABLE: MemTableOptions =
@@ -87,6 +88,9 @@ struct State {
     /// The number of the latest change in the directory, and a change that may be made there.
     edit: u64,
     pending: Option<Arc<PendingChange>>,
+    /// The keys that the tree has when it is opened next.
+    clip: Clip,
+    lent: Lent,
     counts: TreeCounts,
 }
 
@@ -99,52 +103,8 @@ pub struct TableView {
     pub meta: Meta,
     /// Where its words lie: pieces of adjacent memory, each with its number of words.
     pub pieces: Vec<(GlobalAddr, u64)>,
-    /// The numbers of its extents.
+    /// The numbers of its extents; none if it was borrowed from another shard.
     pub extents: Vec<u32>,
-}
-
-/// What a tree has done so far.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct TreeCounts {
-    /// MemTables flushed.
-    pub flushes: u64,
-    /// Bytes of the tables, with their indexes, that these became.
-    pub flushed_bytes: u64,
-    /// Merges.
-    pub merges: u64,
-    /// Bytes of the tables, with their indexes, that merges wrote.
-    pub merged_bytes: u64,
-    /// Those that ran on a memory server.
-    pub near_merges: u64,
-    /// Bytes of the indexes of tables that merges wrote.
-    pub merged_index_bytes: u64,
-    /// Tables that went to the next level as they were.
-    pub moved_tables: u64,
-    /// Writers that found no room.
-    pub stalls: u64,
-}
-
-impl AddAssign for TreeCounts {
-    fn add_assign(&mut self, other: Self) {
-        let Self {
-            flushes,
-            flushed_bytes,
-            merges,
-            merged_bytes,
-            near_merges,
-            merged_index_bytes,
-            moved_tables,
-            stalls,
-        } = other;
-        self.flushes += flushes;
-        self.flushed_bytes += flushed_bytes;
-        self.merges += merges;
-        self.merged_bytes += merged_bytes;
-        self.near_merges += near_merges;
-        self.merged_index_bytes += merged_index_bytes;
-        self.moved_tables += moved_tables;
-        self.stalls += stalls;
-    }
 }
 
 /// What became of a MemTable that no longer takes writes.
@@ -174,6 +134,8 @@ pub(super) struct Opened {
     pub(super) highest_table: u64,
     /// By level.
     pub(super) levels: Vec<Vec<Arc<Table>>>,
+    /// Tables that other shards have borrowed, by id.
+    pub(super) lent: BTreeMap<u64, Arc<Lease>>,
 }
 
 /// A right that one handle at a time has (V2).
@@ -222,7 +184,7 @@ impl Shard {
             true => Arc::clone(&none),
             false => Arc::new(MemTable::new(&sequences, memtable.memory()?, memtable)),
         };
-        let version = TreeVersion::new(active, options.levels);
+        let version = TreeVersion::new(active, options.levels, Clip::default());
         let state = State {
             version: Arc::new(version),
             retired: Vec::new(),
@@ -240,6 +202,8 @@ impl Shard {
             leaves: None,
             edit: 0,
             pending: None,
+            clip: Clip::default(),
+            lent: Lent::default(),
             counts: TreeCounts::default(),
         };
         Ok(Self {
@@ -296,12 +260,51 @@ impl Shard {
         lock(&self.state).leaves
     }
 
-    /// Whether all extents in use are those of the version's tables: no WRITE and no job may still
-    /// reach another one.
+    /// Whether all extents in use are those of the version's tables, and of tables that are lent:
+    /// no WRITE and no job may still reach another one.
     pub(super) fn has_landed(&self) -> bool {
-        let (version, usage) = (self.pin(), self.space.usage());
-        let used: usize = version.tables().map(|table| table.lease.extents().len()).sum();
-        usage.leased == used as u64 && usage.lost == 0
+        let used = self.used_extents().len() as u64;
+        let usage = self.space.usage();
+        usage.leased == used && usage.lost == 0
+    }
+
+    /// The extents of its tables, and of those that it has lent.
+    pub fn used_extents(&self) -> BTreeSet<u32> {
+        let state = lock(&self.state);
+        let tables = state.version.tables().map(|table| &table.lease);
+        tables.chain(state.lent.leases()).flat_map(|lease| lease.extents()).copied().collect()
+    }
+
+    /// The keys of the tree. Its tables can have others.
+    pub fn clip(&self) -> Clip {
+        self.pin().clip.clone()
+    }
+
+    /// Sets the keys that the tree has from its next opening on.
+    pub(super) fn set_clip(&self, clip: Clip) {
+        lock(&self.state).clip = clip;
+    }
+
+    /// Whether other shards may have borrowed tables of it.
+    pub(super) fn has_lent(&self) -> bool {
+        !lock(&self.state).lent.is_empty()
+    }
+
+    /// Notes that of the tables that were lent, only these still are.
+    /// Returns whether another one has come back.
+    pub(super) fn keep_lent(&self, epoch: u64, lent: &BTreeSet<u64>) -> bool {
+        let mut state = lock(&self.state);
+        if state.epoch != epoch {
+            return false;
+        }
+        let returned = state.lent.keep(lent);
+        drop(state);
+        !returned.is_empty()
+    }
+
+    /// Whether it is time to look which of the tables that are lent have come back.
+    pub(super) fn are_loans_due(&self, now_ns: u64) -> bool {
+        lock(&self.state).lent.is_due(now_ns)
     }
 
     /// The sizes of the next MemTable.
@@ -790,9 +793,11 @@ impl Editing {
         }
         let options = shard.memtable();
         let active = MemTable::new(&shard.sequences, options.memory()?, options);
-        let mut version = TreeVersion::new(Arc::new(active), shard.options.levels);
-        version.levels = opened.levels;
         let mut state = lock(&shard.state);
+        let clip = state.clip.clone();
+        let mut version = TreeVersion::new(Arc::new(active), shard.options.levels, clip);
+        version.levels = opened.levels;
+        state.lent = Lent::new(opened.lent);
         state.version = Arc::new(version);
         (state.epoch, state.edit) = (opened.epoch, opened.edit);
         (state.jobs, state.is_opening) = (0, false);
@@ -813,9 +818,9 @@ impl Editing {
         let shard = &self.0.shard;
         let mut state = lock(&shard.state);
         let none = Arc::clone(&shard.none);
-        let version = TreeVersion::new(none, shard.options.levels);
+        let version = TreeVersion::new(none, shard.options.levels, Clip::default());
         let former = std::mem::replace(&mut state.version, Arc::new(version));
-        let retired = std::mem::take(&mut state.retired);
+        let retired = (std::mem::take(&mut state.retired), std::mem::take(&mut state.lent));
         state.leaves = Some(std::mem::take(&mut state.epoch));
         (state.edit, state.pending) = (0, None);
         shard.opened.store(0, Ordering::Release);

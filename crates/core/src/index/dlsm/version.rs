@@ -10,7 +10,7 @@
 
 use super::MemTable;
 use crate::remote::Lease;
-use crate::table::{Index, Key, Meta, Placed, VersionChange};
+use crate::table::{Clip, Index, Key, KeyBuf, Meta, Placed, VersionChange};
 use farleaf_fabric::sync::Arc;
 
 /// A table in the memory pool, as its compute server knows it.
@@ -111,11 +111,20 @@ pub(super) struct TreeVersion {
     pub(super) immutables: Vec<Arc<MemTable>>,
     /// Level 0, the newest table first, then the others, whose tables ascend and do not overlap.
     pub(super) levels: Vec<Vec<Arc<Table>>>,
+    /// The keys of the tree. Its tables can have others, which are not its own any more.
+    pub(super) clip: Clip,
 }
 
 impl TreeVersion {
-    pub(super) fn new(active: Arc<MemTable>, levels: usize) -> Self {
-        Self { active, immutables: Vec::new(), levels: vec![Vec::new(); levels + 1] }
+    pub(super) fn new(active: Arc<MemTable>, levels: usize, clip: Clip) -> Self {
+        Self { active, immutables: Vec::new(), levels: vec![Vec::new(); levels + 1], clip }
+    }
+
+    /// Whether a table has only keys of the tree, in the tree's own memory.
+    pub(super) fn owns_all_of(&self, table: &Table) -> bool {
+        let meta = &table.meta;
+        let is_within = |key: &KeyBuf| self.clip.has(key.key());
+        is_within(&meta.smallest) && is_within(&meta.largest) && !table.lease.is_borrowed()
     }
 
     /// All MemTables, the newest first.

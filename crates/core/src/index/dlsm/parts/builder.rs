@@ -54,15 +54,18 @@ impl<'p, F: Fabric, L: Layout> LoadBuilder<'p, F, L> {
     /// The loader of the tree that has `key`.
     async fn loader(&mut self, key: &[u8]) -> Result<&mut Loader<'p, F, L>, RemoteError> {
         let mut parts = self.opened.iter().enumerate();
+        let now = self.now.as_ref().map(|(now, ..)| *now);
         let of_key = |part: &PartTrees<F, L>| {
-            let shard = part.map.shard_of(key);
-            part.server.owned().contains(&shard).then_some(shard)
+            let shard = part.map().shard_of(key);
+            let is_owned = now == Some(shard) || part.server.owned().shards().contains(&shard);
+            is_owned.then_some(shard)
         };
         let found = parts.find_map(|(number, part)| Some((number, part, of_key(part)?)));
         let (number, part, shard) = found.ok_or(RemoteError::NotItsKeys)?;
         if self.now.as_ref().is_none_or(|(now, ..)| *now != shard) {
             self.end_tree().await?;
-            let (tree, visit) = part.enter(shard).await?;
+            // While the last tree was ended, the shard may have been divided.
+            let (shard, (tree, visit)) = part.enter_at(key).await?;
             if self.sequences.len() <= number {
                 self.sequences.resize(number + 1, None);
             }

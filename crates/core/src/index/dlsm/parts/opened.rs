@@ -47,7 +47,7 @@ impl<F: Fabric, L: Layout> OpenedParts<F, L> {
     pub(super) async fn enter_all(&self) -> Result<Vec<Entered<'_, F, L>>, RemoteError> {
         let mut entered = Vec::new();
         for part in self.iter() {
-            entered.extend(part.enter_all(part.server.owned()).await?);
+            entered.extend(part.enter_all(part.server.owned().shards()).await?);
         }
         Ok(entered)
     }

@@ -33,6 +33,9 @@ pub struct DlsmServerOptions {
     /// as its MemTables hold such a value; if this is not set, as long as it has no more shards
     /// than at its start.
     pub longest_value: Option<usize>,
+    /// A shard is divided where keys are to move from its middle, as long as the compute server has
+    /// at most so many shards. With 0, shards move as a whole.
+    pub most_shards: usize,
 }
 
 impl DlsmServerOptions {
@@ -188,8 +191,11 @@ mod tests {
     fn shards_share_a_budget() {
         let tree = DlsmOptions::default();
         let most = 1 + tree.most_immutables as u64;
-        let options =
-            DlsmServerOptions { tree, memtable_bytes: Some(96 << 20), longest_value: None };
+        let options = DlsmServerOptions {
+            tree,
+            memtable_bytes: Some(96 << 20),
+            ..DlsmServerOptions::default()
+        };
         for shards in [1, 4, 16] {
             let memtable = options.of_each(shards).unwrap().memtable;
             let each = (memtable.bytes + memtable.filter_bytes) as u64;

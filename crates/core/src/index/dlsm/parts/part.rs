@@ -2,8 +2,8 @@
 //!
 //! *Thread safety*: belongs to its endpoint's thread; operations of one handle may overlap.
 
-use super::server::{DlsmServer, shards_of};
-use super::shard_map::ShardMap;
+use super::server::{DlsmServer, Owned, shards_of};
+use super::shard_map::{MOST_SHARDS, ShardMap};
 use crate::cache::{CacheCounters, OwnedRange};
 use crate::index::dlsm::directory::check_no_owner;
 use crate::index::dlsm::gate::Visit;
@@ -13,12 +13,14 @@ use crate::index::{
     Answer, Encoded, IndexError, LeafEdit, PartIndex, PartState, Records, Released, Scan,
 };
 use crate::page::{Layout, OwnedKey, OwnedValue};
-use crate::remote::{ExtentClient, ExtentSpace, RemoteError};
-use crate::rules::ONE_BOUND;
+use crate::remote::{ExtentClient, ExtentSpace, RemoteError, RpcClient, divided_shards};
+use crate::rules::{DIVISIONS_SETTLED, ONE_BOUND, PIECES_REREAD};
+use crate::table::KeyBuf;
 use crate::together::{all, join};
+use crate::wire::Refusal;
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::Arc;
-use std::cell::OnceCell;
+use std::cell::{OnceCell, Ref, RefCell};
 use std::ops::Bound;
 use std::rc::Rc;
 
@@ -33,11 +35,15 @@ const SETTLE_NS: u64 = 50_000_000;
 pub(super) struct PartTrees<F: Fabric, L: Layout> {
     pub(super) fabric: F,
     pub(super) server: Arc<DlsmServer<L>>,
-    pub(super) map: Arc<ShardMap>,
+    /// The map of the shards as of a number of changes of the server.
+    map: RefCell<(u64, Arc<ShardMap>)>,
     /// A handle of each tree that it has used, by number. They stay, so that others can refer to
     /// them.
-    handles: Box<[OnceCell<DlsmIndex<F, L>>]>,
+    handles: Box<[Handle<F, L>]>,
 }
+
+/// A handle of a tree, once it has been used.
+type Handle<F, L> = OnceCell<Box<DlsmIndex<F, L>>>;
 
 /// One endpoint's handle on a compute server's trees.
 #[derive(Debug)]
@@ -49,9 +55,21 @@ pub struct DlsmPart<F: Fabric, L: Layout> {
 pub(super) type Entered<'t, F, L> = (&'t DlsmIndex<F, L>, Visit<'t>);
 
 impl<F: Fabric, L: Layout> PartTrees<F, L> {
-    pub(super) fn new(fabric: F, server: &Arc<DlsmServer<L>>, map: &Arc<ShardMap>) -> Self {
-        let handles = (0..map.shards()).map(|_| OnceCell::new()).collect();
-        Self { fabric, server: Arc::clone(server), map: Arc::clone(map), handles }
+    pub(super) fn new(fabric: F, server: &Arc<DlsmServer<L>>) -> Self {
+        let owned = server.owned();
+        let handles = (0..MOST_SHARDS).map(|_| OnceCell::new()).collect();
+        let map = RefCell::new((owned.changes, owned.map));
+        Self { fabric, server: Arc::clone(server), map, handles }
+    }
+
+    /// The map of the shards. It stays true of a shard that the caller has entered before.
+    #[inline]
+    pub(super) fn map(&self) -> Ref<'_, ShardMap> {
+        if self.map.borrow().0 != self.server.changes() {
+            let owned = self.server.owned();
+            *self.map.borrow_mut() = (owned.changes, owned.map);
+        }
+        Ref::map(self.map.borrow(), |(_, map)| &**map)
     }
 
     /// The handle of a tree that the compute server owns, or has owned.
@@ -63,15 +81,17 @@ impl<F: Fabric, L: Layout> PartTrees<F, L> {
         let shard = self.server.tree(shard)?;
         let chunk_bytes = shard.options.chunk_bytes;
         let extents = ExtentClient::new(self.fabric.clone(), &shard.space, chunk_bytes);
-        Ok(handle.get_or_init(|| DlsmIndex::new(&shard, extents)))
+        Ok(handle.get_or_init(|| Box::new(DlsmIndex::new(&shard, extents))))
     }
 
-    /// The tree of a shard that the compute server owns, which does not leave meanwhile. The first
-    /// handle opens it from its directory.
+    /// The tree of a shard that the compute server owns, which neither leaves nor is divided
+    /// meanwhile. The first handle opens it from its directory.
     #[inline]
     pub(super) async fn enter(&self, shard: usize) -> Result<Entered<'_, F, L>, RemoteError> {
         let tree = self.tree(shard)?;
-        let visit = tree.shard.gate.enter().ok_or(RemoteError::Moved)?;
+        let Some(visit) = tree.shard.gate.enter() else {
+            return Err(self.closed(shard).await);
+        };
         match tree.ready().await {
             Ok(()) => Ok((tree, visit)),
             Err(_) if !tree.shard.gate.is_open() => Err(RemoteError::Moved),
@@ -79,35 +99,116 @@ impl<F: Fabric, L: Layout> PartTrees<F, L> {
         }
     }
 
+    /// Why a tree cannot be entered. The operation looks again, so a division that has ended is
+    /// settled before.
+    #[cold]
+    async fn closed(&self, shard: usize) -> RemoteError {
+        if self.server.ended_division().is_some_and(|(divided, _)| divided == shard) {
+            // If that fails, the next operation tries it.
+            let _ = self.settle_division().await;
+        }
+        RemoteError::Moved
+    }
+
+    /// The tree that has `key`.
+    #[inline]
     async fn enter_of(&self, key: &L::Key) -> Result<Entered<'_, F, L>, RemoteError> {
-        self.enter(self.map.shard_of(key.encoded().as_ref())).await
+        Ok(self.enter_at(key.encoded().as_ref()).await?.1)
+    }
+
+    /// The tree that has the key with these bytes, and its number.
+    #[inline]
+    pub(super) async fn enter_at(
+        &self,
+        key: &[u8],
+    ) -> Result<(usize, Entered<'_, F, L>), RemoteError> {
+        loop {
+            let shard = self.map().shard_of(key);
+            let entered = self.enter(shard).await?;
+            // It may have been divided just before.
+            if self.map().shard_of(key) == shard {
+                return Ok((shard, entered));
+            }
+        }
+    }
+
+    /// Asks which shards divisions have made (L5), after division `ended` if that has ended.
+    async fn look_for_divisions(&self, ended: Option<u64>) -> Result<(), RemoteError> {
+        let rpc = RpcClient::<F, L>::new(self.fabric.clone());
+        Ok(self.server.learn_divisions(&divided_shards(&rpc).await?, ended)?)
+    }
+
+    /// Finds out what became of a division that has ended, if there is one (L4).
+    async fn settle_division(&self) -> Result<(), RemoteError> {
+        let Some((shard, number)) = self.server.ended_division() else { return Ok(()) };
+        if !self.fabric.breaks(DIVISIONS_SETTLED) {
+            self.tree(shard)?.end_leaving().await?;
+        }
+        self.look_for_divisions(Some(number)).await
+    }
+
+    /// Divides the shard that has `low` inside it, so that another one begins there. Returns
+    /// whether it has: the compute server may have as many shards as it can have.
+    async fn divide_at(&self, low: &[u8]) -> Result<bool, RemoteError> {
+        self.settle_division().await?;
+        let servers = self.fabric.memory_servers();
+        if !self.server.can_divide(low, servers) {
+            return Ok(false);
+        }
+        // For a number that no other compute server has taken.
+        self.look_for_divisions(None).await?;
+        // Only a tree that is open is in a directory.
+        drop(self.enter_at(low).await?);
+        let Some((shard, into)) = self.server.begin_division(low, servers) else {
+            return Err(RemoteError::Contended { retries: 0 });
+        };
+        let dividing = DivisionUnderWay(&self.server);
+        let divided = self.tree(shard)?.divide((into as u64, &KeyBuf::from_bytes(low))).await;
+        drop(dividing);
+        self.settle_division().await?;
+        match divided.map_err(RemoteError::from) {
+            // Also if that is not known: the map knows.
+            _ if self.map().ends(low).0 == Some(low) => Ok(true),
+            // Another compute server has just taken the number, or this one has lost the shard.
+            Ok(()) | Err(RemoteError::Refused { refusal: Refusal::OtherOwner, .. }) => {
+                Err(RemoteError::Contended { retries: 0 })
+            }
+            Err(error) => Err(error),
+        }
     }
 
     /// Those of `shards`, all of which are used from now on.
     pub(super) async fn enter_all(
         &self,
-        shards: impl Iterator<Item = usize>,
+        shards: &[usize],
     ) -> Result<Vec<Entered<'_, F, L>>, RemoteError> {
-        all(shards.map(|shard| self.enter(shard))).await.into_iter().collect()
+        all(shards.iter().map(|shard| self.enter(*shard))).await.into_iter().collect()
     }
 
-    /// Whether the shard may have keys of `scan`.
-    fn overlaps(&self, shard: usize, scan: &Scan<Vec<u8>>) -> bool {
-        let is_above = match (&scan.upper, self.map.low(shard)) {
-            (Bound::Included(upper), Some(low)) => low > &upper[..],
-            (Bound::Excluded(upper), Some(low)) => low >= &upper[..],
-            _ => false,
-        };
-        let is_below = match (&scan.lower, self.map.high(shard)) {
-            (Bound::Included(lower) | Bound::Excluded(lower), Some(high)) => high <= &lower[..],
-            _ => false,
-        };
-        !is_above && !is_below
+    /// The trees that may have keys of `scan`, and what the compute server owned when it had them
+    /// all.
+    async fn enter_for_scan(
+        &self,
+        scan: &Scan<Vec<u8>>,
+    ) -> Result<(Owned<L>, Vec<Entered<'_, F, L>>), RemoteError> {
+        loop {
+            let owned = self.server.owned();
+            let places = owned.places.clone();
+            let wanted = places.filter(|place| overlaps(owned.map.ends_at(*place), scan));
+            let shards: Vec<usize> =
+                wanted.flat_map(|place| owned.map.shards(place..place + 1)).copied().collect();
+            let entered = self.enter_all(&shards).await?;
+            // Shards that have left in between would be missing in the range's answer, and those
+            // that divisions have made in the records.
+            if self.server.changes() == owned.changes {
+                return Ok((owned, entered));
+            }
+        }
     }
 
     /// The handles that it has used.
     fn used(&self) -> impl Iterator<Item = &DlsmIndex<F, L>> {
-        self.handles.iter().filter_map(OnceCell::get)
+        self.handles.iter().filter_map(OnceCell::get).map(|tree| &**tree)
     }
 
     /// Runs `work` on all trees that this process has opened, also on those that it is about to
@@ -116,8 +217,8 @@ impl<F: Fabric, L: Layout> PartTrees<F, L> {
         &'t self,
         work: impl Fn(&'t DlsmIndex<F, L>) -> Fut,
     ) -> Result<(), RemoteError> {
-        for shard in self.server.owned() {
-            match self.tree(shard) {
+        for shard in self.server.owned().shards() {
+            match self.tree(*shard) {
                 // One that has left since then, and was never opened here, has nothing.
                 Ok(_) | Err(RemoteError::Moved) => {}
                 Err(error) => return Err(error),
@@ -159,6 +260,29 @@ impl<F: Fabric, L: Layout> DlsmPart<F, L> {
     pub(super) fn new(part: Rc<PartTrees<F, L>>) -> Self {
         Self { part }
     }
+}
+
+/// A shard is being divided. Dropping this ends that.
+struct DivisionUnderWay<'s, L: Layout>(&'s DlsmServer<L>);
+
+impl<L: Layout> Drop for DivisionUnderWay<'_, L> {
+    fn drop(&mut self) {
+        self.0.end_division();
+    }
+}
+
+/// Whether a shard with these ends, the lower inclusive, may have keys of `scan`.
+fn overlaps((low, high): (Option<&[u8]>, Option<&[u8]>), scan: &Scan<Vec<u8>>) -> bool {
+    let is_above = match (&scan.upper, low) {
+        (Bound::Included(upper), Some(low)) => low > &upper[..],
+        (Bound::Excluded(upper), Some(low)) => low >= &upper[..],
+        _ => false,
+    };
+    let is_below = match (&scan.lower, high) {
+        (Bound::Included(lower) | Bound::Excluded(lower), Some(high)) => high <= &lower[..],
+        _ => false,
+    };
+    !is_above && !is_below
 }
 
 /// Shards that a compute server has left and no other one owns yet. Dropping this restores the
@@ -232,14 +356,11 @@ impl<F: Fabric, L: Layout> PartIndex<F, L> for DlsmPart<F, L> {
         out: &mut Records<OwnedKey<L>, OwnedValue<L>>,
     ) -> Result<OwnedRange<OwnedKey<L>>, RemoteError> {
         let part = &*self.part;
-        // Together: shards that have left in between would be missing in the range's answer.
-        let (range, owned) = part.server.owned_range();
         if out.len() >= scan.limit {
-            return Ok(range);
+            return Ok(part.server.range());
         }
         let wanted = encoded_scan::<L::Key>(scan);
-        let mut entered =
-            part.enter_all(owned.filter(|shard| part.overlaps(*shard, &wanted))).await?;
+        let (Owned { range, .. }, mut entered) = part.enter_for_scan(&wanted).await?;
         let Some((first, _)) = entered.first() else { return Ok(range) };
         first.check_scan(&wanted)?;
         // After the trees were opened: the bound is above all numbers in them (H10). It is kept
@@ -285,14 +406,12 @@ impl<F: Fabric, L: Layout> PartIndex<F, L> for DlsmPart<F, L> {
         let part = &*self.part;
         let working = async {
             while !ended() {
-                // First: a change between the two ends the work at once.
-                let changes = part.server.changes();
                 let owned = part.server.owned();
-                let is_over = || ended() || part.server.changes() != changes;
-                if owned.is_empty() {
+                let is_over = || ended() || part.server.changes() != owned.changes;
+                if owned.shards().is_empty() {
                     part.fabric.sleep(LOOK_NS).await;
                 }
-                all(owned.map(|shard| part.work_on(shard, &is_over))).await;
+                all(owned.shards().iter().map(|shard| part.work_on(*shard, &is_over))).await;
             }
         };
         let settling = async {
@@ -327,23 +446,33 @@ impl<F: Fabric, L: Layout> PartIndex<F, L> for DlsmPart<F, L> {
         settled
     }
 
-    /// The ends of the key's shard.
+    /// The ends of the key's shard, or the key itself if the shard can be divided there.
     async fn fences(
         &self,
         key: &L::Key,
     ) -> Result<(OwnedKey<L>, Option<OwnedKey<L>>), RemoteError> {
-        let map = &self.part.map;
-        let shard = map.shard_of(key.encoded().as_ref());
-        let low = map.low(shard).map(PartTrees::<F, L>::key_at).transpose()?;
-        let high = map.high(shard).map(PartTrees::<F, L>::key_at).transpose()?;
-        Ok((low.unwrap_or_else(L::min_key), high))
+        let part = &*self.part;
+        let encoded = key.encoded();
+        let map = part.map();
+        let (low, high) = map.ends(encoded.as_ref());
+        let low = low.map(PartTrees::<F, L>::key_at).transpose()?;
+        let high = high.map(PartTrees::<F, L>::key_at).transpose()?;
+        match part.server.can_divide(encoded.as_ref(), part.fabric.memory_servers()) {
+            true => Ok((key.to_owned(), high)),
+            false => Ok((low.unwrap_or_else(L::min_key), high)),
+        }
     }
 
-    /// The low end of the key's shard, or its high end if the range begins there.
+    /// The key itself, where its shard is divided if it can be. Otherwise the low end of its shard,
+    /// or its high end if the range begins there.
     async fn boundary_near(&self, key: &L::Key) -> Result<Option<OwnedKey<L>>, RemoteError> {
-        let (low, high) = self.fences(key).await?;
         let range = self.part.server.range();
         let is_inside = |at: &OwnedKey<L>| *at > range.low && range.has(L::key(at));
+        let own = key.to_owned();
+        if is_inside(&own) && self.part.divide_at(key.encoded().as_ref()).await? {
+            return Ok(Some(own));
+        }
+        let (low, high) = self.fences(key).await?;
         Ok(Some(low).filter(is_inside).or(high.filter(is_inside)))
     }
 
@@ -354,13 +483,14 @@ impl<F: Fabric, L: Layout> PartIndex<F, L> for DlsmPart<F, L> {
         rest: &OwnedRange<OwnedKey<L>>,
     ) -> Result<Option<LeftShards<'_, L>>, RemoteError> {
         let part = &*self.part;
-        let leaving = shards_of::<L>(&part.map, keys)?;
-        shards_of::<L>(&part.map, rest)?;
+        let map = Arc::clone(&part.server.owned().map);
+        let leaving = map.shards(shards_of::<L>(&map, keys)?);
+        shards_of::<L>(&map, rest)?;
         let before = Some(part.server.range());
         part.server.set_range(rest.clone());
         let left = LeftShards { server: &part.server, before };
         // Of one that was never opened here there is no tree.
-        let trees = leaving.filter_map(|shard| part.tree(shard).ok());
+        let trees = leaving.iter().filter_map(|shard| part.tree(*shard).ok());
         let outcomes = all(trees.map(DlsmIndex::leave)).await;
         outcomes.into_iter().collect::<Result<(), _>>()?;
         Ok(Some(left))
@@ -371,6 +501,10 @@ impl<F: Fabric, L: Layout> PartIndex<F, L> for DlsmPart<F, L> {
     /// compute server owns them, the one that has left them could not open them again.
     async fn prepare_take_over(&self, grown: &OwnedRange<OwnedKey<L>>) -> Result<(), RemoteError> {
         let part = &*self.part;
+        // A map that has these ends may lack shards in between.
+        if !part.fabric.breaks(PIECES_REREAD) || part.server.check_range(grown).is_err() {
+            part.look_for_divisions(None).await?;
+        }
         let coming = part.server.check_range(grown)?;
         let check = async |shard| {
             let space = Arc::new(ExtentSpace::new(1));

@@ -11,10 +11,12 @@ use crate::cache::OwnedRange;
 use crate::index::dlsm::directory::end_process;
 use crate::index::{IndexError, PartPool, Scan};
 use crate::page::{DesignId, Layout, OwnedKey};
-use crate::remote::{ExtentClient, ExtentSpace, ROOT_SERVER, RemoteError, RpcClient};
+use crate::remote::{
+    ExtentClient, ExtentSpace, ROOT_SERVER, RemoteError, RpcClient, divided_shards,
+};
 use crate::together::all;
 use farleaf_fabric::sync::Arc;
-use farleaf_fabric::{Fabric, ServerId};
+use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
 use std::cell::Cell;
 use std::rc::Rc;
 
@@ -37,7 +39,9 @@ impl<F: Fabric, L: Layout> DlsmPool<F, L> {
             rpc.claimed(ServerId::new(number), DesignId::Lsm).await?;
         }
         let (found, _) = rpc.claimed(ROOT_SERVER, DesignId::Lsm).await?;
-        let map = Arc::new(ShardMap::read::<F, L>(&fabric, found.root).await?);
+        let created = ShardMap::read::<F, L>(&fabric, found.root).await?;
+        let map = created.divided(&divided_shards(&rpc).await?);
+        let map = Arc::new(map.ok_or(IndexError::Damaged { at: found.root })?);
         Ok(Self { fabric, map, doubtful: Cell::new(false), opened: OpenedParts::new() })
     }
 
@@ -52,8 +56,8 @@ impl<F: Fabric, L: Layout> DlsmPool<F, L> {
         server: &Arc<DlsmServer<L>>,
     ) -> Result<DlsmPart<F, L>, IndexError> {
         self.tell(server)?;
-        let part = Rc::new(PartTrees::new(self.fabric.clone(), server, &self.map));
-        for entered in all(server.owned().map(|shard| part.enter(shard))).await {
+        let part = Rc::new(PartTrees::new(self.fabric.clone(), server));
+        for entered in all(server.owned().shards().iter().map(|shard| part.enter(*shard))).await {
             match entered {
                 // Another handle of the process moves it, and had opened it before.
                 Ok(_) | Err(RemoteError::Moved) => {}
@@ -122,8 +126,11 @@ impl<F: Fabric, L: Layout> PartPool<F, L> for DlsmPool<F, L> {
     ) -> Result<(), IndexError> {
         let space = Arc::new(ExtentSpace::new(1));
         let client = ExtentClient::<F, L>::new(self.fabric.clone(), &space, 1);
-        for shard in shards_of::<L>(&self.map, range)? {
-            end_process(&client.directory(shard as u64)).await?;
+        // The former life may have divided a shard since this endpoint looked.
+        let pieces = divided_shards(client.rpc()).await?;
+        let map = self.map.divided(&pieces).ok_or(IndexError::Damaged { at: GlobalAddr::NULL })?;
+        for shard in map.shards(shards_of::<L>(&map, range)?) {
+            end_process(&client.directory(*shard as u64)).await?;
         }
         Ok(())
     }

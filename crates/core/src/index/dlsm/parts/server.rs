@@ -1,7 +1,13 @@
 //! What the threads of one compute server share: its trees.
 //!
-//! A tree's gate is open while the compute server owns its shard. A tree whose shard has moved away
-//! stays, without tables and almost without memory, for the handles that refer to it.
+//! A tree's gate is open while the compute server owns its shard, and does not divide it. A tree
+//! whose shard has moved away stays, without tables and almost without memory, for the handles that
+//! refer to it.
+//!
+//! *Invariants* (`docs/internals/lsm-tree.md`)
+//! - lsm.L4. After a division of unknown outcome, its epoch has ended before the process asks which
+//!   shards there are, and the gate stays closed until it knows.
+//! - lsm.L5. A process that gets shards asks first which ones there are.
 //!
 //! *Thread safety*: any number of threads; a mutex that is never held across a wait.
 
@@ -13,6 +19,7 @@ use crate::index::dlsm::{DlsmOptions, Shard};
 use crate::index::{Encoded, IndexError, PartState};
 use crate::page::{Layout, OwnedKey};
 use crate::remote::{Detector, RemoteError};
+use farleaf_fabric::GlobalAddr;
 use farleaf_fabric::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -34,9 +41,30 @@ struct Inner<L: Layout> {
     known: Option<Known>,
 }
 
-impl<L: Layout> Inner<L> {
-    fn owned(&self) -> Range<usize> {
-        self.known.as_ref().map_or(0..0, |known| known.owned.clone())
+/// A division of a shard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Dividing {
+    /// A thread divides it.
+    Now(usize),
+    /// It has ended, and which shards there are is not known yet. The second is its number.
+    Ended(usize, u64),
+}
+
+/// What a compute server owns at one moment.
+#[derive(Clone, Debug)]
+pub(super) struct Owned<L: Layout> {
+    pub(super) range: OwnedRange<OwnedKey<L>>,
+    pub(super) map: Arc<ShardMap>,
+    /// The places of its shards in the map.
+    pub(super) places: Range<usize>,
+    /// [`DlsmServer::changes`].
+    pub(super) changes: u64,
+}
+
+impl<L: Layout> Owned<L> {
+    /// The numbers of its shards, in the order of their keys.
+    pub(super) fn shards(&self) -> &[usize] {
+        self.map.shards(self.places.clone())
     }
 }
 
@@ -44,8 +72,11 @@ impl<L: Layout> Inner<L> {
 #[derive(Debug)]
 struct Known {
     map: Arc<ShardMap>,
-    /// Those of its range.
+    /// The places in it of those of its range.
     owned: Range<usize>,
+    dividing: Option<Dividing>,
+    /// The number of divisions so far.
+    divisions: u64,
     /// Of each tree, with the smallest MemTables that it may have.
     options: DlsmOptions,
     writers: Arc<Writers>,
@@ -70,38 +101,123 @@ impl<L: Layout> DlsmServer<L> {
     /// The trees that it owns, for tests and tools. None before a handle was opened.
     pub fn shards(&self) -> Vec<Arc<Shard>> {
         let inner = lock(&self.inner);
-        let Some(Known { owned, trees, .. }) = &inner.known else { return Vec::new() };
-        trees.range(owned.clone()).map(|(_, tree)| Arc::clone(tree)).collect()
+        let Some(known) = &inner.known else { return Vec::new() };
+        known.shards().iter().filter_map(|shard| known.trees.get(shard)).map(Arc::clone).collect()
     }
 
     /// Notes that the index's shards are as in `map`.
     pub(super) fn learn(&self, map: &Arc<ShardMap>) -> Result<(), IndexError> {
         let mut inner = lock(&self.inner);
-        let owned = shards_of::<L>(map, &inner.range)?;
         match &inner.known {
-            Some(known) if *known.map == **map => return Ok(()),
+            // It may know of more divisions.
+            Some(known) if known.map.is_of_same_index(map) => return Ok(()),
             Some(_) => {
                 return Err(IndexError::InvalidArgument("this is not the index of before"));
             }
             None => {}
         }
+        let owned = shards_of::<L>(map, &inner.range)?;
         self.options.check(owned.len(), self.options.longest_value.unwrap_or(0))?;
         let options = self.options.smallest(owned.len())?;
         let writers = Arc::new(Writers::new(options.writers));
         let (map, trees) = (Arc::clone(map), BTreeMap::new());
-        inner.known = Some(Known { map, owned, options, writers, trees });
+        let (dividing, divisions) = (None, 0);
+        inner.known = Some(Known { map, owned, dividing, divisions, options, writers, trees });
         Ok(())
     }
 
-    /// The numbers of the trees that it owns.
-    pub(super) fn owned(&self) -> Range<usize> {
-        lock(&self.inner).owned()
+    /// Notes which shards divisions have made. If the memory servers were asked after division
+    /// `ended` had ended, the gate that it has left closed is opened.
+    ///
+    /// # Errors
+    /// [`IndexError::BadPool`] if they make no sense.
+    pub(super) fn learn_divisions(
+        &self,
+        pieces: &[(u64, Vec<u64>)],
+        ended: Option<u64>,
+    ) -> Result<(), IndexError> {
+        let mut inner = lock(&self.inner);
+        let Inner { range, known } = &mut *inner;
+        let Some(known) = known else { return Ok(()) };
+        let map = known.map.divided(pieces);
+        let map = map.ok_or(IndexError::Damaged { at: GlobalAddr::NULL })?;
+        // Another one may have ended since then.
+        let is_settled = match known.dividing {
+            Some(Dividing::Ended(_, number)) => Some(number) == ended,
+            _ => false,
+        };
+        if is_settled {
+            known.dividing = None;
+        }
+        if is_settled || map != *known.map {
+            known.map = Arc::new(map);
+            self.arrange(range, known);
+        }
+        Ok(())
     }
 
-    /// The range, and the numbers of the trees in it: those of one moment.
-    pub(super) fn owned_range(&self) -> (OwnedRange<OwnedKey<L>>, Range<usize>) {
+    /// Begins to divide the shard that has `low` inside it, and closes its gate. Returns it, and
+    /// the number of the shard that is to begin at `low`. `None` if the compute server cannot have
+    /// another shard, or no shard can begin there, or another division has not ended.
+    pub(super) fn begin_division(&self, low: &[u8], servers: u16) -> Option<(usize, usize)> {
+        let mut inner = lock(&self.inner);
+        let known = inner.known.as_mut()?;
+        let (shard, into) = self.division(known, low, servers)?;
+        known.trees.get(&shard)?.gate.set_open(false);
+        known.dividing = Some(Dividing::Now(shard));
+        Some((shard, into))
+    }
+
+    /// Whether a shard can begin at `low`, within one that the compute server owns.
+    pub(super) fn can_divide(&self, low: &[u8], servers: u16) -> bool {
         let inner = lock(&self.inner);
-        (inner.range.clone(), inner.owned())
+        inner.known.as_ref().is_some_and(|known| self.division(known, low, servers).is_some())
+    }
+
+    fn division(&self, known: &Known, low: &[u8], servers: u16) -> Option<(usize, usize)> {
+        let shards = known.owned.len() + 1;
+        let memtable = self.options.of_each(shards).ok()?.memtable;
+        let has_room =
+            shards <= self.options.most_shards && memtable.bytes >= known.options.memtable.bytes;
+        let shard = known.map.shard_of(low);
+        let is_inside = known.shards().contains(&shard) && known.map.ends(low).0 != Some(low);
+        let is_lowest = low == &*L::Key::of_owned(&L::min_key());
+        if !has_room || !is_inside || is_lowest || known.dividing.is_some() {
+            return None;
+        }
+        Some((shard, known.map.free_number(shard, low, servers)?))
+    }
+
+    /// The division has ended. Its gate stays closed until it is known which shards there are.
+    pub(super) fn end_division(&self) {
+        let mut inner = lock(&self.inner);
+        let Some(known) = &mut inner.known else { return };
+        if let Some(Dividing::Now(shard)) = known.dividing {
+            known.divisions += 1;
+            known.dividing = Some(Dividing::Ended(shard, known.divisions));
+        }
+    }
+
+    /// The shard of a division that has ended, and the division's number, if it is not known yet
+    /// which shards there are.
+    pub(super) fn ended_division(&self) -> Option<(usize, u64)> {
+        match lock(&self.inner).known.as_ref()?.dividing? {
+            Dividing::Ended(shard, number) => Some((shard, number)),
+            Dividing::Now(_) => None,
+        }
+    }
+
+    /// What it owns now: nothing before a handle was opened.
+    pub(super) fn owned(&self) -> Owned<L> {
+        let inner = lock(&self.inner);
+        let range = inner.range.clone();
+        let (map, places) = match &inner.known {
+            Some(known) => (Arc::clone(&known.map), known.owned.clone()),
+            None => (Arc::default(), 0..0),
+        };
+        // Changed under the mutex only.
+        let changes = self.changes.load(Ordering::Relaxed);
+        Owned { range, map, places, changes }
     }
 
     /// Counts the changes of the range.
@@ -119,7 +235,7 @@ impl<L: Layout> DlsmServer<L> {
         if let Some(tree) = known.trees.get(&shard) {
             return Ok(Arc::clone(tree));
         }
-        if !known.owned.contains(&shard) {
+        if !known.shards().contains(&shard) {
             return Err(RemoteError::Moved);
         }
         let made = Shard::beside(shard as u64, &known.options, &known.writers);
@@ -127,6 +243,7 @@ impl<L: Layout> DlsmServer<L> {
         if let Ok(options) = self.options.of_each(known.owned.len()) {
             tree.resize(&options.memtable);
         }
+        tree.set_clip(known.map.clip(shard));
         tree.gate.set_open(true);
         known.trees.insert(shard, Arc::clone(&tree));
         Ok(tree)
@@ -156,11 +273,41 @@ impl<L: Layout> DlsmServer<L> {
                  move fewer of them",
             ));
         }
-        Ok(shards.filter(|shard| !known.owned.contains(shard)).collect())
+        let new = shards.filter(|place| !known.owned.contains(place));
+        Ok(new.flat_map(|place| known.map.shards(place..place + 1)).copied().collect())
+    }
+
+    /// Arranges the trees for what the compute server owns now: opens the gates of its shards, and
+    /// closes those of all others. The next MemTables have the size that the number of shards
+    /// leaves.
+    fn arrange(&self, range: &OwnedRange<OwnedKey<L>>, known: &mut Known) {
+        // Nothing is served of a range that ends within a shard.
+        known.owned = shards_of::<L>(&known.map, range).unwrap_or(0..0);
+        // Before any gate: who enters one sees the map of then.
+        self.changes.fetch_add(1, Ordering::AcqRel);
+        let sizes = self.options.of_each(known.owned.len());
+        for (number, tree) in &known.trees {
+            if let Ok(options) = &sizes {
+                tree.resize(&options.memtable);
+            }
+            tree.set_clip(known.map.clip(*number));
+            let is_divided = match known.dividing {
+                Some(Dividing::Now(shard) | Dividing::Ended(shard, _)) => shard == *number,
+                None => false,
+            };
+            tree.gate.set_open(known.shards().contains(number) && !is_divided);
+        }
     }
 }
 
-/// The shards of a range of keys.
+impl Known {
+    /// The numbers of the shards that it owns.
+    fn shards(&self) -> &[usize] {
+        self.map.shards(self.owned.clone())
+    }
+}
+
+/// The places of the shards of a range of keys.
 pub(super) fn shards_of<L: Layout>(
     map: &ShardMap,
     range: &OwnedRange<OwnedKey<L>>,
@@ -181,23 +328,13 @@ impl<L: Layout> PartState<OwnedKey<L>> for DlsmServer<L> {
         lock(&self.inner).range.clone()
     }
 
-    /// Opens the gates of its shards, and closes those of all others. The next MemTables have the
-    /// size that the number of shards leaves.
     fn set_range(&self, range: OwnedRange<OwnedKey<L>>) {
         let mut inner = lock(&self.inner);
         inner.range = range;
         let Inner { range, known } = &mut *inner;
-        let Some(known) = known else { return };
-        // Nothing is served of a range that ends within a shard.
-        known.owned = shards_of::<L>(&known.map, range).unwrap_or(0..0);
-        let sizes = self.options.of_each(known.owned.len());
-        for (number, tree) in &known.trees {
-            if let Ok(options) = &sizes {
-                tree.resize(&options.memtable);
-            }
-            tree.gate.set_open(known.owned.contains(number));
+        if let Some(known) = known {
+            self.arrange(range, known);
         }
-        self.changes.fetch_add(1, Ordering::AcqRel);
     }
 
     fn detector(&self) -> &Detector {
@@ -239,10 +376,10 @@ mod tests {
                 }
             });
             for _ in 0..50_000 {
-                let (range, owned) = server.owned_range();
-                assert_eq!(shards_of::<Layout>(&map, &range).unwrap(), owned);
+                let owned = server.owned();
+                assert_eq!(shards_of::<Layout>(&map, &owned.range).unwrap(), owned.places);
             }
         });
-        assert_eq!((server.owned(), server.changes()), (0..3, 100_000));
+        assert_eq!((server.owned().places, server.changes()), (0..3, 100_000));
     }
 }

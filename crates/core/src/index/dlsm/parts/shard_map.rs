@@ -1,5 +1,6 @@
-//! Which keys each shard has, as it lies in the pool of the first memory server. It is written when
-//! the index is created, and never changes.
+//! Which keys each shard has. The map of a new index lies in the pool of the first memory server,
+//! and never changes there. What divisions of shards have added is in the directories of their
+//! memory servers; no shard is ever joined with another one.
 //!
 //! ```text
 //! word 0  magic      word 1  words in all      word 2  checksum of all words behind it
@@ -11,6 +12,7 @@
 use crate::index::IndexError;
 use crate::page::{Layout, sum_of};
 use crate::remote::{ExtentClient, ExtentSpace, ROOT_SERVER, RemoteError};
+use crate::table::{Clip, KeyBuf, take_key};
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, GlobalAddr};
 use std::ops::Range;
@@ -29,14 +31,25 @@ const FIRST_BYTES: u64 = 1_024;
 /// The shard that the map's memory belongs to, and its epoch: none.
 const NO_SHARD: (u64, u64) = (u64::MAX, 0);
 
-/// The lowest keys of all shards but the first, ascending.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// Where shards begin, and their numbers.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ShardMap {
+    /// The lowest keys of all shards but the first, ascending.
     lows: Vec<Vec<u8>>,
+    /// The numbers of the shards, in the order of their keys.
+    shards: Vec<usize>,
+    /// Those of the index when it was created have the numbers below this one.
+    created: usize,
+}
+
+impl Default for ShardMap {
+    fn default() -> Self {
+        Self { lows: Vec::new(), shards: vec![0], created: 1 }
+    }
 }
 
 impl ShardMap {
-    /// A map with these boundaries.
+    /// The map of a new index with these boundaries.
     pub(super) fn new(lows: Vec<Vec<u8>>) -> Result<Self, IndexError> {
         let refused = |why| Err(IndexError::InvalidArgument(why));
         if lows.len() >= MOST_SHARDS {
@@ -45,35 +58,91 @@ impl ShardMap {
         if lows.iter().any(|low| low.len() > MOST_KEY_BYTES) {
             return refused("a boundary between shards has at most 256 bytes");
         }
+        let created = lows.len() + 1;
         match lows.windows(2).all(|pair| pair[0] < pair[1]) {
-            true => Ok(Self { lows }),
+            true => Ok(Self { lows, shards: (0..created).collect(), created }),
             false => refused("the boundaries between shards must ascend"),
         }
     }
 
-    /// The number of shards.
-    pub(super) fn shards(&self) -> usize {
-        self.lows.len() + 1
+    /// The map with the shards that divisions have made: the number of each, and the words of its
+    /// lowest key. `None` if they make no sense.
+    pub(super) fn divided(&self, pieces: &[(u64, Vec<u64>)]) -> Option<Self> {
+        let mut map = self.clone();
+        for (number, words) in pieces {
+            let mut rest = &words[..];
+            let low = take_key(&mut rest).filter(|_| rest.is_empty())?.key().to_vec();
+            let number = usize::try_from(*number).ok().filter(|number| *number < MOST_SHARDS)?;
+            let place = map.lows.partition_point(|other| *other < low);
+            if map.lows.get(place) == Some(&low) && map.shards[place + 1] == number {
+                continue;
+            }
+            let is_new = !map.shards.contains(&number) && map.lows.get(place) != Some(&low);
+            is_new.then_some(())?;
+            map.lows.insert(place, low);
+            map.shards.insert(place + 1, number);
+        }
+        Some(map)
+    }
+
+    /// Whether both are maps of the same index.
+    pub(super) fn is_of_same_index(&self, other: &Self) -> bool {
+        let created = |map: &Self| -> Vec<(usize, Vec<u8>)> {
+            let shards = map.shards.iter().copied().skip(1).zip(map.lows.iter().cloned());
+            shards.filter(|(shard, _)| *shard < map.created).collect()
+        };
+        self.created == other.created && created(self) == created(other)
+    }
+
+    /// The place of the shard that has `key`, in the order of the keys.
+    #[inline]
+    fn place_of(&self, key: &[u8]) -> usize {
+        self.lows.partition_point(|low| &low[..] <= key)
     }
 
     /// The shard that has `key`.
     #[inline]
     pub(super) fn shard_of(&self, key: &[u8]) -> usize {
-        self.lows.partition_point(|low| &low[..] <= key)
+        self.shards[self.place_of(key)]
     }
 
-    /// The lowest key of `shard`; `None` for the first.
-    pub(super) fn low(&self, shard: usize) -> Option<&[u8]> {
-        Some(&self.lows[shard.checked_sub(1)?])
+    /// The numbers of the shards at these places.
+    pub(super) fn shards(&self, places: Range<usize>) -> &[usize] {
+        &self.shards[places]
     }
 
-    /// The first key above `shard`; `None` for the last.
-    pub(super) fn high(&self, shard: usize) -> Option<&[u8]> {
-        self.lows.get(shard).map(Vec::as_slice)
+    /// The lowest key of the shard that has `key`, `None` for the first shard, and the first key
+    /// above it, `None` for the last one.
+    pub(super) fn ends(&self, key: &[u8]) -> (Option<&[u8]>, Option<&[u8]>) {
+        self.ends_at(self.place_of(key))
     }
 
-    /// The shards from the one that begins at `low` to the one that ends at `high`; `None` in place
-    /// of a key is the end of all keys. `None` if there is no boundary at one of them.
+    /// The same, for the shard at this place.
+    pub(super) fn ends_at(&self, place: usize) -> (Option<&[u8]>, Option<&[u8]>) {
+        let low = place.checked_sub(1).map(|before| &self.lows[before][..]);
+        (low, self.lows.get(place).map(Vec::as_slice))
+    }
+
+    /// The keys of a shard.
+    pub(super) fn clip(&self, shard: usize) -> Clip {
+        let place = self.shards.iter().position(|number| *number == shard);
+        let (lower, upper) = place.map_or((None, None), |place| self.ends_at(place));
+        Clip { lower: lower.map(KeyBuf::from_bytes), upper: upper.map(KeyBuf::from_bytes) }
+    }
+
+    /// A number for a shard that begins within `shard`, and whose tables the same one of `servers`
+    /// memory servers lists. `None` if there is none, or if no shard can begin at `low`.
+    pub(super) fn free_number(&self, shard: usize, low: &[u8], servers: u16) -> Option<usize> {
+        let servers = usize::from(servers.max(1));
+        let is_free =
+            |number: &usize| number % servers == shard % servers && !self.shards.contains(number);
+        let numbers = (self.created..MOST_SHARDS).find(is_free);
+        numbers.filter(|_| low.len() <= MOST_KEY_BYTES)
+    }
+
+    /// The places of the shards from the one that begins at `low` to the one that ends at `high`;
+    /// `None` in place of a key is the end of all keys. `None` if there is no boundary at one of
+    /// them.
     pub(super) fn between(&self, low: Option<&[u8]>, high: Option<&[u8]>) -> Option<Range<usize>> {
         let at = |key: &[u8]| self.lows.binary_search_by(|low| low[..].cmp(key)).ok();
         let first = low.map_or(Some(0), |low| at(low).map(|place| place + 1))?;
@@ -169,6 +238,7 @@ async fn read_words<F: Fabric, L: Layout>(
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use super::*;
+    use crate::table::push_key;
 
     fn map() -> ShardMap {
         ShardMap::new(vec![b"d".to_vec(), b"exactly8".to_vec(), b"more than eight".to_vec()])
@@ -198,10 +268,42 @@ mod tests {
         let shards = ["", "c", "d", "exactly8", "more", "more than eight", "z"];
         let found = shards.map(|key| map.shard_of(key.as_bytes()));
         assert_eq!(found, [0, 0, 1, 2, 2, 3, 3]);
-        assert_eq!((map.low(0), map.high(0)), (None, Some(&b"d"[..])));
-        assert_eq!((map.low(3), map.high(3)), (Some(&b"more than eight"[..]), None));
+        assert_eq!(map.ends(b"a"), (None, Some(&b"d"[..])));
+        assert_eq!(map.ends(b"z"), (Some(&b"more than eight"[..]), None));
         assert_eq!(map.between(None, None), Some(0..4));
         assert_eq!(map.between(Some(b"d"), Some(b"more than eight")), Some(1..3));
         assert_eq!((map.between(Some(b"e"), None), map.between(None, Some(b"e"))), (None, None));
+    }
+    #[test]
+    fn divisions_add_shards_between_others() {
+        let base = map();
+        let piece = |number: u64, low: &[u8]| {
+            let mut words = Vec::new();
+            push_key(&KeyBuf::from_bytes(low), &mut words);
+            (number, words)
+        };
+        let pieces = [piece(6, b"m"), piece(5, b"a"), piece(9, b"zz")];
+        let map = base.divided(&pieces).unwrap();
+        let found = ["", "a", "d", "exactly8", "m", "more", "more than eight", "zz"]
+            .map(|key| map.shard_of(key.as_bytes()));
+        assert_eq!(found, [0, 5, 1, 2, 6, 6, 3, 9]);
+        assert_eq!(map.divided(&pieces).as_ref(), Some(&map), "they are known");
+        assert!(map.divided(&[piece(5, b"b")]).is_none(), "the number is taken");
+        assert!(map.divided(&[piece(7, b"m")]).is_none(), "a shard begins there");
+        assert!(map.divided(&[piece(1_024, b"n")]).is_none());
+        assert!(base.is_of_same_index(&map) && map.is_of_same_index(&base));
+        assert!(!map.is_of_same_index(&ShardMap::default()));
+        let keys = |key: &[u8]| KeyBuf::from_bytes(key);
+        assert_eq!(
+            map.clip(6),
+            Clip { lower: Some(keys(b"m")), upper: Some(keys(b"more than eight")) }
+        );
+        assert_eq!(map.clip(0), Clip { lower: None, upper: Some(keys(b"a")) });
+        assert_eq!(map.shards(map.between(Some(b"exactly8"), None).unwrap()), [2, 6, 3, 9]);
+        // 4 is free, and 5, 6 and 9 are not.
+        assert_eq!(map.free_number(2, b"n", 2), Some(4));
+        assert_eq!(map.free_number(6, b"n", 3), Some(12));
+        assert_eq!(map.free_number(1, b"n", 2), Some(7));
+        assert_eq!(map.free_number(1, &[1; 257], 2), None);
     }
 }
