@@ -217,10 +217,26 @@ fn a_shard_is_divided_to_move_a_part_of_it() {
 /// grow.
 #[test]
 fn a_creator_with_too_little_memory_ends() {
-    let flags = ["--index", "dlsm", "--shards", "64", "--cache-bytes", "1Mi"];
-    let servers = ["--memory-servers", "1", "--compute-servers", "1", "--transport", "tcp"];
-    let mut cluster = Launched::start(&[&servers[..], &flags].concat());
-    let said = cluster.await_line("compute server 0 ");
-    assert!(said.contains("too little memory for MemTables"), "{said}");
-    assert_eq!(cluster.end(Signal::TERM), Some(1));
+    let folder = tempfile::tempdir().unwrap();
+    let ended = farleaf(&[
+        "cluster",
+        "--dir",
+        folder.path().to_str().unwrap(),
+        "--transport",
+        "tcp",
+        "--memory-servers",
+        "1",
+        "--compute-servers",
+        "1",
+        "--index",
+        "dlsm",
+        "--shards",
+        "64",
+        "--cache-bytes",
+        "1Mi",
+    ]);
+    let said = text(&ended.stdout);
+    assert_eq!(ended.status.code(), Some(1), "{ended:?}");
+    assert!(said.contains("compute server 0") && said.contains("too little memory"), "{said}");
+    assert_eq!(said.lines().count(), 1, "{said}");
 }

@@ -12,6 +12,9 @@ use std::fmt::Debug;
 const LEAST_MEMTABLE_BYTES: u64 = 64 << 10;
 /// Bytes of a MemTable for each byte of its filter, as in the paper's sizes.
 const FILTER_PART: u64 = 128;
+/// The least number of extents of a chunk of a small shard: chunks stay with their shard, and one
+/// that is mostly empty keeps memory from others.
+const LEAST_CHUNK_EXTENTS: u64 = 4;
 /// MemTables have whole pages.
 const PAGE_BYTES: u64 = 4_096;
 
@@ -81,14 +84,17 @@ impl DlsmServerOptions {
         let filter_bytes = filter_bytes(bytes);
         let memtable =
             MemTableOptions { bytes: bytes as usize, filter_bytes, ..self.tree.memtable };
-        // Tables and levels have the proportions that they have with the usual MemTables. Extents
-        // keep their size, which is the index's.
+        // Tables, levels and chunks have the proportions that they have with the usual MemTables.
+        // Extents keep their size, which is the index's.
         let whole = u128::from(self.tree.memtable.bytes as u64);
         let scaled = |size: u64| (u128::from(size) * u128::from(bytes) / whole) as u64;
         Ok(DlsmOptions {
             memtable,
             table_bytes: scaled(self.tree.table_bytes).max(self.tree.extent_bytes),
             level1_bytes: scaled(self.tree.level1_bytes).max(1),
+            chunk_bytes: scaled(self.tree.chunk_bytes)
+                .max(LEAST_CHUNK_EXTENTS * self.tree.extent_bytes)
+                .min(self.tree.chunk_bytes),
             ..self.tree.clone()
         })
     }
