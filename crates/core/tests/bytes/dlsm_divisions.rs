@@ -333,3 +333,25 @@ fn a_lender_without_memory_takes_back_what_was_returned() {
         assert_eq!(index.get(&key(399)).await.unwrap(), Some(vec![7; 40]));
     });
 }
+
+/// A load asks each part by the part's own map. A compute server that did not know of a division
+/// once claimed the keys of the new shard, and put them into the tables of the old one, where no
+/// lookup finds them.
+#[test]
+fn a_load_knows_of_divisions_that_not_all_know() {
+    let provider = local(LocalConfig::default());
+    let mut options = options(3, 3);
+    options.server.most_shards = 4;
+    let cluster = sharded(&provider, options.clone()).with_index::<Small, ShardedDlsm>();
+    let compute = &<ShardedDlsm as Design<Small>>::compute(&options).unwrap();
+    cluster.run_one(|fabric| async move {
+        let index = <ShardedDlsm as Design<Small>>::open(fabric, compute).await.unwrap();
+        index.reshape(&to(1, 2, &key(500))).await.unwrap();
+        let records = || (0..900).map(|number| (key(number), vec![number as u8; 20]));
+        assert_eq!(index.bulk_load(records(), 0.9).await.unwrap(), 900);
+        for (key, value) in records() {
+            assert_eq!(index.get(&key).await.unwrap(), Some(value));
+        }
+        assert_eq!(index.scan(&Scan::range(..)).await.unwrap(), records().collect::<Vec<_>>());
+    });
+}

@@ -22,6 +22,8 @@ use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, GlobalAddr};
 use std::collections::{BTreeMap, BTreeSet};
 
+/// Tables that are returned by one message.
+const RETURNED_TOGETHER: usize = 8_192;
 /// The shard belongs to another process.
 const OTHER_OWNER: IndexError = IndexError::InvalidArgument(
     "another process has this index; end it, fence its compute servers, and take its shard over",
@@ -252,12 +254,11 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     /// tried again by the next call.
     pub(super) async fn return_loans(&self) {
         let (shard, epoch) = (&self.shard, self.shard.epoch());
-        let tables = shard.space.unused_loans(epoch);
-        if !tables.is_empty() {
-            let directory = self.extents.directory(shard.id);
-            if directory.give_back(epoch, &tables).await.is_ok() {
-                shard.space.forget_loans(epoch, &tables);
+        for tables in shard.space.unused_loans(epoch).chunks(RETURNED_TOGETHER) {
+            if self.extents.directory(shard.id).give_back(epoch, tables).await.is_err() {
+                break;
             }
+            shard.space.forget_loans(epoch, tables);
         }
     }
 

@@ -22,8 +22,8 @@ pub struct LoadBuilder<'p, F: Fabric, L: Layout> {
     opened: &'p OpenedParts<F, L>,
     /// The number of the records in each part; parts have counters of their own.
     sequences: Vec<Option<u64>>,
-    /// The shard that records go to, whose tree is not left meanwhile.
-    now: Option<(usize, Loader<'p, F, L>, Visit<'p>)>,
+    /// The part and the shard that records go to. Its tree is neither left nor divided meanwhile.
+    now: Option<((usize, usize), Loader<'p, F, L>, Visit<'p>)>,
     loaded: LoadedTables,
 }
 
@@ -55,14 +55,16 @@ impl<'p, F: Fabric, L: Layout> LoadBuilder<'p, F, L> {
     async fn loader(&mut self, key: &[u8]) -> Result<&mut Loader<'p, F, L>, RemoteError> {
         let mut parts = self.opened.iter().enumerate();
         let now = self.now.as_ref().map(|(now, ..)| *now);
-        let of_key = |part: &PartTrees<F, L>| {
+        // By the part's own map: others may not know of a division.
+        let of_key = |(number, part): (usize, &'p PartTrees<F, L>)| {
             let shard = part.map().shard_of(key);
-            let is_owned = now == Some(shard) || part.server.owned().shards().contains(&shard);
-            is_owned.then_some(shard)
+            let is_now = now == Some((number, shard));
+            let is_owned = is_now || part.server.owned().shards().contains(&shard);
+            is_owned.then_some((number, part, shard))
         };
-        let found = parts.find_map(|(number, part)| Some((number, part, of_key(part)?)));
+        let found = parts.find_map(of_key);
         let (number, part, shard) = found.ok_or(RemoteError::NotItsKeys)?;
-        if self.now.as_ref().is_none_or(|(now, ..)| *now != shard) {
+        if now != Some((number, shard)) {
             self.end_tree().await?;
             // While the last tree was ended, the shard may have been divided.
             let (shard, (tree, visit)) = part.enter_at(key).await?;
@@ -73,14 +75,14 @@ impl<'p, F: Fabric, L: Layout> LoadBuilder<'p, F, L> {
             // keep scans away meanwhile: it has halted the server, or is its only client.
             let sequence =
                 *self.sequences[number].get_or_insert_with(|| tree.shard.sequences.take());
-            self.now = Some((shard, Loader::new(tree, sequence), visit));
+            self.now = Some(((number, shard), Loader::new(tree, sequence), visit));
         }
         let (_, loader, _) = self.now.as_mut().expect("it was just set");
         Ok(loader)
     }
 
     async fn end_tree(&mut self) -> Result<(), RemoteError> {
-        if let Some((shard, loader, _visit)) = self.now.take() {
+        if let Some(((_, shard), loader, _visit)) = self.now.take() {
             let tables = loader.finish().await?;
             self.loaded.tables.borrow_mut().push((shard as u64, tables));
         }

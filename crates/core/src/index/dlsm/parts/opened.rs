@@ -3,6 +3,7 @@
 //! *Thread safety*: belongs to its endpoint's thread.
 
 use super::part::{Entered, PartTrees};
+use crate::index::Scan;
 use crate::page::Layout;
 use crate::remote::RemoteError;
 use farleaf_fabric::Fabric;
@@ -47,7 +48,7 @@ impl<F: Fabric, L: Layout> OpenedParts<F, L> {
     pub(super) async fn enter_all(&self) -> Result<Vec<Entered<'_, F, L>>, RemoteError> {
         let mut entered = Vec::new();
         for part in self.iter() {
-            entered.extend(part.enter_all(part.server.owned().shards()).await?);
+            entered.extend(part.enter_for_scan(&Scan::range(..)).await?.1);
         }
         Ok(entered)
     }

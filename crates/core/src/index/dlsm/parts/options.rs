@@ -46,6 +46,10 @@ impl DlsmServerOptions {
     /// smallest MemTables that it may come to have.
     pub(super) fn smallest(&self, shards: usize) -> Result<DlsmOptions, IndexError> {
         let mut options = self.of_each(shards)?;
+        // Shards that divisions will make have as small chunks.
+        if let Ok(most) = self.of_each(self.most_shards.max(shards)) {
+            options.chunk_bytes = most.chunk_bytes;
+        }
         if let (Some(_), Some(longest)) = (self.memtable_bytes, self.longest_value) {
             let bytes = (longest as u64 * 4).next_multiple_of(PAGE_BYTES).max(LEAST_MEMTABLE_BYTES);
             options.memtable.bytes = options.memtable.bytes.min(bytes as usize);

@@ -187,7 +187,7 @@ impl<F: Fabric, L: Layout> PartTrees<F, L> {
 
     /// The trees that may have keys of `scan`, and what the compute server owned when it had them
     /// all.
-    async fn enter_for_scan(
+    pub(super) async fn enter_for_scan(
         &self,
         scan: &Scan<Vec<u8>>,
     ) -> Result<(Owned<L>, Vec<Entered<'_, F, L>>), RemoteError> {
