@@ -22,10 +22,12 @@ pub struct LoadBuilder<'p, F: Fabric, L: Layout> {
     opened: &'p OpenedParts<F, L>,
     /// The number of the records in each part; parts have counters of their own.
     sequences: Vec<Option<u64>>,
-    /// The part and the shard that records go to. Its tree is neither left nor divided meanwhile.
-    now: Option<((usize, usize), Loader<'p, F, L>, Visit<'p>)>,
+    now: Option<Now<'p, F, L>>,
     loaded: LoadedTables,
 }
+
+/// The part and the shard that records go to. Its tree is neither left nor divided meanwhile.
+type Now<'p, F, L> = ((usize, usize), Loader<'p, F, L>, Visit<'p>);
 
 impl<F: Fabric, L: Layout> Debug for LoadBuilder<'_, F, L> {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
