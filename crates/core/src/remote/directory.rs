@@ -211,11 +211,12 @@ impl<'c, F: Fabric, L: Layout> ShardClient<'c, F, L> {
     pub async fn loans(&self, epoch: u64) -> Result<ShardLoans, RemoteError> {
         let (shard, server, mut from) = (self.shard, self.home(), 0);
         let bad_reply = RemoteError::BadReply { server };
-        let mut loans = ShardLoans::default();
-        loop {
+        let (mut loans, mut held) = (ShardLoans::default(), 0);
+        while held < MOST_WORDS {
             let request = DirectoryRequest::Loans { shard, epoch, from };
             let told = self.rpc().ask_harmless(server, &request).await?;
             let Reply::Tables { more, words } = told else { return Err(bad_reply) };
+            held += words.len();
             let last = if words.is_empty() { None } else { loans.add(&words) };
             match last {
                 Some(last) if more => {
@@ -226,6 +227,7 @@ impl<'c, F: Fabric, L: Layout> ShardClient<'c, F, L> {
                 _ => return Ok(loans),
             }
         }
+        Err(bad_reply)
     }
 
     /// Returns borrowed tables, which the shard does not list any more, and which nothing of this

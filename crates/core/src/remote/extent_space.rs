@@ -96,7 +96,7 @@ struct Inner {
     leased: u64,
     lost: u64,
     /// Borrowed tables that no version in use has any more, and that were not returned yet.
-    unused_loans: Vec<u64>,
+    unused_loans: BTreeSet<u64>,
 }
 
 impl ExtentSpace {
@@ -179,14 +179,15 @@ impl ExtentSpace {
     /// The borrowed tables that are to be returned, in the epoch of this process.
     pub fn unused_loans(&self, epoch: u64) -> Vec<u64> {
         let inner = lock(&self.inner);
-        if inner.shard.1 == epoch { inner.unused_loans.clone() } else { Vec::new() }
+        let loans = inner.unused_loans.iter().copied();
+        if inner.shard.1 == epoch { loans.collect() } else { Vec::new() }
     }
 
     /// These have been returned.
     pub fn forget_loans(&self, epoch: u64, tables: &[u64]) {
         let mut inner = lock(&self.inner);
         if inner.shard.1 == epoch {
-            inner.unused_loans.retain(|table| !tables.contains(table));
+            tables.iter().for_each(|table| _ = inner.unused_loans.remove(table));
         }
     }
 

@@ -10,8 +10,8 @@
 //! ```
 //!
 //! A table is stored in extents of one size, in runs of adjacent extents. Word `o` of the table is
-//! in extent `o / extent words`; a record may cross from one extent to the next. After a shard was
-//! split, a clip restricts a table to a range of keys without rewriting it.
+//! in extent `o / extent words`; a record may cross from one extent to the next. A clip restricts a
+//! table to a range of keys without rewriting it; dLSM sets none, as a tree has one for all tables.
 //!
 //! *Thread safety*: plain values.
 

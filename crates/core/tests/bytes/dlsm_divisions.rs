@@ -32,6 +32,12 @@ fn to(from: u16, to: u16, near: &[u8]) -> Reshape<Vec<u8>> {
     Reshape::MoveKeys { from, to, near: Some(near.to_vec()) }
 }
 
+async fn fill(index: &impl RangeIndex<Key = [u8], Value = [u8]>) {
+    for number in 0..400 {
+        index.upsert(&key(number), &[7; 40]).await.unwrap();
+    }
+}
+
 /// Tables of `shard`: all, and those that it has borrowed.
 fn tables(shard: &Shard) -> (usize, usize) {
     let tables = shard.tables();
@@ -142,9 +148,7 @@ fn a_division_moves_no_record() {
     cluster.run_one(|fabric| async move {
         let servers = u64::from(fabric.memory_servers());
         let index = <ShardedDlsm as Design<Small>>::open(fabric.clone(), compute).await.unwrap();
-        for number in 0..400 {
-            index.upsert(&key(number), &[7; 40]).await.unwrap();
-        }
+        fill(&index).await;
         index.flush().await.unwrap();
         let counts = || fabric.counters().snapshot();
         let before = counts();
@@ -203,9 +207,7 @@ fn the_directory_divides_once() {
     let compute = &<ShardedDlsm as Design<Small>>::compute(&options).unwrap();
     cluster.run_one(|fabric| async move {
         let index = <ShardedDlsm as Design<Small>>::open(fabric.clone(), compute).await.unwrap();
-        for number in 0..400 {
-            index.upsert(&key(number), &[7; 40]).await.unwrap();
-        }
+        fill(&index).await;
         index.flush().await.unwrap();
         let rpc = &RpcClient::<_, Small>::new(fabric.clone());
         let ask = async |request: DirectoryRequest| rpc.ask(ServerId::new(0), &request).await;
@@ -303,9 +305,7 @@ fn a_lender_without_memory_takes_back_what_was_returned() {
     let compute = &<ShardedDlsm as Design<Small>>::compute(&options).unwrap();
     cluster.run_one(|fabric| async move {
         let index = <ShardedDlsm as Design<Small>>::open(fabric.clone(), compute).await.unwrap();
-        for number in 0..400 {
-            index.upsert(&key(number), &[7; 40]).await.unwrap();
-        }
+        fill(&index).await;
         index.reshape(&to(0, 1, &key(100))).await.unwrap();
         // What is not open is not merged.
         index.get(&key(0)).await.unwrap();

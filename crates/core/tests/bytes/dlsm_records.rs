@@ -42,7 +42,8 @@ fn check(provider: &AnyProvider, merges: MergePlace, records: &Records) {
     cluster.run_one(|fabric| async move {
         let index = <Dlsm as Design<Large>>::open(fabric.clone(), tree).await.unwrap();
         let mut model = BTreeMap::new();
-        // In another order than that of the keys: 7919 is a prime, and no file has so many parts.
+        // In another order than that of the keys. 7919 is a prime, so each record comes once,
+        // unless their number is a multiple of it.
         for number in 0..records.len() {
             let (key, value) = &records[number * 7919 % records.len()];
             index.upsert(key, value).await.unwrap();

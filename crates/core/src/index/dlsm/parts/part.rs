@@ -177,14 +177,6 @@ impl<F: Fabric, L: Layout> PartTrees<F, L> {
         }
     }
 
-    /// Those of `shards`, all of which are used from now on.
-    pub(super) async fn enter_all(
-        &self,
-        shards: &[usize],
-    ) -> Result<Vec<Entered<'_, F, L>>, RemoteError> {
-        all(shards.iter().map(|shard| self.enter(*shard))).await.into_iter().collect()
-    }
-
     /// The trees that may have keys of `scan`, and what the compute server owned when it had them
     /// all.
     pub(super) async fn enter_for_scan(
@@ -195,9 +187,9 @@ impl<F: Fabric, L: Layout> PartTrees<F, L> {
             let owned = self.server.owned();
             let places = owned.places.clone();
             let wanted = places.filter(|place| overlaps(owned.map.ends_at(*place), scan));
-            let shards: Vec<usize> =
-                wanted.flat_map(|place| owned.map.shards(place..place + 1)).copied().collect();
-            let entered = self.enter_all(&shards).await?;
+            let shards = wanted.flat_map(|place| owned.map.shards(place..place + 1));
+            let entered = all(shards.map(|shard| self.enter(*shard))).await;
+            let entered = entered.into_iter().collect::<Result<Vec<_>, _>>()?;
             // Shards that have left in between would be missing in the range's answer, and those
             // that divisions have made in the records.
             if self.server.changes() == owned.changes {

@@ -130,7 +130,7 @@ impl<L: Layout> DlsmServer<L> {
     /// `ended` had ended, the gate that it has left closed is opened.
     ///
     /// # Errors
-    /// [`IndexError::BadPool`] if they make no sense.
+    /// [`IndexError::Damaged`] if they make no sense.
     pub(super) fn learn_divisions(
         &self,
         pieces: &[(u64, Vec<u64>)],

@@ -274,6 +274,7 @@ mod tests {
         assert_eq!(map.between(Some(b"d"), Some(b"more than eight")), Some(1..3));
         assert_eq!((map.between(Some(b"e"), None), map.between(None, Some(b"e"))), (None, None));
     }
+
     #[test]
     fn divisions_add_shards_between_others() {
         let base = map();
