@@ -1,10 +1,9 @@
-//! Reads CSV files, plain or gzip-compressed, by the names of their columns.
+//! Reads CSV files by the names of their columns.
 //!
 //! *Thread safety*: none needed; one thread opens and reads a file.
 
+use crate::content::{self, Content};
 use csv::StringRecord;
-use flate2::read::MultiGzDecoder;
-use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use thiserror::Error;
@@ -20,6 +19,20 @@ pub enum InputError {
         path: PathBuf,
         /// The error of the operating system or of the decompressor.
         source: std::io::Error,
+    },
+    /// The file has a form that is recognised but not read, such as another compression.
+    #[error(
+        "cannot read {}: this is {form}, and only plain text and gzip are read: use the output of \
+         `{command} {}`, with - for stdin",
+        path.display(), path.display()
+    )]
+    OtherForm {
+        /// The file's path.
+        path: PathBuf,
+        /// The form's name.
+        form: &'static str,
+        /// The command that makes plain text of it.
+        command: &'static str,
     },
     /// The header does not have the requested column.
     #[error("{} has no column `{column}`; its columns are: {}", path.display(), columns.join(", "))]
@@ -108,28 +121,12 @@ impl<R: Read> Read for Lines<R> {
     }
 }
 
-/// The content of a file, plain or compressed with gzip. Its magic bytes decide, not its name.
-fn content(path: &Path, file: Box<dyn Read>) -> Result<Box<dyn Read>, InputError> {
-    let unreadable = |source| InputError::Read { path: path.to_owned(), source };
-    let mut file = BufReader::with_capacity(1 << 16, file);
-    let compressed = file.fill_buf().map_err(unreadable)?.starts_with(&[0x1f, 0x8b]);
-    Ok(match compressed {
-        true => Box::new(Lines { inner: MultiGzDecoder::new(file), bytes: 0 }),
-        false => Box::new(Lines { inner: file, bytes: 0 }),
-    })
-}
-
-fn opened(path: &Path) -> Result<Box<dyn Read>, InputError> {
-    let unreadable = |source| InputError::Read { path: path.to_owned(), source };
-    Ok(Box::new(File::open(path).map_err(unreadable)?))
-}
-
 /// The lines of a file, which may be compressed, numbered from 1.
 pub(crate) fn lines(
     path: &Path,
 ) -> Result<impl Iterator<Item = Result<(u64, String), InputError>>, InputError> {
-    let lines = BufReader::new(content(path, opened(path)?)?).lines();
-    let path = path.to_owned();
+    let (path, inner) = content::open(path)?;
+    let lines = BufReader::new(Lines { inner, bytes: 0 }).lines();
     Ok((1..).zip(lines).map(move |(number, line)| match line {
         Ok(line) => Ok((number, line)),
         Err(source) => Err(InputError::Read { path: path.clone(), source }),
@@ -139,7 +136,7 @@ pub(crate) fn lines(
 /// A CSV file with its first row already read.
 pub(crate) struct Columns {
     path: PathBuf,
-    reader: csv::Reader<Box<dyn Read>>,
+    reader: csv::Reader<Lines<Content>>,
     header: StringRecord,
     row: StringRecord,
     /// Set if the first row is data: [`Columns::next_row`] returns it first.
@@ -147,31 +144,25 @@ pub(crate) struct Columns {
 }
 
 impl Columns {
-    /// Opens a file whose first row is a header.
+    /// Opens a file, or stdin for `-`, and reads its first row.
     pub(crate) fn open(path: &Path) -> Result<Self, InputError> {
-        Self::read(path, opened(path)?)
+        let (path, inner) = content::open(path)?;
+        let mut options = csv::ReaderBuilder::new();
+        let mut reader =
+            options.trim(csv::Trim::All).has_headers(false).from_reader(Lines { inner, bytes: 0 });
+        let mut header = StringRecord::new();
+        reader.read_record(&mut header).map_err(|error| row_error(&path, error))?;
+        let row = StringRecord::new();
+        Ok(Self { path, reader, header, row, is_first_next: false })
     }
 
-    /// Opens a file, or stdin for `-`. It has at least one row.
+    /// As [`Columns::open`], for a file with at least one row.
     pub(crate) fn of(path: &Path) -> Result<Self, InputError> {
-        let columns = match path == Path::new("-") {
-            true => Self::read(Path::new("stdin"), Box::new(io::stdin()))?,
-            false => Self::open(path)?,
-        };
+        let columns = Self::open(path)?;
         match columns.width() {
             0 => Err(columns.empty()),
             _ => Ok(columns),
         }
-    }
-
-    fn read(path: &Path, file: Box<dyn Read>) -> Result<Self, InputError> {
-        let mut options = csv::ReaderBuilder::new();
-        let plain = content(path, file)?;
-        let mut reader = options.trim(csv::Trim::All).has_headers(false).from_reader(plain);
-        let mut header = StringRecord::new();
-        reader.read_record(&mut header).map_err(|error| row_error(path, error))?;
-        let (path, row) = (path.to_owned(), StringRecord::new());
-        Ok(Self { path, reader, header, row, is_first_next: false })
     }
 
     /// Index of the column called `name`.
@@ -274,37 +265,9 @@ fn row_error(path: &Path, error: csv::Error) -> InputError {
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
+mod tests {
     use super::*;
-    use std::io::Write;
-
-    /// A file that is removed when the test ends.
-    pub(crate) struct TestFile(PathBuf);
-
-    impl TestFile {
-        pub(crate) fn new(name: &str, content: &[u8]) -> Self {
-            let name = format!("farleaf-bench-{}-{name}", std::process::id());
-            let path = std::env::temp_dir().join(name);
-            std::fs::write(&path, content).unwrap();
-            Self(path)
-        }
-
-        pub(crate) fn path(&self) -> &Path {
-            &self.0
-        }
-    }
-
-    impl Drop for TestFile {
-        fn drop(&mut self) {
-            let _ = std::fs::remove_file(&self.0);
-        }
-    }
-
-    pub(crate) fn gzip(content: &[u8]) -> Vec<u8> {
-        let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
-        encoder.write_all(content).unwrap();
-        encoder.finish().unwrap()
-    }
+    use crate::content::tests::{TestFile, gzip};
 
     fn sum(path: &Path) -> Result<u64, InputError> {
         let mut columns = Columns::open(path)?;

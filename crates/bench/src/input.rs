@@ -198,7 +198,7 @@ pub fn read_records(path: &Path, names: &ColumnNames) -> Result<Input, InputErro
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::columns::tests::TestFile;
+    use crate::content::tests::TestFile;
 
     fn named(key: &str, value: Option<&str>) -> ColumnNames {
         ColumnNames { key: Some(key.to_owned()), value: value.map(str::to_owned) }

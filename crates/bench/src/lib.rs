@@ -14,6 +14,7 @@
 #![forbid(unsafe_code)]
 
 mod columns;
+mod content;
 pub mod driver;
 pub mod input;
 pub mod keys;

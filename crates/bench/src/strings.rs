@@ -374,7 +374,7 @@ impl<const WORDS: usize> Naming<Bytes<WORDS>> for Strings<WORDS> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::columns::tests::TestFile;
+    use crate::content::tests::TestFile;
 
     /// The numbers of loaded keys and of new ones between them, ascending.
     fn numbers(keys: &KeySpace) -> Vec<u64> {

@@ -157,7 +157,7 @@ pub fn replay<D: Design<Fixed8>, P: Provider>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::columns::tests::{TestFile, gzip};
+    use crate::content::tests::{TestFile, gzip};
 
     #[test]
     fn reads_and_writes_are_told_apart() {
