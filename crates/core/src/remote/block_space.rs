@@ -15,19 +15,23 @@
 //!   back, and a reader that still has it does not find a different value.
 //! - blocks.X6. From 64 bytes on, there are eight sizes from each power of two to the next. A block
 //!   is in at most one list. A larger free block is cut before another chunk is taken.
+//!   Neighbours become one before memory is refused: free blocks of the wrong size refuse nothing.
 //! - blocks.X8. Blocks whose WRITE may still land are never reused, nor are those that a leaf may
 //!   refer to after an operation of unknown outcome.
+//! - blocks.X13. Memory is refused only if nothing that is under way can free any: no leaf has lost
+//!   a block, none rests, no task writes leaves back for lost ones, and no other operation has a
+//!   block in hand whose edit may take out an older one ([`BlockSpace::coming`]).
 //!
 //! The metadata exists only in this process. When it ends, the next life of its compute server
 //! looks for the free blocks in its chunks (`former.rs`), except for those that others share.
 //!
 //! *Thread safety*: any number of threads; a mutex that is never held across a wait.
 
-use super::former::{Former, Found, Step};
+use super::former::{Former, Found, Step, chunk_of};
 use crate::page::{BlockRef, MOST_BLOCK_BYTES, NodeCarver};
-use farleaf_fabric::sync::{AtomicBool, AtomicU64, Mutex, Ordering, lock};
+use farleaf_fabric::sync::{Arc, AtomicBool, AtomicU64, Mutex, Ordering, lock};
 use farleaf_fabric::{GlobalAddr, ServerId};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::Bound;
 
 /// The smallest block, in bytes.
@@ -91,6 +95,32 @@ impl Place {
     }
 }
 
+/// What an operation that has found no memory can wait for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Coming {
+    /// Memory has become free since.
+    Free,
+    /// Another task writes leaves back that have lost blocks, or another operation has a new block
+    /// in hand, and its edit may take out an older one.
+    FromOthers,
+    /// Resting blocks, which can be used from this time on.
+    At(u64),
+    /// Blocks that leaves have lost, once these leaves are written back.
+    Lost,
+    /// Nothing.
+    Never,
+}
+
+/// A new block whose operation has not ended. Drop it once the block's fate is decided.
+#[derive(Debug)]
+pub(crate) struct InHand(Arc<BlockSpace>);
+
+impl Drop for InHand {
+    fn drop(&mut self) {
+        lock(&self.0.inner).in_hand -= 1;
+    }
+}
+
 /// How the space is used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BlockUsage {
@@ -140,6 +170,14 @@ struct Inner {
     not_before: (usize, u64),
     /// By the time from which they can be used, which is the same after each loss.
     resting: VecDeque<(u64, Place)>,
+    /// Tasks that write leaves back for lost blocks.
+    writing_back: usize,
+    /// Blocks of operations that have not ended.
+    in_hand: u64,
+    /// How often memory has become free.
+    frees: u64,
+    /// Sizes of the chunks, by address.
+    chunks: BTreeMap<GlobalAddr, u64>,
     next_server: u16,
     usage: BlockUsage,
 }
@@ -152,6 +190,8 @@ struct OnServer {
     /// Extra chunks, from handles that requested chunks at the same time.
     spare: Vec<(GlobalAddr, u64)>,
     free: Vec<Vec<GlobalAddr>>,
+    /// Whether memory has become free since neighbours were last made one.
+    has_freed: bool,
 }
 
 impl Default for OnServer {
@@ -161,6 +201,7 @@ impl Default for OnServer {
             left: 0,
             spare: Vec::new(),
             free: vec![Vec::new(); SizeClass::COUNT],
+            has_freed: false,
         }
     }
 }
@@ -186,6 +227,36 @@ impl OnServer {
         let at = self.free[usize::from(larger.0)].pop()?;
         self.cut(at.plus(class.bytes()), larger.bytes() - class.bytes());
         Some(at)
+    }
+
+    /// Makes one piece of free memory that is next to each other within a chunk. Chunks of other
+    /// processes are not known, so their blocks stay as they are: the next life of such a process
+    /// expects no block across the end of a chunk (`former.rs`).
+    fn merge(&mut self, chunks: &BTreeMap<GlobalAddr, u64>) {
+        self.has_freed = false;
+        let mut pieces = vec![(self.next, std::mem::take(&mut self.left))];
+        pieces.append(&mut self.spare);
+        for (class, free) in self.free.iter_mut().enumerate() {
+            let bytes = SizeClass(class as u8).bytes();
+            pieces.extend(free.drain(..).map(|at| (at, bytes)));
+        }
+        pieces.retain(|(_, bytes)| *bytes > 0);
+        pieces.sort_unstable();
+        let touches = |(at, bytes): (GlobalAddr, u64), next: GlobalAddr| {
+            at.plus(bytes) == next
+                && chunk_of(chunks, at).is_some_and(|(start, size)| next < start.plus(size))
+        };
+        let mut merged: Option<(GlobalAddr, u64)> = None;
+        for (at, bytes) in pieces {
+            merged = match merged {
+                Some(before) if touches(before, at) => Some((before.0, before.1 + bytes)),
+                before => {
+                    before.into_iter().for_each(|(at, bytes)| self.cut(at, bytes));
+                    Some((at, bytes))
+                }
+            };
+        }
+        merged.into_iter().for_each(|(at, bytes)| self.cut(at, bytes));
     }
 
     /// Cuts a piece of memory into free blocks.
@@ -240,10 +311,58 @@ impl BlockSpace {
         Some(Place { at, class })
     }
 
+    /// As [`BlockSpace::take`], for an operation that will end.
+    pub(super) fn take_in_hand(
+        self: &Arc<Self>,
+        server: ServerId,
+        class: SizeClass,
+        now_ns: u64,
+    ) -> Option<(Place, InHand)> {
+        // Counted before it is taken: nothing may look as if memory could not become free.
+        lock(&self.inner).in_hand += 1;
+        let in_hand = InHand(Arc::clone(self));
+        self.take(server, class, now_ns).map(|place| (place, in_hand))
+    }
+
+    /// Makes one piece of neighbouring free blocks on `server`. Returns whether memory has become
+    /// free there since the last time, so that it is worth another look.
+    pub(super) fn merge(&self, server: ServerId) -> bool {
+        let inner = &mut *lock(&self.inner);
+        let on = on(&mut inner.servers, server);
+        if on.has_freed {
+            on.merge(&inner.chunks);
+            return true;
+        }
+        false
+    }
+
+    /// How often memory has become free so far. Ask this before looking for memory.
+    pub(super) fn frees(&self) -> u64 {
+        lock(&self.inner).frees
+    }
+
+    /// What memory can come from, after none was found since [`BlockSpace::frees`] returned `seen`
+    /// (blocks.X13).
+    pub(super) fn coming(&self, seen: u64) -> Coming {
+        let inner = lock(&self.inner);
+        let first_rested = inner.resting.front().map(|(due_ns, _)| *due_ns);
+        match first_rested {
+            _ if inner.frees != seen => Coming::Free,
+            // One task at a time writes leaves back, for all blocks that are lost by then.
+            _ if inner.writing_back > 0 => Coming::FromOthers,
+            Some(due_ns) => Coming::At(due_ns),
+            None if !inner.lost.is_empty() => Coming::Lost,
+            None if inner.in_hand > 0 => Coming::FromOthers,
+            None => Coming::Never,
+        }
+    }
+
     /// Adds a chunk of `bytes` bytes.
     pub(super) fn add_chunk(&self, at: GlobalAddr, bytes: u64) {
         let mut inner = lock(&self.inner);
         inner.usage.chunk_bytes += bytes;
+        inner.frees += 1;
+        inner.chunks.insert(at, bytes);
         inner.on(at.server()).spare.push((at, bytes));
     }
 
@@ -272,6 +391,7 @@ impl BlockSpace {
     pub(crate) fn lost(&self) -> LostBlocks<'_> {
         let mut inner = lock(&self.inner);
         inner.lost_bytes = 0;
+        inner.writing_back += usize::from(!inner.lost.is_empty());
         LostBlocks { places: std::mem::take(&mut inner.lost), space: self }
     }
 
@@ -365,12 +485,12 @@ impl BlockSpace {
             let (from, to) = (at.offset().next_multiple_of(align), end - end % align);
             let least = if is_chunk { 1 } else { least.max(1) };
             if to.saturating_sub(from) < least {
-                inner.on(at.server()).cut(at, bytes);
+                inner.cut(at, bytes);
                 continue;
             }
             let whole = at.plus(from - at.offset());
-            inner.on(at.server()).cut(at, from - at.offset());
-            inner.on(at.server()).cut(whole.plus(to - from), end - to);
+            inner.cut(at, from - at.offset());
+            inner.cut(whole.plus(to - from), end - to);
             inner.usage.chunk_bytes = inner.usage.chunk_bytes.saturating_sub(to - from);
             returned.push((whole, to - from));
         }
@@ -386,7 +506,7 @@ impl BlockSpace {
         let mut inner = lock(&self.inner);
         for (at, bytes) in pieces {
             inner.usage.chunk_bytes += bytes;
-            inner.on(at.server()).cut(*at, *bytes);
+            inner.cut(*at, *bytes);
         }
     }
 
@@ -398,23 +518,31 @@ impl BlockSpace {
             self.has_former.store(false, Ordering::Relaxed);
         }
     }
+}
 
-    /// When the first resting block can be reused; `None` if none is resting.
-    pub(super) fn first_rested_ns(&self) -> Option<u64> {
-        lock(&self.inner).resting.front().map(|(due_ns, _)| *due_ns)
+fn on(servers: &mut Vec<OnServer>, server: ServerId) -> &mut OnServer {
+    if servers.len() <= server.index() {
+        servers.resize_with(server.index() + 1, OnServer::default);
     }
+    &mut servers[server.index()]
 }
 
 impl Inner {
     fn on(&mut self, server: ServerId) -> &mut OnServer {
-        if self.servers.len() <= server.index() {
-            self.servers.resize_with(server.index() + 1, OnServer::default);
-        }
-        &mut self.servers[server.index()]
+        on(&mut self.servers, server)
     }
 
     fn free(&mut self, place: Place) {
-        self.on(place.at.server()).free[usize::from(place.class.0)].push(place.at);
+        self.frees += 1;
+        let on = self.on(place.at.server());
+        on.has_freed = true;
+        on.free[usize::from(place.class.0)].push(place.at);
+    }
+
+    /// Cuts a piece of memory into free blocks.
+    fn cut(&mut self, at: GlobalAddr, bytes: u64) {
+        self.frees += 1;
+        self.on(at.server()).cut(at, bytes);
     }
 
     fn count_out(&mut self, place: Place) {
@@ -441,6 +569,7 @@ impl LostBlocks<'_> {
     pub(crate) fn rest(mut self, due_ns: u64) {
         let places = std::mem::take(&mut self.places);
         let mut inner = lock(&self.space.inner);
+        inner.writing_back -= usize::from(!places.is_empty());
         inner.not_before = (0, 0);
         inner.resting.extend(places.into_iter().map(|place| (due_ns, place)));
     }
@@ -452,6 +581,7 @@ impl Drop for LostBlocks<'_> {
             let mut inner = lock(&self.space.inner);
             inner.lost_bytes += self.places.iter().map(|place| place.class.bytes()).sum::<u64>();
             inner.lost.append(&mut self.places);
+            inner.writing_back -= 1;
             inner.not_before = (
                 inner.lost.len() + self.space.most_lost.div_ceil(RETRY_PART),
                 inner.lost_bytes + MOST_LOST_BYTES / RETRY_PART as u64,
@@ -580,6 +710,42 @@ mod tests {
     }
 
     #[test]
+    fn memory_can_come_from_blocks_in_hand() {
+        let (space, server) = (Arc::new(BlockSpace::new(2)), ServerId::new(0));
+        space.add_chunk(GlobalAddr::new(server, 1024), 64);
+        let class = SizeClass::of(64);
+        let (place, in_hand) = space.take_in_hand(server, class, 0).unwrap();
+        assert!(space.take_in_hand(server, class, 0).is_none(), "which counts as nothing");
+        let seen = space.frees();
+        assert_eq!(space.coming(seen), Coming::FromOthers);
+        space.give_back(place);
+        drop(in_hand);
+        assert_eq!(
+            (space.coming(seen), space.coming(space.frees())),
+            (Coming::Free, Coming::Never)
+        );
+    }
+
+    /// A pool was full of free blocks of 4,096 bytes, and values of 5,000 were refused.
+    #[test]
+    fn free_neighbours_become_one_within_their_chunk() {
+        let (space, server) = (BlockSpace::new(2), ServerId::new(0));
+        space.add_chunk(GlobalAddr::new(server, 1024), 4096);
+        space.add_chunk(GlobalAddr::new(server, 1024 + 4096), 1024);
+        let take = |bytes| space.take(server, SizeClass::of(bytes), 0);
+        let taken: Vec<Place> = std::iter::from_fn(|| take(256)).collect();
+        assert_eq!(taken.len(), 20);
+        assert!(!space.merge(server), "nothing is free");
+        taken.into_iter().for_each(|place| space.give_back(place));
+        assert_eq!(take(512), None);
+        assert!(space.merge(server));
+        assert_eq!(take(5120), None, "no block is in two chunks");
+        assert_eq!(take(4096).map(Place::at), Some(GlobalAddr::new(server, 1024)));
+        assert_eq!(take(1024).map(Place::at), Some(GlobalAddr::new(server, 1024 + 4096)));
+        assert!(!space.merge(server));
+    }
+
+    #[test]
     fn a_lost_block_waits_for_its_leaf_and_for_readers() {
         let (space, server) = (BlockSpace::new(2), ServerId::new(0));
         space.add_chunk(GlobalAddr::new(server, 1024), 128);
@@ -589,10 +755,14 @@ mod tests {
         assert!(!space.lose(one));
         assert!(space.lose(two));
         assert_eq!(take(u64::MAX), None, "no leaf is written yet");
-        drop(space.lost());
+        assert_eq!(space.coming(space.frees()), Coming::Lost);
+        let lost = space.lost();
+        assert_eq!(space.coming(space.frees()), Coming::FromOthers, "they are being written");
+        drop(lost);
         assert_eq!(take(u64::MAX), None, "the leaves could not be written");
+        assert_eq!(space.coming(space.frees()), Coming::Lost);
         space.lost().rest(100);
-        assert_eq!((take(99), space.first_rested_ns()), (None, Some(100)));
+        assert_eq!((take(99), space.coming(space.frees())), (None, Coming::At(100)));
         assert_eq!(space.usage().blocks_waiting, 2);
         let again = [take(100).unwrap(), take(100).unwrap()];
         assert!(again.contains(&one) && again.contains(&two));

@@ -12,7 +12,7 @@
 //!
 //! *Thread safety*: belongs to its endpoint's thread; tasks of that thread share it.
 
-use super::block_space::{BlockSpace, EditUnderWay, LostBlocks, Place, SizeClass};
+use super::block_space::{BlockSpace, Coming, EditUnderWay, InHand, LostBlocks, Place, SizeClass};
 use super::chunks::{ChunkClient, ChunkUse};
 use super::former::Step;
 use super::pages::{BUSY_WAIT_NS, BUSY_WAITS, READ_RETRIES};
@@ -30,6 +30,8 @@ use std::ops::{Bound, Range};
 const PIECES_TOGETHER: usize = 4;
 /// Free pieces of this size that former lives have left go back to the memory servers, in bytes.
 const LEAST_RETURNED_BYTES: u64 = 4096;
+/// How long to wait before looking again whether other tasks have freed memory.
+const OTHERS_WAIT_NS: u64 = 1_000_000;
 /// Attempts to write a block.
 const WRITE_ATTEMPTS: u32 = 16;
 
@@ -58,6 +60,18 @@ impl<F: Fabric, L: Layout> BlockClient<F, L> {
     /// # Errors
     /// [`RemoteError`]; the block is freed in that case, unless a WRITE of it may still land.
     pub async fn write(&self, value: &[u8]) -> Result<BlockRef, RemoteError> {
+        self.write_in_hand(value).await.map(|(block, _)| block)
+    }
+
+    /// As [`BlockClient::write`], for an operation that will end and may free another block. Keep
+    /// the second part until then.
+    ///
+    /// # Errors
+    /// As [`BlockClient::write`].
+    pub(crate) async fn write_in_hand(
+        &self,
+        value: &[u8],
+    ) -> Result<(BlockRef, InHand), RemoteError> {
         let (class, words) = (SizeClass::of(value.len()), block_words(value));
         let mut outcome = Err(RemoteError::OutOfMemory { server: ServerId::new(0) });
         for server in self.space.servers(self.fabric().memory_servers()) {
@@ -67,17 +81,21 @@ impl<F: Fabric, L: Layout> BlockClient<F, L> {
                 break;
             }
         }
-        let at = outcome?;
+        let (at, in_hand) = outcome?;
         let block = BlockRef::new(at, value.len(), words.iter().copied());
-        self.fill(block, &words).await.map(|()| block)
+        self.fill(block, &words).await.map(|()| (block, in_hand))
     }
 
     /// Takes a place for a block on `server`.
-    async fn take(&self, server: ServerId, class: SizeClass) -> Result<GlobalAddr, RemoteError> {
+    async fn take(
+        &self,
+        server: ServerId,
+        class: SizeClass,
+    ) -> Result<(GlobalAddr, InHand), RemoteError> {
         let mut wanted = self.chunk_bytes.max(class.bytes());
         loop {
-            if let Some(place) = self.space.take(server, class, self.now_ns()) {
-                return Ok(place.at());
+            if let Some((place, in_hand)) = self.space.take_in_hand(server, class, self.now_ns()) {
+                return Ok((place.at(), in_hand));
             }
             let purpose = ChunkUse::Whole { least: class.bytes() };
             match self.chunks.allocate(server, wanted, purpose).await {
@@ -86,6 +104,7 @@ impl<F: Fabric, L: Layout> BlockClient<F, L> {
                 Err(RemoteError::OutOfMemory { .. }) if wanted > class.bytes() => {
                     wanted = class.bytes();
                 }
+                Err(RemoteError::OutOfMemory { .. }) if self.space.merge(server) => {}
                 Err(error) => return Err(error),
             }
         }
@@ -388,11 +407,24 @@ impl<F: Fabric, L: Layout> BlockClient<F, L> {
         lost.rest(self.now_ns() + GRACE_NS);
     }
 
-    /// Waits until the first resting block can be reused. Returns whether there is one.
-    pub async fn wait_for_rested(&self) -> bool {
-        let Some(due_ns) = self.space.first_rested_ns() else { return false };
-        self.fabric().sleep(due_ns.saturating_sub(self.now_ns())).await;
-        true
+    /// Waits for what other tasks may free, or for resting blocks, after an operation has found no
+    /// memory since [`BlockClient::frees`] returned `seen`. Returns what it has waited for; lost
+    /// blocks are left to the caller.
+    pub(crate) async fn wait_for_memory(&self, seen: u64) -> Coming {
+        let coming = self.space.coming(seen);
+        match coming {
+            Coming::FromOthers => self.fabric().sleep(OTHERS_WAIT_NS).await,
+            Coming::At(due_ns) => {
+                self.fabric().sleep(due_ns.saturating_sub(self.now_ns())).await;
+            }
+            Coming::Free | Coming::Lost | Coming::Never => {}
+        }
+        coming
+    }
+
+    /// How often memory has become free so far. Ask this before a write.
+    pub(crate) fn frees(&self) -> u64 {
+        self.space.frees()
     }
 
     /// Counts a restart at the leaf, and waits before it.

@@ -61,7 +61,10 @@ pub(super) struct Former {
 }
 
 /// The chunk of `at` among `chunks`.
-fn chunk_of(chunks: &BTreeMap<GlobalAddr, u64>, at: GlobalAddr) -> Option<(GlobalAddr, u64)> {
+pub(super) fn chunk_of(
+    chunks: &BTreeMap<GlobalAddr, u64>,
+    at: GlobalAddr,
+) -> Option<(GlobalAddr, u64)> {
     let (start, bytes) = chunks.range(..=at).next_back().map(|(start, bytes)| (*start, *bytes))?;
     let is_inside = start.server() == at.server() && at.offset() - start.offset() < bytes;
     is_inside.then_some((start, bytes))

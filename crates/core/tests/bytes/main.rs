@@ -6,6 +6,7 @@
 mod block_batches;
 mod block_chunks;
 mod block_loads;
+mod block_memory;
 mod blocks;
 mod crashes;
 mod designs;

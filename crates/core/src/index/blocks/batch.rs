@@ -7,6 +7,7 @@ use super::below::Below;
 use super::handle::{BLOCKS_TOGETHER, Edit, New, Over};
 use crate::index::{Answer, IndexAdmin, IndexError, rounds};
 use crate::page::{Action, Layout};
+use crate::remote::RemoteError;
 use crate::together::{all, join};
 use farleaf_fabric::Fabric;
 use smallvec::SmallVec;
@@ -81,7 +82,7 @@ where
                 Action::Insert(value) | Action::Update(value) | Action::Upsert(value) => {
                     match self.inline(edit.key, value) {
                         Some(stored) => {
-                            at_once.push((place, edit, Some(New { stored, block: None })));
+                            at_once.push((place, edit, Some(New::inline(stored))));
                         }
                         None => in_blocks.push((place, edit, value)),
                     }
@@ -95,16 +96,36 @@ where
         // Boxed, so that it does not enlarge the future of short values.
         let slow = Box::pin(async {
             let written = async {
-                // Leaves refer to blocks only once these are written (blocks.X1).
-                let blocks = all(in_blocks.iter().map(|(.., value)| self.write_block(value))).await;
-                let mut group: Vec<Sent<'_>> = Vec::with_capacity(in_blocks.len());
-                for ((place, edit, _), block) in in_blocks.iter().zip(blocks) {
-                    match block {
-                        Ok(block) => group.push((*place, *edit, Some(New::in_block(block)))),
-                        Err(error) => done(*place, Err(error)),
+                let mut until_ns = None;
+                while !in_blocks.is_empty() {
+                    // Leaves refer to blocks only once these are written (blocks.X1).
+                    let seen = self.blocks.frees();
+                    let write =
+                        in_blocks.iter().map(|(.., value)| self.blocks.write_in_hand(value));
+                    let blocks = all(write).await;
+                    let mut group: Vec<Sent<'_>> = Vec::with_capacity(in_blocks.len());
+                    let (mut left, mut full) = (Vec::new(), None);
+                    for ((place, edit, value), block) in in_blocks.into_iter().zip(blocks) {
+                        match block {
+                            Ok(block) => group.push((place, edit, Some(New::in_block(block)))),
+                            Err(error @ RemoteError::OutOfMemory { .. }) => {
+                                left.push((place, edit, value));
+                                full = Some(error);
+                            }
+                            Err(error) => done(place, Err(error.into())),
+                        }
                     }
+                    // Those that have blocks take older ones out of leaves, for those without.
+                    self.execute_group(&group, done).await;
+                    drop(group);
+                    if let Some(error) = full
+                        && !self.can_free(seen, &mut until_ns).await
+                    {
+                        left.drain(..)
+                            .for_each(|(place, ..)| done(place, Err(error.clone().into())));
+                    }
+                    in_blocks = left;
                 }
-                self.execute_group(&group, done).await;
             };
             let exchanged = all(exchanges.iter().map(async |(place, edit)| {
                 done(*place, self.execute(*edit).await);

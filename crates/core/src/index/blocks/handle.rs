@@ -10,7 +10,7 @@ use crate::index::{
     RangeIndex, Records, Reshape, Reshaped, Scan,
 };
 use crate::page::{Action, BlockRef, Layout, MOST_BLOCK_BYTES, Stored, TooLong, stored_inline};
-use crate::remote::{Backoff, BlockClient, Miss, RemoteError};
+use crate::remote::{Backoff, BlockClient, Coming, InHand, Miss, RemoteError};
 use crate::together::all;
 use farleaf_fabric::Fabric;
 use std::borrow::{Borrow, Cow};
@@ -22,9 +22,10 @@ const SCAN_TOGETHER: usize = 256;
 /// Blocks that one operation reads or writes together.
 pub(super) const BLOCKS_TOGETHER: usize = OPERATIONS_TOGETHER;
 
-/// How often a write that finds no memory waits for lost blocks. Other handles may take some of
-/// them.
-const FREEING_ROUNDS: u32 = 8;
+/// How long an operation that finds no memory waits for blocks that are being freed, in
+/// nanoseconds. It is shorter than an attempt of a client, which then learns that nothing has
+/// changed.
+const MEMORY_WAIT_NS: u64 = 1_500_000_000;
 
 /// A handle of an index with value blocks.
 #[derive(Debug)]
@@ -62,17 +63,23 @@ pub(super) type Edit<'a> = LeafEdit<&'a [u8], &'a [u8]>;
 pub(super) struct New<'a> {
     pub(super) stored: Cow<'a, [u8]>,
     pub(super) block: Option<BlockRef>,
+    _in_hand: Option<InHand>,
 }
 
-impl New<'_> {
+impl<'a> New<'a> {
+    pub(super) fn inline(stored: Cow<'a, [u8]>) -> Self {
+        Self { stored, block: None, _in_hand: None }
+    }
+
     /// Of a block that has been written.
-    pub(super) fn in_block(block: BlockRef) -> Self {
-        Self { stored: Cow::Owned(block.to_stored().to_vec()), block: Some(block) }
+    pub(super) fn in_block((block, in_hand): (BlockRef, InHand)) -> Self {
+        let stored = Cow::Owned(block.to_stored().to_vec());
+        Self { stored, block: Some(block), _in_hand: Some(in_hand) }
     }
 
     /// The edit of a leaf for an insert, update or upsert of the value; a compare-exchange stays as
     /// it is.
-    pub(super) fn storing<'a>(&'a self, edit: Edit<'a>) -> Edit<'a> {
+    pub(super) fn storing<'e>(&'e self, edit: Edit<'e>) -> Edit<'e> {
         let value = &self.stored[..];
         let action = match edit.action {
             Action::Insert(_) => Action::Insert(value),
@@ -129,25 +136,42 @@ where
         L::check_record(key, &stored).is_ok().then_some(stored)
     }
 
-    /// Writes a block. If there is no memory left, blocks that leaves have lost are freed first.
-    pub(super) async fn write_block(&self, value: &[u8]) -> Result<BlockRef, B::Error> {
-        for _ in 0..FREEING_ROUNDS {
-            match self.blocks.write(value).await {
+    /// Writes a block. If there is no memory left, waits for blocks that are being freed.
+    pub(super) async fn write_block(&self, value: &[u8]) -> Result<(BlockRef, InHand), B::Error> {
+        let mut until_ns = None;
+        loop {
+            let seen = self.blocks.frees();
+            match self.blocks.write_in_hand(value).await {
                 Err(error @ RemoteError::OutOfMemory { .. }) => {
-                    // If this fails, nothing is known to be wrong with the operation itself.
-                    if self.rest_lost().await.is_err() || !self.blocks.wait_for_rested().await {
+                    if !self.can_free(seen, &mut until_ns).await {
                         return Err(error.into());
                     }
                 }
                 outcome => return Ok(outcome?),
             }
         }
-        Ok(self.blocks.write(value).await?)
+    }
+
+    /// After a write found no memory: waits for some, writing leaves back that have lost blocks.
+    /// `false` if none is to be expected (blocks.X13), or not in time. `seen` are the
+    /// [`BlockClient::frees`] before the write, and `until_ns` is set by the first wait. The caller
+    /// has no block in hand.
+    pub(super) async fn can_free(&self, seen: u64, until_ns: &mut Option<u64>) -> bool {
+        let now_ns = self.blocks.now_ns();
+        if now_ns >= *until_ns.get_or_insert(now_ns.saturating_add(MEMORY_WAIT_NS)) {
+            return false;
+        }
+        match self.blocks.wait_for_memory(seen).await {
+            Coming::Free | Coming::FromOthers | Coming::At(_) => true,
+            // If this fails, nothing is known to be wrong with the operation itself.
+            Coming::Lost => Box::pin(self.rest_lost()).await.is_ok(),
+            Coming::Never => false,
+        }
     }
 
     pub(super) async fn store<'a>(&self, key: &[u8], value: &'a [u8]) -> Result<New<'a>, B::Error> {
         if let Some(stored) = self.inline(key, value) {
-            return Ok(New { stored, block: None });
+            return Ok(New::inline(stored));
         }
         self.write_block(value).await.map(New::in_block)
     }

@@ -91,7 +91,7 @@ where
             let over = self.over();
             let written = together.iter().map(async |(key, value)| match over.inline(key, value) {
                 Some(_) => Ok(None),
-                None => over.write_block(value).await.map(Some),
+                None => over.write_block(value).await.map(|(block, _)| Some(block)),
             });
             let written: Vec<Result<Option<BlockRef>, IndexError>> = all(written).await;
             let mut outcome = Ok(());

@@ -146,7 +146,7 @@ impl<F: Fabric, L: Layout<Key = [u8], Value = [u8]>> PartValues<F, L> for ValueB
             let written = together.iter().map(async |(key, value)| match over.inline(key, value) {
                 Some(stored) => Ok((stored.into_owned(), None)),
                 None => {
-                    let block = over.write_block(value).await?;
+                    let (block, _) = over.write_block(value).await?;
                     Ok((block.to_stored().to_vec(), Some(block)))
                 }
             });
