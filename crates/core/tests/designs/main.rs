@@ -18,4 +18,5 @@ mod hybrid;
 mod other_pages;
 mod sherman;
 mod smart;
+mod space;
 mod tickets;
