@@ -212,6 +212,12 @@ impl<F: Fabric, L: Layout> NodeAllocator<F, L> {
         Ok(())
     }
 
+    /// Whether more than `most` freed nodes of one server can be allocated again.
+    pub fn has_free(&self, most: usize) -> bool {
+        self.wake_rested();
+        self.carvers.iter().any(|carver| carver.borrow().free_nodes() > most)
+    }
+
     /// The number of nodes that can be allocated on `server` without an RPC.
     pub fn available(&self, server: ServerId) -> usize {
         self.wake_rested();

@@ -539,6 +539,18 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         self.nodes.share_all(KEPT_NODES).await
     }
 
+    /// As [`PageClient::share_free_nodes`], if there are many of them. Clients that free nodes may
+    /// never need any themselves.
+    ///
+    /// # Errors
+    /// As [`PageClient::share_free_nodes`].
+    pub async fn share_many_free_nodes(&self) -> Result<(), RemoteError> {
+        match self.nodes.has_free(2 * KEPT_NODES) {
+            true => self.share_free_nodes().await,
+            false => Ok(()),
+        }
+    }
+
     /// Word 0 of a newly allocated node. Its first image must have the next version (V3).
     ///
     /// # Errors

@@ -15,7 +15,9 @@
 
 use super::FineIndex;
 use crate::index::IndexError;
-use crate::index::one_sided::{Collect, CollectCursor, Joined, compact, join, lock_all};
+use crate::index::one_sided::{
+    BlinkTree, Collect, CollectCursor, JoinPair, Pair, compact, join_below, lock_all, sparse_pair,
+};
 use crate::page::{Layout, MAX_LEVEL, OwnedKey, Probe, are_too_empty};
 use crate::remote::{Change, Image, Miss, PageCopy, RemoteError};
 use crate::rules;
@@ -25,15 +27,6 @@ use farleaf_fabric::{Fabric, GlobalAddr, Work};
 const MAX_PASSES: u32 = 2 * MAX_LEVEL as u32;
 /// Maximum number of children of one parent in flight together.
 const CHILDREN_AHEAD: usize = 16;
-
-/// The result of processing two neighbours.
-enum Pair<K> {
-    Untouched,
-    /// Process the same place again.
-    Merged,
-    /// Continue at this key.
-    Rebalanced(K),
-}
 
 impl<F: Fabric, L: Layout> Collect for FineIndex<F, L> {
     async fn collect_all(&self) -> Result<(), IndexError> {
@@ -80,6 +73,18 @@ impl<F: Fabric, L: Layout> Collect for FineIndex<F, L> {
         }
         self.refresh_heads().await?;
         Ok(self.tree.pages.share_free_nodes().await?)
+    }
+}
+
+impl<F: Fabric, L: Layout> JoinPair for FineIndex<F, L> {
+    fn tree(&self) -> &BlinkTree<F, L> {
+        &self.tree
+    }
+
+    async fn join_pair(&self, parent: &PageCopy<L>, slot: usize) -> Result<bool, Miss> {
+        let Some([left, right]) = sparse_pair(self, parent, slot).await? else { return Ok(false) };
+        let joined = self.join(parent, slot, &left, &right).await?;
+        Ok(!matches!(joined, Pair::Untouched))
     }
 }
 
@@ -158,38 +163,11 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
         if unknown && !self.tree.pages.fabric().breaks(rules::NEIGHBOURS_ONLY) {
             return self.remove_head_between(left, right).await;
         }
-        let above = Image::of(parent.page());
-        let Some(Joined { left: lower, right: upper, separator, left_loses }) =
-            join(&self.tree.pages, left.page(), right.page(), |separator| {
-                L::inner_can_set_key(parent.page(), slot + 1, separator)
-            })
-        else {
-            return Ok(Pair::Untouched);
-        };
-        match &separator {
-            None => L::inner_remove(above.page(), slot + 1),
-            Some(separator) if !L::inner_set_key(above.page(), slot + 1, L::key(separator)) => {
-                return Ok(Pair::Untouched); // `join` has asked, so this does not happen
-            }
-            Some(_) => {}
+        let joined = join_below(&self.tree.pages, parent, slot, left, right).await?;
+        if matches!(joined, Pair::Merged) {
+            self.tree.pages.retire(right.at());
         }
-        let [parent_lock, left_lock, right_lock] =
-            lock_all(&self.tree.pages, [parent, left, right]).await?;
-        self.tree.pages.fabric().charge(Work::RestructureNode).await;
-        self.tree.pages.fabric().charge(Work::ChangeNode).await;
-        let above = Change::new(parent_lock, parent, above);
-        let lower = Change::new(left_lock, left, lower);
-        let upper = Change::new(right_lock, right, upper);
-        let changes =
-            if left_loses { vec![lower, above, upper] } else { vec![upper, above, lower] };
-        self.tree.pages.commit_together(changes).await?;
-        Ok(match separator {
-            Some(separator) => Pair::Rebalanced(separator),
-            None => {
-                self.tree.pages.retire(right.at());
-                Pair::Merged
-            }
-        })
+        Ok(joined)
     }
 
     /// Handles two neighbours in the parent that are not siblings. Removes a head between them, so

@@ -7,7 +7,7 @@
 //! parent.
 
 use super::FineIndex;
-use crate::index::one_sided::Locate;
+use crate::index::one_sided::{Locate, tidy_path};
 use crate::index::{IndexError, Scan};
 use crate::page::{Entry, Layout, OwnedKey, OwnedValue, Probe};
 use crate::remote::{LeafStream, Miss, PageClient, PageCopy, Pointer};
@@ -42,6 +42,11 @@ impl<F: Fabric, L: Layout> Locate for FineIndex<F, L> {
     ) -> Result<Vec<Option<Option<OwnedValue<L>>>>, IndexError> {
         let root = self.tree.root_pointer();
         self.tree.get_together(keys, |_| root, |_, _, _| ()).await
+    }
+
+    async fn emptied(&self, key: &L::Key) -> Result<(), Miss> {
+        tidy_path(self, key).await?;
+        Ok(self.tree.pages.share_many_free_nodes().await?)
     }
 
     async fn split_and_add(

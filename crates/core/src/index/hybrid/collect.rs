@@ -104,6 +104,25 @@ impl<F: Fabric, L: Layout> HybridIndex<F, L> {
         Ok(self.part(server).high.clone())
     }
 
+    /// Joins the leaf of `key`, which a removal has emptied, with the leaf before it. The first leaf
+    /// of a share stays.
+    pub(super) async fn join_emptied(&self, key: &L::Key) -> Result<(), Miss> {
+        self.install_pending().await;
+        let right = self.find(Probe::At(key)).await?;
+        let low = L::low(right.page());
+        let server = self.server_of(Probe::At(key));
+        if low == self.part(server).low {
+            return Ok(());
+        }
+        let left = self.find(Probe::Before(L::key(&low))).await?;
+        let are_neighbours = left.page().sibling() == right.at()
+            || self.pages.fabric().breaks(rules::NEIGHBOURS_ONLY);
+        if are_neighbours && are_too_empty(left.page(), right.page()) {
+            self.join(server, &left, &right).await?;
+        }
+        Ok(())
+    }
+
     /// Removes deleted records from a leaf, and rereads it if there were any.
     async fn compact(&self, leaf: &mut PageCopy<L>) -> Result<(), Miss> {
         if leaf.page().deleted_count() == 0 {

@@ -218,6 +218,11 @@ impl<F: Fabric, L: Layout> Locate for HybridIndex<F, L> {
         Ok(found)
     }
 
+    async fn emptied(&self, key: &L::Key) -> Result<(), Miss> {
+        self.join_emptied(key).await?;
+        Ok(self.pages.share_many_free_nodes().await?)
+    }
+
     async fn split_and_add(
         &self,
         full: &PageCopy<L>,

@@ -1,8 +1,8 @@
 //! Lookups, and changes of single records.
 
-use super::{Key, Locate, Value};
+use super::{Key, Locate, Value, tidy};
 use crate::index::IndexError;
-use crate::page::{Answer, LeafEdit, OwnedValue, Probe};
+use crate::page::{Action, Answer, LeafEdit, OwnedValue, Probe};
 use crate::remote::{Miss, Pointer, RemoteError};
 use farleaf_fabric::{Fabric, GlobalAddr};
 use std::borrow::Borrow;
@@ -35,10 +35,13 @@ pub(crate) async fn change<I: Locate>(
 ) -> Result<Answer<OwnedValue<I::Layout>>, IndexError> {
     let pages = index.pages();
     pages.settle_doubts().await;
-    let (mut spare, mut leaf) = (Vec::new(), None);
-    let attempt = async || try_change(index, edit, &mut leaf, &mut spare).await;
+    let (mut spare, mut leaf, mut is_emptied) = (Vec::new(), None, false);
+    let attempt = async || try_change(index, edit, &mut leaf, &mut spare, &mut is_emptied).await;
     let outcome = pages.attempts(attempt).await;
     spare.into_iter().for_each(|node| pages.give_back_unseen(node));
+    if is_emptied && outcome.is_ok() {
+        Box::pin(tidy(index, edit.key)).await;
+    }
     Ok(outcome?)
 }
 
@@ -47,6 +50,7 @@ async fn try_change<I: Locate>(
     edit: LeafEdit<&Key<I>, &Value<I>>,
     leaf: &mut Option<Pointer>,
     spare: &mut Vec<GlobalAddr>,
+    is_emptied: &mut bool,
 ) -> Result<Answer<OwnedValue<I::Layout>>, Miss> {
     // After losing against a concurrent change, continue from the leaf found earlier.
     let copy = match leaf.take() {
@@ -55,6 +59,8 @@ async fn try_change<I: Locate>(
     };
     *leaf = Some(copy.itself());
     if let Some(answer) = index.pages().edit(&copy, edit).await? {
+        let is_removal = matches!(edit.action, Action::Remove) && answer.applied;
+        *is_emptied = is_removal && copy.page().live_count() == 1;
         return Ok(answer);
     }
     let Some(entry) = edit.new_record() else {

@@ -4,9 +4,9 @@
 use super::Locate;
 use crate::index::IndexError;
 use crate::page::{Layout, OwnedKey, Page, merge};
-use crate::remote::{Image, Locked, Miss, PageClient, PageCopy};
+use crate::remote::{Change, Image, Locked, Miss, PageClient, PageCopy};
 use crate::rules;
-use farleaf_fabric::Fabric;
+use farleaf_fabric::{Fabric, Work};
 
 /// How a design collects: removes deleted records, joins sparse nodes, and frees nodes.
 pub trait Collect: Locate {
@@ -84,7 +84,9 @@ pub(crate) fn join<F: Fabric, L: Layout>(
         L::leaf_compact(upper.page());
     }
     let before = lower.page().count();
-    let separator = if L::fits_merged(lower.page(), upper.page()) {
+    // Fences of one size always fit, and nothing moves.
+    let is_empty = !L::HAS_HEAP && upper.page().live_count() == 0;
+    let separator = if is_empty || L::fits_merged(lower.page(), upper.page()) {
         let keeps_prefix = pages.fabric().breaks(rules::PREFIXES_SHARED);
         merge(lower.page(), upper.page(), keeps_prefix);
         if !pages.fabric().breaks(rules::FREED_ARE_DEAD) {
@@ -96,6 +98,54 @@ pub(crate) fn join<F: Fabric, L: Layout>(
     };
     let left_loses = lower.page().count() < before;
     Some(Joined { left: lower, right: upper, separator, left_loses })
+}
+
+/// The result of processing two neighbours.
+pub(crate) enum Pair<K> {
+    Untouched,
+    /// The right one is dead, and nothing points to it.
+    Merged,
+    /// The right one begins at this key.
+    Rebalanced(K),
+}
+
+/// Merges or rebalances the children of a parent at `slot` and behind it, which are siblings.
+/// Parent, left and right node change together or not at all; nodes that lose keys are written
+/// first.
+pub(crate) async fn join_below<F: Fabric, L: Layout>(
+    pages: &PageClient<F, L>,
+    parent: &PageCopy<L>,
+    slot: usize,
+    left: &PageCopy<L>,
+    right: &PageCopy<L>,
+) -> Result<Pair<OwnedKey<L>>, Miss> {
+    let above = Image::of(parent.page());
+    let Some(Joined { left: lower, right: upper, separator, left_loses }) =
+        join(pages, left.page(), right.page(), |separator| {
+            L::inner_can_set_key(parent.page(), slot + 1, separator)
+        })
+    else {
+        return Ok(Pair::Untouched);
+    };
+    match &separator {
+        None => L::inner_remove(above.page(), slot + 1),
+        Some(separator) if !L::inner_set_key(above.page(), slot + 1, L::key(separator)) => {
+            return Ok(Pair::Untouched); // `join` has asked, so this does not happen
+        }
+        Some(_) => {}
+    }
+    let [parent_lock, left_lock, right_lock] = lock_all(pages, [parent, left, right]).await?;
+    pages.fabric().charge(Work::RestructureNode).await;
+    pages.fabric().charge(Work::ChangeNode).await;
+    let above = Change::new(parent_lock, parent, above);
+    let lower = Change::new(left_lock, left, lower);
+    let upper = Change::new(right_lock, right, upper);
+    let changes = if left_loses { vec![lower, above, upper] } else { vec![upper, above, lower] };
+    pages.commit_together(changes).await?;
+    Ok(match separator {
+        Some(separator) => Pair::Rebalanced(separator),
+        None => Pair::Merged,
+    })
 }
 
 /// Removes deleted records from a leaf.

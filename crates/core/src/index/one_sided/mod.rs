@@ -19,11 +19,13 @@ mod collect;
 pub mod entrywise;
 mod load;
 mod scan;
+mod tidy;
 mod tree;
 
 pub(crate) use change::change as change_whole_leaf;
 pub use collect::{Collect, CollectCursor, collect_in_background};
-pub(crate) use collect::{Joined, compact, join, lock_all};
+pub(crate) use collect::{Joined, Pair, compact, join, join_below, lock_all};
+pub(crate) use tidy::{JoinPair, sparse_pair, tidy, tidy_path};
 pub(crate) use tree::BlinkTree;
 
 use super::{IndexAdmin, IndexError, RangeIndex, Records, Scan};
@@ -107,6 +109,19 @@ pub trait Locate: Sized {
         edit: LeafEdit<&Key<Self>, &Value<Self>>,
     ) -> impl Future<Output = Result<Answer<OwnedValue<Self::Layout>>, IndexError>> {
         change::change(self, edit)
+    }
+
+    /// A removal has left the leaf of `key` without records: joins it with a neighbour, if nothing
+    /// is in the way.
+    ///
+    /// # Errors
+    /// [`Miss::Restart`] if concurrent changes are in the way; nothing has changed in that case.
+    fn emptied(&self, key: &Key<Self>) -> impl Future<Output = Result<(), Miss>>;
+
+    /// Forgets how the leaf of the probe was located, because that led to a leaf that has been
+    /// joined with another one.
+    fn forget_way(&self, probe: Probe<'_, Key<Self>>) {
+        let _ = probe;
     }
 
     /// Splits a full leaf, adds `entry`, and updates the level above. Takes nodes from `spare`, and
