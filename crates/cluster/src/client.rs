@@ -19,7 +19,7 @@ use crate::records::{
 use crate::settings::MOST_COMPUTE_SERVERS;
 use crate::status::ClusterStatus;
 use crate::stop::Stop;
-use farleaf_core::client::{ClientIndex, ClientOptions, Directory};
+use farleaf_core::client::{Acknowledged, ClientIndex, ClientOptions, Directory};
 use farleaf_core::index::IndexError;
 use farleaf_core::page::{Fixed8, OwnedKey};
 use farleaf_core::partition::PartitionMap;
@@ -175,7 +175,8 @@ impl Located {
         let (is_looking, not_before) = (false, Duration::ZERO);
         let known = Mutex::new(Known { map, found, absent, is_looking, not_before });
         let clock = Clock::start();
-        let places = Places { cluster, catalog, keys, compute_servers, clock, known };
+        let acknowledged = Acknowledged::default();
+        let places = Places { cluster, catalog, keys, compute_servers, clock, known, acknowledged };
         Ok(Connection { places: Arc::new(places), options })
     }
 }
@@ -201,6 +202,7 @@ struct Places<L: ClusterLayout> {
     compute_servers: u16,
     clock: Clock,
     known: Mutex<Known<L>>,
+    acknowledged: Acknowledged,
 }
 
 /// Result of the last read of the catalog.
@@ -293,6 +295,10 @@ impl<L: ClusterLayout> Directory<OwnedKey<L>> for OneDirectory<L> {
     fn newer_map(&self, epoch: u64) -> Option<PartitionMap<OwnedKey<L>>> {
         let known = lock(&self.0.known);
         (known.map.epoch() > epoch).then(|| known.map.clone())
+    }
+
+    fn acknowledged(&self) -> &Acknowledged {
+        &self.0.acknowledged
     }
 }
 

@@ -162,6 +162,8 @@ rules! {
     INNER_NODES_LOGGED: "skips_entries", "D9", "An exclusive inner node is written to the pool after its log entry.";
     SLOTS_PINNED: "frees_pinned_slots", "D9", "The log entry of a half-written node is kept until the node is whole.";
     FLUSH_WRITES: "flushes_nothing", "flush", "Changes acknowledged before a flush survive a crash.";
+    MAPS_COVERED: "flushes_known_owners", "client.N5", "A flush covers every owner of a map that was not older than any when it began.";
+    INCARNATIONS_COMPARED: "believes_other_incarnations", "client.N6", "A flush believes only the incarnation that has acknowledged the changes.";
     TICKETS_CLOSED: "asks_again_blindly", "offload.O1", "An offloaded change of unknown outcome is retried only after its ticket was closed.";
     // dLSM.
     FLUSHES_SETTLED: "flushes_unsettled", "memtable.Q7", "A MemTable is flushed only once all its numbers are settled.";
@@ -190,6 +192,8 @@ rules! {
     LOANS_UNREAD: "returns_loans_in_use", "lsm.L2", "A borrowed table is returned only once nothing of the borrower can READ it any more.";
     SCANS_CLIPPED: "scans_lent_keys", "lsm.L3", "Of a table with keys beyond its shard's, only the shard's are seen.";
     DIVISIONS_SETTLED: "forgets_divisions", "lsm.L4", "After a division of unknown outcome, its epoch has ended before the process asks which shards there are.";
+    RANGES_SETTLED: "covers_unsettled_ranges", "worker.WF1", "A compute server answers a flush only while it serves the whole range that its map gives it.";
+    LEAVING_COVERED: "flushes_kept_shards", "lsm.L6", "A flush covers the shards that the process has not left yet.";
     PIECES_REREAD: "believes_an_old_map", "lsm.L5", "A process that gets shards asks first which ones there are.";
     NUMBERS_RAISED: "keeps_numbers", "lsm.H10", "A process that opens a shard gives later versions higher numbers than all that are there.";
     JOBS_CLOSED: "forgets_jobs", "lsm.J3", "The extents lent to a job that was given up are used again only after its close.";

@@ -400,6 +400,18 @@ fn tolds() -> Vec<(ClientResponse<Fixed8>, &'static str)> {
             "078877665544332211010807060504030201",
         ),
         (ClientResponse::Loaded { boundaries: vec![KEY] }, "0801008877665544332211"),
+        (
+            ClientResponse::Changed {
+                incarnation: KEY,
+                answer: Answer { applied: true, found: Some(VALUE) },
+            },
+            "09887766554433221101010807060504030201",
+        ),
+        (ClientResponse::Upserted { incarnation: KEY }, "0a8877665544332211"),
+        (
+            ClientResponse::Covered { incarnation: KEY, age_ns: VALUE, epoch: 3 },
+            "0b887766554433221108070605040302010300000000000000",
+        ),
     ];
     let troubles = [
         (ErrorCode::Malformed, "0500"),

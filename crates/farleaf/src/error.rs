@@ -26,6 +26,10 @@ pub enum Error {
     /// changed; the operation can be repeated.
     #[error(transparent)]
     Contended(Cause),
+    /// A compute server has crashed with changes that it had acknowledged and that were not flushed.
+    /// They may be lost, and those of other programs, too. [`crate::Index::flush`] says it, once.
+    #[error(transparent)]
+    Lost(Cause),
     /// The memory servers have no memory left. Nothing has changed.
     #[error(transparent)]
     OutOfMemory(Cause),
@@ -101,6 +105,7 @@ impl From<IndexError> for Error {
             IndexError::Indeterminate(_) => Self::Indeterminate,
             IndexError::OutOfMemory { .. } => Self::OutOfMemory,
             IndexError::Contended { .. } => Self::Contended,
+            IndexError::ChangesLost { .. } => Self::Lost,
             IndexError::InvalidArgument(_)
             | IndexError::NotSorted { .. }
             | IndexError::KeyTooLong { .. }

@@ -94,7 +94,8 @@ impl<K: ?Sized + Data> Index<K> {
         self.run(Request::MultiGet(keys.into()), take!(Values))
     }
 
-    /// Sets many keys, not atomically. If it fails, some of them may be set:
+    /// Sets many keys, not atomically. Records with the same key take effect in their order; calls
+    /// that overlap have no order. If it fails, some of them may be set:
     /// [`crate::Error::Indeterminate`]. A connection repeats a request whose answer is lost, and
     /// the first copy may take effect after the second, so no other client should change these keys
     /// meanwhile.
@@ -116,6 +117,10 @@ impl<K: ?Sized + Data> Index<K> {
 
     /// Returns when the memory servers have every change that was acknowledged before the call: a
     /// crash of a compute server then loses none of them.
+    ///
+    /// A crash before the flush may have lost changes that this handle had made and not flushed. Then
+    /// the flush fails with [`crate::Error::Lost`], and the next one succeeds. What others had lost
+    /// before the flush began it does not report.
     pub fn flush(&self) -> Operation<(), K> {
         self.run(Request::Flush, drop)
     }

@@ -166,6 +166,7 @@ impl Board {
             IndexError::Damaged { .. } => ErrorKind::Damaged,
             IndexError::Fabric(FabricError::Restarted { .. }) => ErrorKind::Restarted,
             IndexError::NotServed { .. } => ErrorKind::NotServed,
+            IndexError::ChangesLost { .. } => ErrorKind::ChangesLost,
             IndexError::Refused { refusal: Refusal::DeclaredDead, .. } => ErrorKind::DeclaredDead,
             _ => return false,
         };

@@ -241,6 +241,11 @@ impl Recorder {
         lock(&self.state).history.operations.extend_from_slice(&round.operations);
     }
 
+    /// The history recorded so far.
+    pub fn so_far(&self) -> History {
+        lock(&self.state).history.clone()
+    }
+
     /// Takes the history recorded so far.
     pub fn take(&self) -> History {
         std::mem::take(&mut lock(&self.state).history)

@@ -7,10 +7,13 @@
 //!
 //! A compute server that dies loses changes that it has not written back. So if processes die, each
 //! answers only after it has written everything back: then nothing that a client has seen may be
-//! lost, and the checkers judge the history like any other.
+//! lost, and the checkers judge the history like any other. In scenarios with `forgets` it answers
+//! at once, as in a deployment. Then all processes die at the end, and what they lose must not be
+//! covered by a flush ([`check_flushed`]).
 //!
 //! *Thread safety*: a run is one thread.
 
+use crate::checker::{Verdict, check_flushed};
 use crate::client::{self, Board, join_all, settle};
 use crate::form::Form;
 use crate::inspect::{Expect, Pool, at_the_end, watch};
@@ -18,7 +21,7 @@ use crate::reshaping::pick;
 use crate::scenario::{DesignSpec, ErrorKind, ProcessesSpec, Scenario};
 use crate::setup::{Servers, sim_config, start};
 use crate::workload;
-use farleaf_core::client::{ClientIndex, ClientOptions, Directory};
+use farleaf_core::client::{Acknowledged, ClientIndex, ClientOptions, Directory};
 use farleaf_core::index::{
     BalanceOptions, ByName, Design, IndexError, PartitionOptions, Partitioned, RangeIndex,
     Reshaped, Scan, ValueForm,
@@ -32,7 +35,7 @@ use farleaf_core::server::MemoryServer;
 use farleaf_core::wire::{ClientRequest, ClientResponse, ErrorCode};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::{SimCluster, SimFabric};
-use farleaf_fabric::sync::{Arc, Mutex, lock};
+use farleaf_fabric::sync::{Arc, AtomicUsize, Mutex, Ordering, lock};
 use farleaf_fabric::{Call, Calls, Cluster, Cpu, Fabric, Provider, Region, ReplySink};
 use futures_util::future::LocalBoxFuture;
 use rand::RngExt;
@@ -62,6 +65,8 @@ const LATE_PUT_NS: u64 = 5_000_000;
 /// they need without a death, and what each takes until it has found the free blocks of former
 /// lives.
 const MOST_CHUNK_BYTES: u64 = 128 << 10;
+/// Attempts to read everything after the last crash.
+const READS: u32 = 64;
 /// Pause before another attempt to begin a life, in nanoseconds.
 const RETRY_NS: u64 = 1_000_000;
 
@@ -98,11 +103,22 @@ struct Front<L: Layout> {
     /// The queues of the process's current life, while it serves.
     queues: Mutex<Option<Arc<Queues<L, ReplySink>>>>,
     dies_at_ns: Mutex<Option<u64>>,
+    /// Number of its threads, which get the requests in turn.
+    threads: usize,
+    turn: AtomicUsize,
+    /// When it has died.
+    deaths_ns: Mutex<Vec<u64>>,
 }
 
 impl<L: Layout> Front<L> {
-    fn new() -> Self {
-        Self { queues: Mutex::new(None), dies_at_ns: Mutex::new(None) }
+    fn new(threads: u16) -> Self {
+        Self {
+            queues: Mutex::new(None),
+            dies_at_ns: Mutex::new(None),
+            threads: usize::from(threads.max(1)),
+            turn: AtomicUsize::new(0),
+            deaths_ns: Mutex::default(),
+        }
     }
 
     fn take(&self, call: Call<'_>) {
@@ -111,8 +127,9 @@ impl<L: Layout> Front<L> {
             (None, _) => ErrorCode::Malformed,
             (_, None) => ErrorCode::Unavailable,
             (Some(ask), Some(queues)) => {
+                let thread = self.turn.fetch_add(1, Ordering::Relaxed) % self.threads;
                 // A queue is never full here.
-                drop(queues.push(ask, call.later(), 0));
+                drop(queues.push(ask, call.later(), thread));
                 return;
             }
         };
@@ -120,7 +137,7 @@ impl<L: Layout> Front<L> {
     }
 
     fn open(&self) -> Arc<Queues<L, ReplySink>> {
-        let queues = Arc::new(Queues::new(1));
+        let queues = Arc::new(Queues::new(self.threads));
         *lock(&self.queues) = Some(Arc::clone(&queues));
         queues
     }
@@ -165,7 +182,13 @@ impl<L: Layout> Clients<L> for Answering<L> {
     }
 
     fn answer(&self, reply: ReplySink, told: ClientResponse<L>) {
-        let waits = matches!(told, ClientResponse::Edited(_) | ClientResponse::Records { .. });
+        let waits = matches!(
+            told,
+            ClientResponse::Edited(_)
+                | ClientResponse::Changed { .. }
+                | ClientResponse::Upserted { .. }
+                | ClientResponse::Records { .. }
+        );
         if !waits || !self.writes_back {
             return reply.send(told.encode());
         }
@@ -190,8 +213,7 @@ impl<L: Layout> Answering<L> {
                 some => Poll::Ready(some),
             });
             let some = some.await;
-            let written = worker.answer(ClientRequest::Flush).await;
-            let is_written = matches!(written, ClientResponse::Done);
+            let is_written = worker.write_back().await;
             for (reply, told) in some {
                 // The state behind the answer may be lost.
                 let lost = ClientResponse::Error(ErrorCode::Indeterminate);
@@ -285,7 +307,10 @@ impl<K: Clone + Debug> MapStore<K> for SimStore<K> {
 
 /// A client's directory: the record, as read by another thread of the client's process.
 #[derive(Debug)]
-struct RecordDirectory<K>(Arc<Mutex<Record<K>>>);
+struct RecordDirectory<K> {
+    record: Arc<Mutex<Record<K>>>,
+    acknowledged: Acknowledged,
+}
 
 impl<K: Clone + Debug + Ord> Directory<K> for RecordDirectory<K> {
     fn is_absent(&self, _compute_server: u16) -> bool {
@@ -295,8 +320,12 @@ impl<K: Clone + Debug + Ord> Directory<K> for RecordDirectory<K> {
     fn look_again(&self) {}
 
     fn newer_map(&self, epoch: u64) -> Option<PartitionMap<K>> {
-        let record = lock(&self.0);
+        let record = lock(&self.record);
         (record.state.map.epoch() > epoch).then(|| record.state.map.clone())
+    }
+
+    fn acknowledged(&self) -> &Acknowledged {
+        &self.acknowledged
     }
 }
 
@@ -329,7 +358,10 @@ impl<L: Named> Design<L> for Deployed {
         compute: &DeployedCompute<OwnedKey<L>>,
     ) -> Result<ClientIndex<F, L>, IndexError> {
         let map = lock(&compute.record).state.map.clone();
-        let directory = Rc::new(RecordDirectory(Arc::clone(&compute.record)));
+        let directory = Rc::new(RecordDirectory {
+            record: Arc::clone(&compute.record),
+            acknowledged: Acknowledged::default(),
+        });
         Ok(ClientIndex::with_map(fabric, compute.options, map, directory))
     }
 
@@ -347,6 +379,8 @@ struct Run<'a, L: Named, V: Form<L>> {
     options: <V::Design as Partitioned>::Options<L>,
     inspector: V::Inspector,
     fronts: Vec<Arc<Front<L>>>,
+    /// What was there after all processes had died, in scenarios that judge flushes.
+    found: Mutex<Option<BTreeMap<u64, u64>>>,
     compute: DeployedCompute<OwnedKey<L>>,
     /// The values of each process's latest life.
     values: Mutex<BTreeMap<u16, <V::Values as ValueForm<L>>::Shared>>,
@@ -380,7 +414,8 @@ where
         board,
         options,
         inspector: V::inspector(Pool::new(&memory, scenario), scenario),
-        fronts: (0..servers).map(|_| Arc::new(Front::new())).collect(),
+        fronts: (0..servers).map(|_| Arc::new(Front::new(spec.threads))).collect(),
+        found: Mutex::new(None),
         compute: DeployedCompute {
             record: Arc::new(Mutex::new(record)),
             options: ClientOptions {
@@ -397,6 +432,9 @@ where
     run.play(&cluster);
     if board.fault().is_some() {
         return Ok(());
+    }
+    if spec.forgets {
+        run.judge_flushes()?;
     }
     if scenario.allowed_errors.contains(&ErrorKind::Indeterminate) {
         V::look(&run.inspector).map_err(at_the_end)?;
@@ -463,6 +501,7 @@ impl<L: Named, V: Form<L>> Run<'_, L, V> {
                 .await;
             }
             match number - clients {
+                0 if self.spec.forgets => self.last_crash(remote).await,
                 0 => {
                     let number = clients as u32 * u32::from(spec.in_flight_per_client);
                     client::observer::<L, Deployed, _>(
@@ -509,15 +548,16 @@ impl<L: Named, V: Form<L>> Run<'_, L, V> {
             if lived {
                 return;
             }
+            lock(&front.deaths_ns).push(fabric.now_ns());
             V::dies(&self.inspector, number);
             fabric.sleep(rng.random_range(1..=self.spec.restart_after_ns.max(1))).await;
         }
     }
 
     async fn live(&self, fabric: &SimFabric, number: u16) {
-        let worker = loop {
+        let workers = loop {
             match self.begin(fabric, number).await {
-                Ok(worker) => break worker,
+                Ok(workers) => break workers,
                 Err(_) if self.board.is_over() => return,
                 Err(error) if self.board.allows(&error) => fabric.sleep(RETRY_NS).await,
                 Err(IndexError::Contended { .. }) => fabric.sleep(RETRY_NS).await,
@@ -528,16 +568,20 @@ impl<L: Named, V: Form<L>> Run<'_, L, V> {
             }
         };
         let front = &self.fronts[usize::from(number)];
-        let (queues, clients) = (front.open(), Answering::new(self.spec.has_deaths()));
+        let worker = &workers[0];
+        let writes_back = self.spec.has_deaths() && !self.spec.forgets;
+        let (queues, clients) = (front.open(), Answering::new(writes_back));
         let ended = || self.board.is_over();
         let mut tasks: Vec<LocalBoxFuture<'_, ()>> = Vec::new();
-        for _ in 0..FEWEST_TASKS + fabric.random() % (MOST_TASKS - FEWEST_TASKS + 1) {
-            tasks.push(Box::pin(worker.answer_all(&queues.threads[0], &clients)));
+        for (worker, queue) in workers.iter().zip(&queues.threads) {
+            for _ in 0..FEWEST_TASKS + fabric.random() % (MOST_TASKS - FEWEST_TASKS + 1) {
+                tasks.push(Box::pin(worker.answer_all(queue, &clients)));
+            }
+            tasks.push(Box::pin(worker.write_back_by_age(&ended)));
         }
         tasks.push(Box::pin(worker.serve_loads(&queues.loads, &clients, |_| ())));
         tasks.push(Box::pin(worker.follow_map(&ended)));
         tasks.push(Box::pin(worker.watch_memory_servers(&ended)));
-        tasks.push(Box::pin(worker.write_back_by_age(&ended)));
         tasks.push(Box::pin(worker.reclaim(&ended)));
         tasks.push(Box::pin(async {
             while !self.board.is_over() {
@@ -546,7 +590,7 @@ impl<L: Named, V: Form<L>> Run<'_, L, V> {
             front.close();
         }));
         let (mut tasks, mut sending) =
-            (pin!(join_all(tasks.into_iter())), pin!(clients.send(&worker)));
+            (pin!(join_all(tasks.into_iter())), pin!(clients.send(worker)));
         poll_fn(|context| {
             let _ = sending.as_mut().poll(context);
             tasks.as_mut().poll(context)
@@ -566,7 +610,7 @@ impl<L: Named, V: Form<L>> Run<'_, L, V> {
         &self,
         fabric: &SimFabric,
         number: u16,
-    ) -> Result<Worker<V::Design, SimFabric, L, V::Values>, IndexError> {
+    ) -> Result<Vec<Worker<V::Design, SimFabric, L, V::Values>>, IndexError> {
         let nobody = self.as_compute_server(&fabric.sibling(self.nobody()));
         fence_former_life(&nobody, number).await?;
         let map = begin_life(&nobody, &*self.store(fabric), number).await?;
@@ -577,9 +621,64 @@ impl<L: Named, V: Form<L>> Run<'_, L, V> {
         let values = V::shared(self.scenario)?;
         V::Values::adopt(&values, mine.clone()).await?;
         lock(&self.values).insert(number, values.clone());
-        let worker = Worker::open(&server, mine, self.store(fabric), &values).await?;
+        let mut workers = Vec::new();
+        for thread in 0..self.spec.threads.max(1) {
+            let mine = match thread {
+                0 => mine.clone(),
+                _ => self.as_compute_server(&fabric.sibling(number)),
+            };
+            workers.push(Worker::open(&server, mine, self.store(fabric), &values).await?);
+        }
         V::begins(&self.inspector, &server);
-        Ok(worker)
+        Ok(workers)
+    }
+
+    /// The observer of a scenario that judges flushes: when the clients have ended, all processes
+    /// die, and it reads what their next lives find.
+    async fn last_crash(&self, fabric: SimFabric) {
+        let _over = client::Over(self.board);
+        let clients = u32::from(
+            self.scenario.cluster.compute_servers
+                * self.scenario.cluster.clients_per_compute_server,
+        );
+        let number = clients * u32::from(self.scenario.cluster.in_flight_per_client);
+        let Some(index) = self.board.open::<L, Deployed, _>(&fabric, &self.compute).await else {
+            return self.board.let_clients_begin();
+        };
+        let index = ByName::<L, _>::new(index);
+        client::load(&fabric, &index, self.board, self.scenario, number).await;
+        self.board.let_clients_begin();
+        self.board.wait_for_clients_or(&fabric, || false).await;
+        for front in &self.fronts {
+            front.dies_at(fabric.now_ns());
+            let deaths = lock(&front.deaths_ns).len();
+            // One that is dead already does not die once more.
+            while lock(&front.queues).is_some() && lock(&front.deaths_ns).len() == deaths {
+                fabric.sleep(LOOK_FOR_DEATH_NS).await;
+            }
+        }
+        for _ in 0..READS {
+            if let Ok(records) = index.scan(&Scan::range(..)).await {
+                *lock(&self.found) = Some(records.into_iter().collect());
+                return;
+            }
+            fabric.sleep(RETRY_NS).await;
+        }
+        self.board.report("the index cannot be read after the last crash".to_owned());
+    }
+
+    fn judge_flushes(&self) -> Result<(), String> {
+        let Some(found) = lock(&self.found).take() else {
+            return Err("nothing was read after the last crash".to_owned());
+        };
+        let deaths: Vec<u64> =
+            self.fronts.iter().flat_map(|front| lock(&front.deaths_ns).clone()).collect();
+        let streams = u32::from(self.scenario.cluster.in_flight_per_client);
+        let history = self.board.recorder.so_far();
+        match check_flushed(&history, &found, &deaths, |client| client / streams) {
+            Verdict::Holds => Ok(()),
+            Verdict::Violated(why) | Verdict::GaveUp(why) => Err(why),
+        }
     }
 
     /// Moves keys at random moments, and lets servers die meanwhile.

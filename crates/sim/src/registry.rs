@@ -88,6 +88,16 @@ pub const SCENARIOS: &[(&str, &str)] = &[
         "canary-fine-skipped-checksum",
         include_str!("../scenarios/canary-fine-skipped-checksum.toml"),
     ),
+    ("canary-flush-kept-shards", include_str!("../scenarios/canary-flush-kept-shards.toml")),
+    ("canary-flush-known-owners", include_str!("../scenarios/canary-flush-known-owners.toml")),
+    (
+        "canary-flush-other-incarnations",
+        include_str!("../scenarios/canary-flush-other-incarnations.toml"),
+    ),
+    (
+        "canary-flush-unsettled-ranges",
+        include_str!("../scenarios/canary-flush-unsettled-ranges.toml"),
+    ),
     ("canary-hybrid-parent-first", include_str!("../scenarios/canary-hybrid-parent-first.toml")),
     (
         "canary-hybrid-skipped-checksum",
@@ -324,6 +334,8 @@ pub const SCENARIOS: &[(&str, &str)] = &[
     ("processes-calm", include_str!("../scenarios/processes-calm.toml")),
     ("processes-die", include_str!("../scenarios/processes-die.toml")),
     ("processes-die-for-long", include_str!("../scenarios/processes-die-for-long.toml")),
+    ("processes-flush-dex", include_str!("../scenarios/processes-flush-dex.toml")),
+    ("processes-flush-dlsm", include_str!("../scenarios/processes-flush-dlsm.toml")),
     ("processes-late-puts", include_str!("../scenarios/processes-late-puts.toml")),
     ("processes-moves", include_str!("../scenarios/processes-moves.toml")),
     ("processes-record-fails", include_str!("../scenarios/processes-record-fails.toml")),

@@ -83,6 +83,14 @@ pub struct ProcessesSpec {
     /// ways above.
     #[serde(default)]
     pub lives_ns: u64,
+    /// Whether a process answers before it has written back, so that a death loses changes. Then the
+    /// answers are not judged, but the flushes: all processes die at the end, and nothing that a
+    /// completed flush covers may be lost.
+    #[serde(default)]
+    pub forgets: bool,
+    /// Number of threads of a process.
+    #[serde(default = "one_thread")]
+    pub threads: u16,
     /// Longest time until a process that died begins its next life, in nanoseconds.
     #[serde(default)]
     pub restart_after_ns: u64,
@@ -126,6 +134,10 @@ fn usual() -> u64 {
     1
 }
 
+fn one_thread() -> u16 {
+    1
+}
+
 /// A planted bug, by its name in [`farleaf_core::rules`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(try_from = "String", into = "String")]
@@ -166,6 +178,8 @@ pub enum ErrorKind {
     Restarted,
     /// The compute server serves nothing, because it has lost a memory server.
     NotServed,
+    /// A compute server has died with changes that were not flushed.
+    ChangesLost,
 }
 
 /// The servers and clients of a scenario.

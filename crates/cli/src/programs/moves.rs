@@ -18,8 +18,11 @@ use farleaf_core::index::{IndexError, RangeIndex, Reshaped, Scan};
 use farleaf_core::page::OwnedKey;
 use farleaf_core::partition::BalanceTarget;
 use farleaf_core::wire::ErrorCode;
+use futures_util::future::{Either, select};
+use indicatif::ProgressBar;
 use std::io::Write;
 use std::ops::Bound;
+use std::pin::pin;
 use std::time::Duration;
 
 /// How long to retry a move while other keys are moving or leaves merge at the boundary, and the
@@ -81,6 +84,45 @@ pub(crate) struct BalanceArguments {
     log: Option<Level>,
 }
 
+/// The time until a move has to end.
+#[derive(Clone, Copy)]
+struct Deadline {
+    after: Duration,
+    at_ns: u64,
+}
+
+impl Deadline {
+    fn from_now<L: ClusterLayout>(client: &Client<L>, after: Duration) -> Self {
+        use farleaf_fabric::Fabric as _;
+        let after_ns = u64::try_from(after.as_nanos()).unwrap_or(u64::MAX);
+        Self { after, at_ns: client.fabric().now_ns().saturating_add(after_ns) }
+    }
+
+    /// The outcome of `work`, or `late` if it does not end by the deadline.
+    async fn bounds<L: ClusterLayout, T>(
+        self,
+        client: &Client<L>,
+        work: impl Future<Output = Result<T, IndexError>>,
+        late: impl FnOnce() -> String,
+    ) -> anyhow::Result<T> {
+        use farleaf_fabric::Fabric as _;
+        let left_ns = self.at_ns.saturating_sub(client.fabric().now_ns());
+        match select(pin!(work), pin!(client.fabric().sleep(left_ns))).await {
+            Either::Left((outcome, _)) => Ok(outcome?),
+            Either::Right(_) => {
+                let seconds = self.after.as_secs_f64();
+                bail!("{} within --deadline-seconds {seconds}", late())
+            }
+        }
+    }
+}
+
+/// What is said of a move that has not ended by its deadline.
+fn is_unknown() -> String {
+    "it is not known whether the keys have moved, which `farleaf status` shows: nothing was heard"
+        .to_owned()
+}
+
 /// How long a move may take.
 #[derive(Clone, Debug, Args)]
 struct LongPatience {
@@ -102,6 +144,7 @@ async fn boundary<L: ClusterLayout>(
     from: u16,
     to: u16,
     percent: u8,
+    counted: &ProgressBar,
 ) -> Result<Option<OwnedKey<L>>, IndexError> {
     let map = client.newest_map();
     // Report an impossible move before counting.
@@ -118,6 +161,7 @@ async fn boundary<L: ClusterLayout>(
         let records = client.scan(&scan).await?;
         let is_full = records.len() == COUNTED_TOGETHER;
         keys.extend(records.into_iter().map(|(key, _)| key));
+        counted.set_position(keys.len() as u64);
         match keys.last() {
             Some(last) if is_full => lower = Bound::Excluded(last.clone()),
             _ => break,
@@ -178,19 +222,33 @@ fn tell<L: ClusterLayout>(
 pub(crate) fn move_keys(arguments: &MoveArguments) -> anyhow::Result<()> {
     let MoveArguments { from, to, percent, .. } = *arguments;
     let located = arguments.patience.locate(&arguments.place)?;
-    with_layout!(located.layout(), L => move_part::<L>(&located.connect()?, from, to, percent))
+    let within = arguments.patience.deadline_seconds;
+    with_layout!(located.layout(), L => {
+        move_part::<L>(&located.connect()?, (from, to), percent, within)
+    })
 }
 
 fn move_part<L: ClusterLayout>(
     connection: &Connection<L>,
-    from: u16,
-    to: u16,
+    (from, to): (u16, u16),
     percent: u8,
+    within: Duration,
 ) -> anyhow::Result<()> {
     connection.run(async |client| -> anyhow::Result<()> {
+        let deadline = Deadline::from_now(&client, within);
         let moved = async {
-            let near = boundary::<L>(&client, from, to, percent).await?;
-            move_patiently::<L>(&client, from, to, near.as_ref().map(L::key)).await
+            let counted = crate::output::bar("keys counted", None);
+            let counting = boundary::<L>(&client, from, to, percent, &counted);
+            let late = || {
+                let counted = crate::output::grouped(counted.position());
+                format!("nothing has moved: only {counted} keys were counted")
+            };
+            let near = deadline.bounds(&client, counting, late).await;
+            counted.finish_and_clear();
+            let near = near?;
+            let near = near.as_ref().map(L::key);
+            let moving = move_patiently::<L>(&client, from, to, near);
+            deadline.bounds(&client, moving, is_unknown).await
         };
         let moved = moved.await.with_context(|| format!("cannot move keys from {from} to {to}"))?;
         tell::<L>(&client, from, to, &moved)
@@ -200,10 +258,15 @@ fn move_part<L: ClusterLayout>(
 /// Runs `farleaf drain`.
 pub(crate) fn drain(arguments: &DrainArguments) -> anyhow::Result<()> {
     let located = arguments.patience.locate(&arguments.place)?;
-    with_layout!(located.layout(), L => drain_one::<L>(&located.connect()?, arguments.number))
+    let within = arguments.patience.deadline_seconds;
+    with_layout!(located.layout(), L => drain_one::<L>(&located.connect()?, arguments.number, within))
 }
 
-fn drain_one<L: ClusterLayout>(connection: &Connection<L>, number: u16) -> anyhow::Result<()> {
+fn drain_one<L: ClusterLayout>(
+    connection: &Connection<L>,
+    number: u16,
+    within: Duration,
+) -> anyhow::Result<()> {
     connection.run(async |client| -> anyhow::Result<()> {
         let map = client.newest_map();
         if !map.owners().contains(&number) {
@@ -213,7 +276,9 @@ fn drain_one<L: ClusterLayout>(connection: &Connection<L>, number: u16) -> anyho
         let Some(to) = drain_to(&map, number) else {
             bail!("compute server {number} owns all keys: there is no other to move them to");
         };
-        let moved = move_patiently::<L>(&client, number, to, None).await;
+        let moving = move_patiently::<L>(&client, number, to, None);
+        let deadline = Deadline::from_now(&client, within);
+        let moved = deadline.bounds(&client, moving, is_unknown).await;
         let moved = moved.with_context(|| format!("cannot drain compute server {number}"))?;
         tell::<L>(&client, number, to, &moved)
     })

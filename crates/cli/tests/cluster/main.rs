@@ -4,6 +4,7 @@ mod crashing;
 mod door;
 mod ending;
 mod finding;
+mod flushing;
 mod hostile;
 mod launched;
 mod long_values;

@@ -2,6 +2,7 @@
 //!
 //! *Thread safety*: depends on the implementation; a client uses it from its own thread.
 
+use super::Acknowledged;
 use crate::partition::PartitionMap;
 
 /// The source that a client consults after losing a compute server. No call blocks.
@@ -14,11 +15,14 @@ pub trait Directory<K>: std::fmt::Debug {
 
     /// The partition map, if a version newer than `epoch` is known.
     fn newer_map(&self, epoch: u64) -> Option<PartitionMap<K>>;
+
+    /// The changes that compute servers have acknowledged to this program.
+    fn acknowledged(&self) -> &Acknowledged;
 }
 
 /// A directory of compute servers with fixed addresses.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Fixed;
+#[derive(Debug, Default)]
+pub(super) struct Fixed(Acknowledged);
 
 impl<K> Directory<K> for Fixed {
     fn is_absent(&self, _compute_server: u16) -> bool {
@@ -29,5 +33,9 @@ impl<K> Directory<K> for Fixed {
 
     fn newer_map(&self, _epoch: u64) -> Option<PartitionMap<K>> {
         None
+    }
+
+    fn acknowledged(&self) -> &Acknowledged {
+        &self.0
     }
 }

@@ -15,15 +15,23 @@
 //!   or nothing was sent to it. The exception is [`ClientIndex::upsert_all`], which repeats upserts
 //!   of unknown outcome.
 //! - client.N3. A redirected client adopts the newer map of the compute server that redirected it.
+//! - client.N5. A flush or a collection has been served by every owner of a map that was not older
+//!   than any other when it began.
+//! - client.N6. A flush succeeds only if each compute server has flushed in the incarnation that has
+//!   acknowledged the unflushed changes of this program, and that existed when the flush began. An
+//!   earlier incarnation may have lost what it acknowledged.
 //!
 //! *Thread safety*: belongs to its endpoint's thread; operations of one handle may overlap.
 
+mod acknowledged;
+mod cover;
 mod design;
 mod directory;
 mod load;
 mod moves;
 mod owners;
 
+pub use acknowledged::Acknowledged;
 pub use design::Remote;
 pub use directory::Directory;
 pub use moves::drain_to;
@@ -70,7 +78,7 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
     /// [`IndexError`] if no compute server sends the map before the deadline.
     pub async fn open(fabric: F, options: ClientOptions) -> Result<Self, IndexError> {
         let nobody = PartitionMap::new::<L>(0, Vec::new())?;
-        let index = Self::with_map(fabric, options, nobody, Rc::new(Fixed));
+        let index = Self::with_map(fabric, options, nobody, Rc::new(Fixed::default()));
         let mut attempts = index.attempts();
         loop {
             let mut outcome = Err(IndexError::InvalidArgument("there are no compute servers"));
@@ -163,7 +171,7 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
             let mut last = None;
             for (owner, ask, outcome) in all(asked).await {
                 let error = match outcome {
-                    Ok(ClientResponse::Done) => continue,
+                    Ok(ClientResponse::Upserted { .. }) => continue,
                     Ok(_) => return Err(bad_reply(owner)),
                     Err(Unserved::Elsewhere(error)) => {
                         let _ = self.learn_map(owner).await;
@@ -190,10 +198,7 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
 
 impl<F: Fabric, L: Layout> IndexAdmin for ClientIndex<F, L> {
     async fn collect(&self) -> Result<(), IndexError> {
-        for owner in self.map().owners() {
-            self.ask_one(*owner, &ClientRequest::Collect, true).await?;
-        }
-        Ok(())
+        self.collect_all().await
     }
 
     fn compute_server_of(&self, key: &L::Key) -> Option<u16> {

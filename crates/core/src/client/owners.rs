@@ -8,7 +8,6 @@ use crate::index::{Answer, IndexError, LeafEdit, Records, Scan};
 use crate::page::{Action, Layout, OwnedKey, OwnedValue, TooLong};
 use crate::partition::{Owners, PartitionMap, Patience, Route, Unserved};
 use crate::rules;
-use crate::together::all;
 use crate::wire::{ClientRequest, ClientResponse, ErrorCode, SCAN_REPLY_RECORDS, check_sent};
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, FabricError, Message, ServerId, Uncertainty, Work};
@@ -113,7 +112,14 @@ impl<F: Fabric, L: Layout> RemoteOwners<F, L> {
         };
         match ClientResponse::decode(&reply) {
             Some(ClientResponse::Error(code)) => Err(not_served(compute_server, code)),
-            Some(told) => Ok(told),
+            Some(told) => {
+                if let ClientResponse::Changed { incarnation, .. }
+                | ClientResponse::Upserted { incarnation } = &told
+                {
+                    self.directory.acknowledged().note(compute_server, *incarnation); // N6
+                }
+                Ok(told)
+            }
             None => Err(IndexError::BadReply { server }),
         }
     }
@@ -177,6 +183,10 @@ impl<F: Fabric, L: Layout> Owners for RemoteOwners<F, L> {
         }
     }
 
+    fn begins_ns(&self) -> Option<u64> {
+        Some(self.fabric.now_ns())
+    }
+
     /// A compute server keeps longer values in blocks beside the leaves.
     #[inline]
     fn check(key: &L::Key, value: &L::Value) -> Result<(), TooLong> {
@@ -203,7 +213,9 @@ impl<F: Fabric, L: Layout> Owners for RemoteOwners<F, L> {
     ) -> Result<Answer<OwnedValue<L>>, Unserved> {
         let ask = ClientRequest::<L>::encode_edit(edit);
         match self.ask_owner(owner, ask, !edit.changes()).await {
-            Ok(ClientResponse::Edited(answer)) => Ok(answer),
+            Ok(ClientResponse::Edited(answer) | ClientResponse::Changed { answer, .. }) => {
+                Ok(answer)
+            }
             // The change may have been made although the reply is invalid.
             Ok(_) | Err(Unserved::Failed(IndexError::BadReply { .. })) if edit.changes() => {
                 let (server, why) = (ServerId::new(owner), Uncertainty::NotKnownThere);
@@ -268,10 +280,7 @@ impl<F: Fabric, L: Layout> Owners for RemoteOwners<F, L> {
         client.load_all(records, fill)
     }
 
-    async fn flush(client: &ClientIndex<F, L>) -> Result<(), IndexError> {
-        let map = client.map();
-        let owners = map.owners().iter();
-        let flushed = owners.map(|owner| client.ask_one(*owner, &ClientRequest::Flush, true));
-        all(flushed).await.into_iter().try_for_each(|outcome| outcome.map(drop))
+    fn flush(client: &ClientIndex<F, L>) -> impl Future<Output = Result<(), IndexError>> {
+        client.flush_all()
     }
 }

@@ -106,6 +106,16 @@ pub enum IndexError {
         /// Number of the unreachable compute server.
         compute_server: u16,
     },
+    /// A compute server has begun another incarnation since it acknowledged changes that had not been
+    /// flushed. What it has now is flushed.
+    #[error(
+        "compute server {compute_server} has begun another incarnation: changes that it acknowledged \
+         before and had not flushed may be lost; make them again and flush again"
+    )]
+    ChangesLost {
+        /// Number of the compute server.
+        compute_server: u16,
+    },
     /// The keys of a load belong to another compute server, which has to load them.
     #[error("{}", RemoteError::NotItsKeys)]
     NotItsKeys,
@@ -159,9 +169,9 @@ impl From<IndexError> for RemoteError {
             IndexError::NotSorted { .. } => Self::InvalidArgument("the keys must ascend strictly"),
             IndexError::InvalidArgument(what) => Self::InvalidArgument(what),
             IndexError::NotOwner { .. } => Self::Moved,
-            IndexError::NotServed { .. } | IndexError::NotSent { .. } => {
-                Self::Contended { retries: 0 }
-            }
+            IndexError::NotServed { .. }
+            | IndexError::NotSent { .. }
+            | IndexError::ChangesLost { .. } => Self::Contended { retries: 0 },
         }
     }
 }

@@ -126,7 +126,7 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
         let edits: SmallVec<[_; GROUP]> = edits.iter().map(LeafEdit::as_ref).collect();
         let done = |place: usize, outcome| {
             let edit: &LeafEdit<&L::Key, &L::Value> = &edits[place];
-            let told = self.certain(edit.changes(), self.edited(edit.key, outcome));
+            let told = self.certain(edit.changes(), self.edited(*edit, outcome));
             if let Some(reply) = replies[place].take() {
                 clients.answer(reply, told);
             }
@@ -150,8 +150,8 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
                 some.iter().map(|(key, value)| upsert((L::key(key), L::value(value)))).collect();
             let failed = Cell::new(None);
             let done = |place: usize, outcome| {
-                let told = self.edited(L::key(&some[place].0), outcome);
-                if !matches!(told, ClientResponse::Edited(_)) {
+                let told = self.edited(edits[place], outcome);
+                if !matches!(told, ClientResponse::Changed { .. }) {
                     failed.set(Some(told));
                 }
             };
@@ -167,7 +167,7 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
                 give_way().await;
             }
         }
-        ClientResponse::Done
+        self.upserted()
     }
 }
 

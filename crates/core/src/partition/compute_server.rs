@@ -11,7 +11,18 @@ use super::{LoadSamples, PartitionMap};
 use crate::index::{IndexError, PartState, Partitioned};
 use crate::page::{Layout, OwnedKey};
 use crate::remote::Detector;
+use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::{Arc, AtomicBool, AtomicU64, Mutex, Ordering, lock};
+
+/// One incarnation of a compute server: from the moment when its first thread opens the index until
+/// it dies, ends or serves another index. What it has not written back dies with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Incarnation {
+    /// A number that no other incarnation has.
+    pub(super) number: u64,
+    /// When it began, on the clock of its endpoints.
+    pub(super) began_ns: u64,
+}
 
 /// A compute server and its current map.
 #[derive(Debug)]
@@ -21,6 +32,8 @@ pub struct ComputeServer<D: Partitioned, L: Layout> {
     map: Mutex<Arc<PartitionMap<OwnedKey<L>>>>,
     /// The epoch of `map`, for checking cheaply whether the map has changed.
     epoch: AtomicU64,
+    /// Known once a thread has opened the index.
+    incarnation: Mutex<Option<Incarnation>>,
     samples: LoadSamples<OwnedKey<L>>,
     /// One operation in this many is a load sample.
     sampled_one_in: u32,
@@ -79,6 +92,7 @@ impl<D: Partitioned, L: Layout> ComputeServer<D, L> {
             state: Arc::new(state),
             map: Mutex::new(map),
             epoch,
+            incarnation: Mutex::new(None),
             samples: LoadSamples::default(),
             sampled_one_in: SAMPLED_ONE_IN,
             moving: AtomicBool::new(false),
@@ -172,6 +186,21 @@ impl<D: Partitioned, L: Layout> ComputeServer<D, L> {
     /// Which memory servers it can reach.
     pub fn detector(&self) -> &Detector {
         self.state.detector()
+    }
+
+    /// Its incarnation, which begins with the first call.
+    pub(super) fn incarnation(&self, fabric: &impl Fabric) -> Incarnation {
+        let begin = || Incarnation { number: fabric.unique(), began_ns: fabric.now_ns() };
+        *lock(&self.incarnation).get_or_insert_with(begin)
+    }
+
+    /// The epoch of its map, if it serves exactly the range that this map gives it: no keys are
+    /// moving to or from it.
+    pub(super) fn settled_epoch(&self) -> Option<u64> {
+        let map = self.map();
+        let is_settled = self.state.range().is_same(&map.range_of(self.number));
+        // Keys may have left and come back since the map was read.
+        (is_settled && self.epoch() == map.epoch()).then(|| map.epoch())
     }
 
     /// The epoch of its current map.

@@ -44,6 +44,7 @@ pub use queue::{Clients, Queue, Queues};
 pub use record::{MapState, MapStore, PendingMove, Put, begin_life};
 pub use route::Route;
 pub use routed::{LONGEST_MOVE_NS, PoolOwners, RoutedIndex};
+pub(crate) use router::Attempts;
 pub use router::{Owners, Patience, Router, Unserved};
 pub use samples::{Load, LoadSamples};
 pub use worker::Worker;

@@ -56,6 +56,13 @@ pub trait Owners: Sized {
     /// How long operations are retried.
     fn patience(&self) -> Patience;
 
+    /// When an operation begins, if its deadline counts from there. Otherwise it counts from the
+    /// first failure, and operations that succeed need not read the clock.
+    #[inline]
+    fn begins_ns(&self) -> Option<u64> {
+        None
+    }
+
     /// Whether the owners can take a record.
     #[inline]
     fn check(key: &KeyOf<Self>, value: &ValueOf<Self>) -> Result<(), TooLong> {
@@ -161,7 +168,7 @@ pub enum Unserved {
 /// How long operations are retried, in nanoseconds.
 #[derive(Clone, Copy, Debug)]
 pub struct Patience {
-    /// The deadline of an operation, counted from its first failure.
+    /// The deadline of an operation, counted from [`Owners::begins_ns`].
     pub deadline_ns: u64,
     /// Minimum time left before the deadline for another attempt.
     pub attempt_ns: u64,
@@ -174,7 +181,7 @@ pub struct Patience {
 }
 
 /// One operation's attempts.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Attempts {
     patience: Patience,
     until_ns: u64,
@@ -229,13 +236,14 @@ impl<O: Owners> Router<O> {
         owner: impl Fn(&PartitionMap<OwnedKeyOf<O>>) -> u16,
         work: impl Fn(u16) -> W,
     ) -> Result<T, IndexError> {
+        let begun_ns = self.owners.begins_ns();
         let asked = self.route.look(&owner);
         // No answer lives across a further await: the state would keep it, and copy it once more.
         let unserved = match work(asked).await {
             Ok(served) => return Ok(served),
             Err(unserved) => unserved,
         };
-        let served = Box::pin(self.go_on(owner, work, (asked, unserved))).await?;
+        let served = Box::pin(self.go_on(owner, work, (asked, unserved), begun_ns)).await?;
         Ok(served)
     }
 
@@ -246,8 +254,9 @@ impl<O: Owners> Router<O> {
         owner: impl Fn(&PartitionMap<OwnedKeyOf<O>>) -> u16,
         work: impl Fn(u16) -> W,
         (mut asked, mut unserved): (u16, Unserved),
+        begun_ns: Option<u64>,
     ) -> Result<T, IndexError> {
-        let mut attempts = None;
+        let mut attempts = self.attempts_since(begun_ns);
         loop {
             // Another operation of this handle may have learnt the newer map meanwhile.
             let is_learnt =
@@ -263,14 +272,13 @@ impl<O: Owners> Router<O> {
         }
     }
 
-    /// Returns `Ok` if the operation should be retried, or its error. The deadline counts from the
-    /// first failure, so the common case does not read the clock.
+    /// Returns `Ok` if the operation should be retried, or its error.
     #[cold]
     pub(crate) async fn after(
         &self,
         asked: u16,
         unserved: Unserved,
-        attempts: &mut Option<Attempts>,
+        attempts: &mut Attempts,
     ) -> Result<(), IndexError> {
         let error = match unserved {
             Unserved::Failed(error) => return Err(error),
@@ -280,15 +288,21 @@ impl<O: Owners> Router<O> {
             },
             Unserved::Again(error) => error,
         };
-        match self.wait(attempts.get_or_insert_with(|| self.attempts())).await {
+        match self.wait(attempts).await {
             true => Ok(()),
             false => Err(error),
         }
     }
 
+    /// The attempts of an operation that begins now.
     pub(crate) fn attempts(&self) -> Attempts {
+        self.attempts_since(None)
+    }
+
+    fn attempts_since(&self, begun_ns: Option<u64>) -> Attempts {
         let patience = self.owners.patience();
-        let until_ns = self.fabric().now_ns().saturating_add(patience.deadline_ns);
+        let begun_ns = begun_ns.unwrap_or_else(|| self.fabric().now_ns());
+        let until_ns = begun_ns.saturating_add(patience.deadline_ns);
         Attempts { patience, until_ns, wait_ns: patience.shortest_wait_ns }
     }
 
@@ -324,12 +338,13 @@ impl<O: Owners> Router<O> {
             Ok(answer) => *ended[place].borrow_mut() = Some(Ok(answer)),
             Err(unserved) => refused.borrow_mut().push((place, unserved)),
         };
+        let begun_ns = self.owners.begins_ns();
         self.owners.execute_all(owner, edits, &done).await;
-        // That was the first attempt of each operation: its deadline counts from here.
         let again = refused.into_inner().into_iter().map(async |(place, unserved)| {
             let edit = edits[place];
             let work = |owner| self.owners.execute(owner, edit);
-            let outcome = self.go_on(|map| map.owner_of(edit.key), work, (owner, unserved)).await;
+            let owner_of = |map: &PartitionMap<_>| map.owner_of(edit.key);
+            let outcome = self.go_on(owner_of, work, (owner, unserved), begun_ns).await;
             *ended[place].borrow_mut() = Some(outcome);
         });
         all(again).await;
@@ -382,6 +397,7 @@ impl<O: Owners> Router<O> {
         rest: &Scan<OwnedKeyOf<O>>,
         out: &mut Records<OwnedKeyOf<O>, OwnedValueOf<O>>,
     ) -> Result<Option<Bound<OwnedKeyOf<O>>>, IndexError> {
+        let begun_ns = self.owners.begins_ns();
         let mut attempts = None;
         loop {
             // RT2. Another operation of this handle may switch maps meanwhile.
@@ -391,7 +407,10 @@ impl<O: Owners> Router<O> {
             });
             match self.owners.scan(owner, &expected, rest, out).await {
                 Ok(next) => return Ok(next),
-                Err(unserved) => Box::pin(self.after(owner, unserved, &mut attempts)).await?,
+                Err(unserved) => {
+                    let attempts = attempts.get_or_insert_with(|| self.attempts_since(begun_ns));
+                    Box::pin(self.after(owner, unserved, attempts)).await?;
+                }
             }
         }
     }

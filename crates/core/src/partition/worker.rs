@@ -4,9 +4,14 @@
 //! Any number of requests may be in flight, in tasks of this thread ([`Worker::answer_all`]). The
 //! threads of a compute server share its cache and nothing else.
 //!
+//! *Invariant*: worker.WF1. A flush or a collection answers with an epoch only if the compute server
+//! then serves exactly the range that the map of that epoch gives it. A giver no longer does from
+//! the release on, which comes before the next map. So if all owners of a map answer with its epoch,
+//! there was no newer map when they were asked.
+//!
 //! *Thread safety*: belongs to its endpoint's thread.
 
-use super::compute_server::UnderWay;
+use super::compute_server::{Incarnation, UnderWay};
 use super::part::OwnerHandle;
 use super::router::behind;
 use super::{ComputeServer, Load, MapState, MapStore, PartitionMap, Put};
@@ -17,6 +22,7 @@ use crate::index::{
 };
 use crate::page::{Answer, Layout, LeafEdit, OwnedKey, OwnedValue, TooLong};
 use crate::remote::{ROOT_SERVER, RemoteError};
+use crate::rules;
 use crate::together::all;
 use crate::wire::{
     ClientRequest, ClientResponse, ErrorCode, PoolRequest, RecordRoom, Refusal, Request,
@@ -51,6 +57,7 @@ pub struct Worker<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L> = InLeav
     part: OwnerHandle<D, F, L>,
     values: V::Values<F>,
     store: Rc<dyn MapStore<OwnedKey<L>>>,
+    incarnation: Incarnation,
     /// Number of operations that its tasks are executing.
     under_way: Cell<usize>,
 }
@@ -108,9 +115,10 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
     ) -> Result<Self, IndexError> {
         V::check_index(&fabric).await?;
         let values = V::open(values, fabric.clone());
+        let incarnation = server.incarnation(&fabric);
         let pool = D::open_pool(fabric).await?;
         let part = OwnerHandle::open(server, &pool, server.sampled_one_in()).await?;
-        Ok(Self { pool, part, values, store, under_way: Cell::new(0) })
+        Ok(Self { pool, part, values, store, incarnation, under_way: Cell::new(0) })
     }
 
     /// The cache's counters for this thread.
@@ -269,7 +277,10 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
     pub(super) fn certain(&self, is_change: bool, told: ClientResponse<L>) -> ClientResponse<L> {
         match told {
             // The change is in this cache and may never reach the pool.
-            ClientResponse::Done | ClientResponse::Edited(_)
+            ClientResponse::Edited(_)
+            | ClientResponse::Changed { .. }
+            | ClientResponse::Upserted { .. }
+            | ClientResponse::Covered { .. }
                 if is_change && !self.part.server.detector().all_there() =>
             {
                 ClientResponse::Error(ErrorCode::Indeterminate)
@@ -286,13 +297,8 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
             }
             // Boxed, so that it does not enlarge the futures of single operations.
             ClientRequest::UpsertAll { records } => Box::pin(self.upsert_all(&records)).await,
-            ClientRequest::Flush => {
-                self.told(self.values.flush(self.index()).await.map_err(IndexError::from))
-            }
-            ClientRequest::Collect => {
-                let collected = self.values.collect(self.index()).await;
-                self.told(collected.map_err(IndexError::from))
-            }
+            ClientRequest::Flush => self.covered(self.values.flush(self.index()).await),
+            ClientRequest::Collect => self.covered(self.values.collect(self.index()).await),
             ClientRequest::Release { to, near } => {
                 self.release(to, near.as_ref().map(L::key)).await
             }
@@ -318,6 +324,41 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
         }
     }
 
+    /// The response to a flush or a collection (WF1).
+    fn covered(&self, outcome: Result<(), RemoteError>) -> ClientResponse<L> {
+        // While shards leave, the range is not settled: a flush that forgets them would not be
+        // believed.
+        let is_broken = [rules::RANGES_SETTLED, rules::LEAVING_COVERED];
+        let epoch = match is_broken.iter().any(|rule| self.fabric().breaks(*rule)) {
+            true => Some(self.server().epoch()),
+            false => self.server().settled_epoch(),
+        };
+        match (outcome, epoch) {
+            (Ok(()), Some(epoch)) => {
+                let Incarnation { number, began_ns } = self.incarnation;
+                let age_ns = self.fabric().now_ns().saturating_sub(began_ns);
+                ClientResponse::Covered { incarnation: number, age_ns, epoch }
+            }
+            (Ok(()), None) => ClientResponse::Error(ErrorCode::Unavailable),
+            (Err(error), _) => self.no(&error.into()),
+        }
+    }
+
+    /// Writes back every change that was acknowledged before the call, unless the server does not
+    /// serve now or a memory server is missing; returns whether it has.
+    pub async fn write_back(&self) -> bool {
+        let Some(_entered) = self.enter().await else { return false };
+        let detector = self.part.server.detector();
+        detector.all_there()
+            && self.values.flush(self.index()).await.is_ok()
+            && detector.all_there()
+    }
+
+    /// The response to a batch whose keys are set.
+    pub(super) fn upserted(&self) -> ClientResponse<L> {
+        ClientResponse::Upserted { incarnation: self.incarnation.number }
+    }
+
     /// The response to a request that failed.
     pub(super) fn no(&self, error: &IndexError) -> ClientResponse<L> {
         if let IndexError::Fabric(error) | IndexError::Indeterminate(error) = error {
@@ -329,20 +370,23 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
     async fn edit(&self, edit: LeafEdit<&L::Key, &L::Value>) -> ClientResponse<L> {
         match self.refusal(edit.key) {
             Some(refusal) => refusal,
-            None => self.edited(edit.key, self.values.execute(self.index(), edit).await),
+            None => self.edited(edit, self.values.execute(self.index(), edit).await),
         }
     }
 
-    /// The response to an operation on `key`.
+    /// The response to an operation.
     #[inline]
     pub(super) fn edited(
         &self,
-        key: &L::Key,
+        edit: LeafEdit<&L::Key, &L::Value>,
         outcome: Result<Answer<OwnedValue<L>>, RemoteError>,
     ) -> ClientResponse<L> {
         match outcome {
+            Ok(answer) if edit.changes() => {
+                ClientResponse::Changed { incarnation: self.incarnation.number, answer }
+            }
             Ok(answer) => ClientResponse::Edited(answer),
-            Err(RemoteError::Moved) => self.not_owner(key),
+            Err(RemoteError::Moved) => self.not_owner(edit.key),
             Err(error) => self.no(&error.into()),
         }
     }

@@ -33,7 +33,8 @@ messages! {
     /// A request from a client to a compute server.
     #[derive(Clone, Debug, PartialEq, Eq)]
     pub enum ClientRequest<L: Layout> {
-        /// An operation on one key. Answered by [`ClientResponse::Edited`].
+        /// An operation on one key. Answered by [`ClientResponse::Edited`], or by
+        /// [`ClientResponse::Changed`] if it may change the key.
         0 => Edit(edit: LeafEdit<OwnedKey<L>, OwnedValue<L>>),
         /// Requests records of a range, as far as this compute server owns it. Answered by
         /// [`ClientResponse::Records`].
@@ -47,15 +48,16 @@ messages! {
             /// Maximum number of records to return.
             limit: u32,
         },
-        /// Upserts many keys. If the compute server does not own all of them when the request
-        /// arrives, it sets none. After any later error, some may be set.
+        /// Upserts many keys, in this order. If the compute server does not own all of them when
+        /// the request arrives, it sets none. After any later error, some may be set. Answered by
+        /// [`ClientResponse::Upserted`].
         2 => UpsertAll {
             /// Keys and values.
             records: Vec<(OwnedKey<L>, OwnedValue<L>)>,
         },
         /// Requests the partition map. Answered by [`ClientResponse::Map`].
         3 => Map,
-        /// Collects deleted records; answered at the end.
+        /// Collects deleted records. Answered at the end, by [`ClientResponse::Covered`].
         4 => Collect,
         /// Stop serving, and write back what the memory servers do not have yet, because the tree
         /// is about to be replaced. A compute server that gets no further request resumes after a
@@ -78,7 +80,8 @@ messages! {
         9 => LoadEnd,
         /// Discard the tree that is being built.
         10 => LoadAbort,
-        /// Write back every change that was acknowledged before this request.
+        /// Write back every change that was acknowledged before this request. Answered by
+        /// [`ClientResponse::Covered`].
         11 => Flush,
         /// Release keys to another compute server, which receives [`ClientRequest::TakeOver`] at
         /// the same time. Answered by [`ClientResponse::Map`] once the other server owns them.
@@ -111,7 +114,7 @@ messages! {
     pub enum ClientResponse<L: Layout> {
         /// Done, without a result.
         0 => Done,
-        /// The result of an edit.
+        /// The result of an edit that changes nothing.
         1 => Edited(answer: Answer<OwnedValue<L>>),
         /// Records of a scan.
         2 => Records {
@@ -157,6 +160,28 @@ messages! {
             low: OwnedKey<L>,
             /// The smallest key beyond it; `None` is infinite.
             high: Option<OwnedKey<L>>,
+        },
+        /// The result of any other edit.
+        9 => Changed {
+            /// The incarnation that acknowledges it (client.N4).
+            incarnation: u64,
+            /// The result.
+            answer: Answer<OwnedValue<L>>,
+        },
+        /// The keys of a batch are set.
+        10 => Upserted {
+            /// The incarnation that acknowledges it (client.N4).
+            incarnation: u64,
+        },
+        /// A flush or a collection is done for all keys that this compute server owns, by a map of
+        /// which it serves its whole range.
+        11 => Covered {
+            /// The incarnation that has done it.
+            incarnation: u64,
+            /// How long this incarnation has been serving, in nanoseconds.
+            age_ns: u64,
+            /// The epoch of the map.
+            epoch: u64,
         },
     }
 }

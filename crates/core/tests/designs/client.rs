@@ -5,7 +5,7 @@ use farleaf_core::client::{ClientIndex, ClientOptions};
 use farleaf_core::fabric::local::{LocalCluster, LocalConfig, LocalFabric};
 use farleaf_core::fabric::sync::{Arc, AtomicBool, AtomicU64, Mutex, Ordering, lock};
 use farleaf_core::fabric::{Call, Calls, Cluster, Cpu, Region};
-use farleaf_core::index::{IndexError, RangeIndex, Scan};
+use farleaf_core::index::{IndexAdmin, IndexError, RangeIndex, Scan};
 use farleaf_core::page::{Answer, Fixed8};
 use farleaf_core::wire::{ClientRequest, ClientResponse, ErrorCode};
 
@@ -105,7 +105,7 @@ fn any_number_of_records_is_upserted_in_order() {
                 return Told::Error(ErrorCode::Unavailable);
             }
             lock(&sees).extend(records);
-            Told::Done
+            Told::Upserted { incarnation: 1 }
         }
         other => unreachable!("{other:?}"),
     };
@@ -149,6 +149,76 @@ fn a_group_that_is_redirected_asks_the_former_owner_once() {
     assert_eq!(found, Ok((0..KEYS).map(Some).collect()));
     let counted = (lookups.load(Ordering::Relaxed), maps.load(Ordering::Relaxed));
     assert_eq!(counted, (KEYS, 1), "lookups and maps");
+}
+
+/// An answer of an incarnation that has been there for long.
+fn covered(incarnation: u64, epoch: u64) -> Told {
+    Told::Covered { incarnation, age_ns: u64::MAX, epoch }
+}
+
+/// A flush once asked only the owners of the client's map, so it said ok although keys had moved to
+/// another compute server and had been changed there.
+#[test]
+fn a_flush_asks_the_owners_of_the_newest_map() {
+    let asked: Arc<[AtomicU64; 3]> = Arc::default();
+    let owner = |number: u16, epoch: u64| {
+        let asked = Arc::clone(&asked);
+        Arc::new(Puppet(Box::new(move |ask| match ask {
+            Ask::Map if asked[0].load(Ordering::Relaxed) == 0 => map(1, 0),
+            // Keys have moved to 1, and all of them from 0 to 2.
+            Ask::Map => {
+                let (boundaries, owners) = (vec![100], vec![2, 1]);
+                Told::Map { epoch: 3, boundaries, owners }
+            }
+            Ask::Flush | Ask::Collect => {
+                asked[usize::from(number)].fetch_add(1, Ordering::Relaxed);
+                covered(u64::from(number), epoch)
+            }
+            other => unreachable!("{other:?}"),
+        })))
+    };
+    let flushed = with_servers(vec![owner(0, 3), owner(1, 3), owner(2, 3)], async |client| {
+        (client.flush().await, client.collect().await)
+    });
+    assert_eq!(flushed, (Ok(()), Ok(())));
+    let asked = [0, 1, 2].map(|number| asked[number].load(Ordering::Relaxed));
+    assert_eq!(asked, [1, 2, 2], "the flush asked all, the collection those that own keys");
+}
+
+/// A flush was once sent again to the next incarnation of a compute server, which had nothing to
+/// flush, and said ok for changes that were lost.
+#[test]
+fn a_flush_believes_only_the_incarnation_that_acknowledged() {
+    let answers = [
+        // The incarnations that answer an insert, a flush, a second flush; whether the second one
+        // began before the first flush; and the outcomes.
+        ((1, 1, 1), true, [true, true]),
+        ((1, 2, 2), true, [false, true]),
+        ((1, 1, 2), true, [true, true]),
+        ((1, 1, 2), false, [true, false]),
+        ((1, 2, 3), true, [false, true]),
+    ];
+    for ((inserted, first, second), was_there, expected) in answers {
+        let flushes = AtomicU64::new(0);
+        let answers = move |ask| match ask {
+            Ask::Edit(_) => {
+                Told::Changed { incarnation: inserted, answer: Answer::from_lookup(None) }
+            }
+            Ask::Flush => match flushes.fetch_add(1, Ordering::Relaxed) {
+                0 => covered(first, 1),
+                _ if was_there => covered(second, 1),
+                _ => Told::Covered { incarnation: second, age_ns: 0, epoch: 1 },
+            },
+            other => unreachable!("{other:?}"),
+        };
+        let flushed = with_client(answers, async |client| {
+            client.upsert(&1, &1).await.unwrap();
+            [client.flush().await, client.flush().await]
+        });
+        let lost = Err(IndexError::ChangesLost { compute_server: 0 });
+        let expected = expected.map(|is_ok| if is_ok { Ok(()) } else { lost.clone() });
+        assert_eq!(flushed, expected, "{inserted} {first} {second} {was_there}");
+    }
 }
 
 /// The error of a move to compute server 1 that the giver refuses, if its map then has this owner.

@@ -6,6 +6,7 @@
 mod answers;
 #[cfg(test)]
 mod fixtures;
+mod flushed;
 mod kept;
 mod linearizable;
 mod observations;
@@ -13,6 +14,7 @@ mod scan;
 
 use crate::history::History;
 
+pub use flushed::check_flushed;
 pub use kept::{check_kept, values_written};
 pub use linearizable::{DEFAULT_BUDGET, check_linearizable};
 pub use scan::{check_scans, check_snapshots};

@@ -1,7 +1,7 @@
 //! `farleaf client load`: loads records from a CSV file.
 
-use super::{Abandon, Outcome};
-use crate::output::{self, grouped};
+use super::{Abandon, Outcome, sending};
+use crate::output;
 use crate::programs::layout::{FromRows, Reading};
 use anyhow::Context;
 use clap::Args;
@@ -39,9 +39,6 @@ pub(crate) struct Arguments {
     fill: f64,
 }
 
-/// Records per request; below, the maximum number of requests in flight.
-const RECORDS_TOGETHER: usize = 1024;
-const REQUESTS: usize = 8;
 /// A load of at least this many records prints a warning if one of several compute servers receives
 /// more than the fraction below.
 const ENOUGH_RECORDS: u64 = 1_000;
@@ -105,27 +102,6 @@ impl<L: FromRows> Iterator for Records<L> {
     }
 }
 
-async fn upsert<L: FromRows>(
-    client: &Client<L>,
-    records: &RefCell<Records<L>>,
-    count: &dyn Fn(u64),
-) {
-    loop {
-        let together: Vec<_> = records.borrow_mut().by_ref().take(RECORDS_TOGETHER).collect();
-        if together.is_empty() {
-            return;
-        }
-        let sent = together.len() as u64;
-        match client.upsert_all(together).await {
-            Ok(()) => count(sent),
-            // The other tasks stop after their outstanding requests.
-            Err(error) => {
-                records.borrow_mut().error.get_or_insert(error.into());
-            }
-        }
-    }
-}
-
 async fn bulk<L: FromRows>(
     client: &Client<L>,
     records: &RefCell<Records<L>>,
@@ -169,11 +145,10 @@ pub(super) fn run<L: FromRows>(
             let outcome = bulk(&client, &records, arguments.fill, &count).await;
             outcome.context("records loaded before this: 0")?;
         } else {
-            let all = (0..REQUESTS).map(|_| upsert(&client, &records, &count));
-            futures_util::future::join_all(all).await;
+            let loaded =
+                sending::send(&client, &mut || records.borrow_mut().next(), &count).await?;
             if let Some(error) = records.borrow_mut().error.take() {
-                let before = format!("records loaded before this: {}", grouped(bar.position()));
-                return Err(error.context(before));
+                return Err(error.context(sending::before(loaded, 0)));
             }
         }
         // After a bulk load, the boundaries match the records.

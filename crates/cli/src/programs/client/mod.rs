@@ -4,6 +4,7 @@ mod bench;
 mod commands;
 mod export;
 mod load;
+mod sending;
 mod tally;
 
 pub(crate) use commands::{Line, Outcome};

@@ -14,7 +14,7 @@ use crate::index::{
 };
 use crate::page::{Layout, OwnedKey, OwnedValue};
 use crate::remote::{ExtentClient, ExtentSpace, RemoteError, RpcClient, divided_shards};
-use crate::rules::{DIVISIONS_SETTLED, ONE_BOUND, PIECES_REREAD};
+use crate::rules::{DIVISIONS_SETTLED, LEAVING_COVERED, ONE_BOUND, PIECES_REREAD};
 use crate::table::KeyBuf;
 use crate::together::{all, join};
 use crate::wire::Refusal;
@@ -204,13 +204,18 @@ impl<F: Fabric, L: Layout> PartTrees<F, L> {
     }
 
     /// Runs `work` on all trees that this process has opened, also on those that it is about to
-    /// leave: they may have MemTables. Returns the first failure.
+    /// leave, whichever thread has opened them: they may have MemTables (L6). Returns the first
+    /// failure.
     async fn on_all<'t, Fut: Future<Output = Result<(), IndexError>>>(
         &'t self,
         work: impl Fn(&'t DlsmIndex<F, L>) -> Fut,
     ) -> Result<(), RemoteError> {
-        for shard in self.server.owned().shards() {
-            match self.tree(*shard) {
+        let shards = match self.fabric.breaks(LEAVING_COVERED) {
+            true => self.server.owned().shards().to_vec(),
+            false => self.server.with_trees(),
+        };
+        for shard in shards {
+            match self.tree(shard) {
                 // One that has left since then, and was never opened here, has nothing.
                 Ok(_) | Err(RemoteError::Moved) => {}
                 Err(error) => return Err(error),

@@ -8,6 +8,8 @@
 //! - lsm.L4. After a division of unknown outcome, its epoch has ended before the process asks which
 //!   shards there are, and the gate stays closed until it knows.
 //! - lsm.L5. A process that gets shards asks first which ones there are.
+//! - lsm.L6. A flush or a collection covers the shards that the process is leaving, as long as it
+//!   has not left them: the leave may fail, and then it keeps their MemTables.
 //!
 //! *Thread safety*: any number of threads; a mutex that is never held across a wait.
 
@@ -247,6 +249,13 @@ impl<L: Layout> DlsmServer<L> {
         tree.gate.set_open(true);
         known.trees.insert(shard, Arc::clone(&tree));
         Ok(tree)
+    }
+
+    /// The numbers of the shards whose trees this process has, or had. The others have nothing
+    /// here.
+    pub(super) fn with_trees(&self) -> Vec<usize> {
+        let inner = lock(&self.inner);
+        inner.known.iter().flat_map(|known| known.trees.keys().copied()).collect()
     }
 
     /// The number by which directories know this process, if it has ever had the shard.
