@@ -58,18 +58,18 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
                 !was_there || !before.are_all_of(server, covered.incarnation)
             }
         };
-        let mut lost = None;
+        let mut lost = Vec::new();
         let has_changes = before.unflushed().collect();
-        let report = |server, asked: &Asked| {
-            if is_lost(server, asked) {
-                lost.get_or_insert(server);
-            }
-            acknowledged.settle(&before, server);
+        let report = |server, asked: &Asked| match is_lost(server, asked) {
+            true => lost.push(server),
+            false => acknowledged.settle(&before, server),
         };
         let covered = self.cover(&ClientRequest::Flush, &has_changes, report).await;
-        match lost {
+        // Nothing waits from here on, so a loss that is settled is reported.
+        lost.iter().for_each(|server| acknowledged.settle(&before, *server));
+        match lost.first() {
             // Before any other error, because no other flush reports it.
-            Some(compute_server) => Err(IndexError::ChangesLost { compute_server }),
+            Some(server) => Err(IndexError::ChangesLost { compute_server: *server }),
             None => covered,
         }
     }
