@@ -61,6 +61,7 @@ pub struct Located {
     keys: Keys,
     settings: SettingsRecord,
     layout: LayoutName,
+    acknowledged: Arc<Acknowledged>,
 }
 
 impl std::fmt::Debug for Located {
@@ -84,7 +85,15 @@ impl Located {
             || ProgramError::Failed(format!("no cluster {} in the catalog", config.cluster));
         let (settings, _) = settings.ok_or_else(unknown)?;
         let layout = settings.layout()?;
-        Ok(Self { config: config.clone(), catalog, keys, settings, layout })
+        let acknowledged = Arc::default();
+        Ok(Self { config: config.clone(), catalog, keys, settings, layout, acknowledged })
+    }
+
+    /// Continues an earlier connection of this program ([`Connection::acknowledged`]): a flush covers
+    /// its changes, too.
+    #[must_use]
+    pub fn continuing(self, acknowledged: Arc<Acknowledged>) -> Self {
+        Self { acknowledged, ..self }
     }
 
     /// The layout of the cluster.
@@ -142,7 +151,7 @@ impl Located {
     /// [`ProgramError`] if the catalog cannot be read, or if the cluster has never served.
     /// [`ProgramError::Config`] if the cluster has another layout than `L`.
     pub fn connect<L: ClusterLayout>(self) -> Result<Connection<L>, ProgramError> {
-        let Self { config, catalog, keys, settings, layout } = self;
+        let Self { config, catalog, keys, settings, layout, acknowledged } = self;
         if layout != L::name() {
             let text = format!("this cluster has {layout}, and this needs {}", L::name());
             return Err(ConfigError::Settings(text).into());
@@ -175,7 +184,6 @@ impl Located {
         let (is_looking, not_before) = (false, Duration::ZERO);
         let known = Mutex::new(Known { map, found, absent, is_looking, not_before });
         let clock = Clock::start();
-        let acknowledged = Acknowledged::default();
         let places = Places { cluster, catalog, keys, compute_servers, clock, known, acknowledged };
         Ok(Connection { places: Arc::new(places), options })
     }
@@ -202,7 +210,7 @@ struct Places<L: ClusterLayout> {
     compute_servers: u16,
     clock: Clock,
     known: Mutex<Known<L>>,
-    acknowledged: Acknowledged,
+    acknowledged: Arc<Acknowledged>,
 }
 
 /// Result of the last read of the catalog.
@@ -332,6 +340,11 @@ impl<L: ClusterLayout> Connection<L> {
     pub fn servers(&self) -> Vec<(u16, String, u64)> {
         let of = |record: &ComputeRecord| (record.number, record.address.clone(), record.epoch);
         lock(&self.places.known).found.iter().map(of).collect()
+    }
+
+    /// The changes that compute servers have acknowledged to its clients.
+    pub fn acknowledged(&self) -> Arc<Acknowledged> {
+        Arc::clone(&self.places.acknowledged)
     }
 
     /// Creates a driver for clients of this connection, for programs that keep clients and drive

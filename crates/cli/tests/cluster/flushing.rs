@@ -5,6 +5,7 @@ use crate::launched::{Launched, eventually, farleaf, signal, text};
 use crate::serving::{compute, connect, serving};
 use farleaf_core::index::{IndexError, RangeIndex};
 use rustix::process::Signal;
+use std::io::Write;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -75,6 +76,38 @@ fn a_flush_reports_once_what_a_kill_has_lost() {
     let keys: Vec<u64> = (0..100).map(spread).collect();
     let found = connection.run(async |client| client.multi_get(&keys).await).unwrap();
     assert!(found.iter().all(|value| *value == Some(2)), "{found:?}");
+    cluster.end(Signal::TERM);
+}
+
+/// The shell connects anew and repeats a line if a compute server has restarted. A flush over the new
+/// connection knew of no changes and said ok.
+#[test]
+fn a_flush_in_the_shell_reports_what_a_kill_has_lost() {
+    let mut cluster = serving("tcp", &KEPT_BY_FLUSHES);
+    let mut shell = Command::new(env!("CARGO_BIN_EXE_farleaf"))
+        .args(["shell", "--dir", cluster.dir()])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = shell.stdin.take().unwrap();
+    lines.write_all(b"put 5 50\n").unwrap();
+    let connection = connect(&cluster, DEADLINE);
+    eventually("the change", || {
+        connection.run(async |client| client.get(&5).await).unwrap().filter(|value| *value == 50)
+    });
+    kill_and_await(&mut cluster, 0);
+    lines.write_all(b"get 6\nflush\nput 5 51\nflush\n").unwrap();
+    drop(lines);
+    let output = shell.wait_with_output().unwrap();
+    let (said, errors) = (text(&output.stdout), text(&output.stderr));
+    assert_eq!((output.status.code(), &*said), (Some(1), "ok\nok\nok\n"), "{errors}");
+    let errors: Vec<&str> = errors.lines().collect();
+    assert_eq!(errors.len(), 2, "{errors:?}");
+    assert_eq!(errors[0], "error: line 2: key 6 is absent");
+    let lost = "error: line 3: compute server 0 has begun another incarnation";
+    assert!(errors[1].starts_with(lost), "{errors:?}");
     cluster.end(Signal::TERM);
 }
 

@@ -19,6 +19,7 @@ use farleaf_cluster::client::{Connection, ConnectionConfig, Located};
 use farleaf_cluster::layouts::{ClusterLayout, LayoutName};
 use farleaf_cluster::text::Notation;
 use farleaf_cluster::with_layout;
+use farleaf_core::client::Acknowledged;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::io::Write;
 use std::sync::Arc;
@@ -239,7 +240,7 @@ impl Command {
             Self::Bench(bench) => bench::run(access, bench, abandon),
             line => {
                 let line = line.line().context("it is an operation")?;
-                open(access, 256)?.run(&line, access.notation(), abandon).0
+                open(access, 256, None)?.run(&line, access.notation(), abandon).0
             }
         }
     }
@@ -257,11 +258,21 @@ pub(crate) trait Opened: std::fmt::Debug {
 
     /// The registered compute servers ([`Connection::servers`]).
     fn servers(&self) -> Vec<(u16, String, u64)>;
+
+    /// The changes that were acknowledged to it ([`Connection::acknowledged`]).
+    fn acknowledged(&self) -> Arc<Acknowledged>;
 }
 
-/// Connects to the cluster.
-pub(crate) fn open(access: &Access, depth: usize) -> anyhow::Result<Box<dyn Opened>> {
-    let located = access.locate(depth)?;
+/// Connects to the cluster, in place of the connection `former` if there is one.
+pub(crate) fn open(
+    access: &Access,
+    depth: usize,
+    former: Option<&dyn Opened>,
+) -> anyhow::Result<Box<dyn Opened>> {
+    let mut located = access.locate(depth)?;
+    if let Some(former) = former {
+        located = located.continuing(former.acknowledged());
+    }
     Ok(with_layout!(located.layout(), L => Box::new(located.connect::<L>()?)))
 }
 
@@ -280,6 +291,10 @@ impl<L: ClusterLayout> Opened for Connection<L> {
             Ok::<_, anyhow::Error>((outcome, out.is_printed))
         });
         ran.unwrap_or_else(|error| (Err(error), false))
+    }
+
+    fn acknowledged(&self) -> Arc<Acknowledged> {
+        Connection::acknowledged(self)
     }
 
     fn servers(&self) -> Vec<(u16, String, u64)> {

@@ -23,10 +23,12 @@ pub(super) struct Session<'a> {
     connection: Option<Box<dyn Opened>>,
 }
 
-/// Whether repeating the operation cannot apply it twice.
+/// Whether the operation is idempotent, and its error does not have to be reported.
 fn is_harmless(line: &Line, error: &anyhow::Error) -> bool {
     match error.downcast_ref() {
         Some(IndexError::Indeterminate(_)) => line.is_reading(),
+        // A second flush would succeed: a loss is reported once.
+        Some(IndexError::ChangesLost { .. }) => false,
         Some(_) => true,
         None => false,
     }
@@ -42,7 +44,7 @@ impl<'a> Session<'a> {
     pub(super) fn run(&mut self, line: &Line) -> (anyhow::Result<Outcome>, bool) {
         let connection = match self.connection.take() {
             Some(connection) => connection,
-            None => match open(self.access, DEPTH) {
+            None => match open(self.access, DEPTH, None) {
                 Ok(connection) => connection,
                 Err(error) => return (Err(error), false),
             },
@@ -56,7 +58,7 @@ impl<'a> Session<'a> {
             }
         };
         // If the catalog is down, the known servers may still be running.
-        let fresh = open(self.access, DEPTH).ok();
+        let fresh = open(self.access, DEPTH, Some(&*connection)).ok();
         let fresh = fresh.filter(|fresh| fresh.servers() != connection.servers());
         let have_moved = fresh.is_some();
         let connection = self.connection.insert(fresh.unwrap_or(connection));
@@ -79,6 +81,7 @@ mod tests {
         let unknown = IndexError::Indeterminate(FabricError::Indeterminate { server, why });
         let unknown = anyhow::Error::from(unknown);
         let known = anyhow::Error::from(IndexError::Contended { retries: 3 });
+        let lost = anyhow::Error::from(IndexError::ChangesLost { compute_server: 0 });
         let other = anyhow::Error::msg("stdout is full");
         let (key, value) = ("1".to_owned(), "1".to_owned());
         let scan = ScanArguments { start: None, prefix: None, limit: 1, reverse: false };
@@ -93,5 +96,6 @@ mod tests {
         assert!(!changes.iter().any(|line| is_harmless(line, &unknown)));
         assert!(reading.iter().chain(&changes).all(|line| is_harmless(line, &known)));
         assert!(!reading.iter().chain(&changes).any(|line| is_harmless(line, &other)));
+        assert!(!is_harmless(&Line::Flush, &lost), "a second flush would succeed");
     }
 }
