@@ -28,7 +28,7 @@ impl<D: Partitioned, F: Fabric, L: Layout> RoutedIndex<D, F, L> {
         check_fill(fill)?;
         // The new leaves end at the current boundaries, so these must not move.
         let PoolOwners { compute, pool, .. } = self.owners();
-        let mut attempts = None;
+        let mut attempts = self.attempts();
         let _moving = loop {
             match compute.begin_move(pool.fabric()) {
                 Some(moving) => break moving,
@@ -104,7 +104,7 @@ impl<D: Partitioned, F: Fabric, L: Layout> RoutedIndex<D, F, L> {
             self.learn_map();
         }
         for part in parts {
-            let mut attempts = None;
+            let mut attempts = self.attempts();
             // A thread that writes back by age may have latched a node for a moment.
             while let Err(error) = part.index.forget().await {
                 let unserved = match error {
