@@ -88,7 +88,6 @@ pub const SCENARIOS: &[(&str, &str)] = &[
         "canary-fine-skipped-checksum",
         include_str!("../scenarios/canary-fine-skipped-checksum.toml"),
     ),
-    ("canary-flush-kept-shards", include_str!("../scenarios/canary-flush-kept-shards.toml")),
     ("canary-flush-known-owners", include_str!("../scenarios/canary-flush-known-owners.toml")),
     (
         "canary-flush-other-incarnations",
