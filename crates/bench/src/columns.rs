@@ -22,7 +22,7 @@ pub enum InputError {
     },
     /// The file has a form that is recognised but not read, such as another compression.
     #[error(
-        "cannot read {}: this is {form}, and only plain text and gzip are read: use the output of \
+        "cannot read {}: this is {form}, and only plain text, gzip and zstd are read: use the output of \
          `{command} {}`, with - for stdin",
         path.display(), path.display()
     )]
@@ -69,6 +69,16 @@ pub enum InputError {
         /// What was found and what was expected.
         problem: String,
     },
+    /// A binary record cannot be read.
+    #[error("{}, record {record}: {problem}", path.display())]
+    BadRecord {
+        /// The file's path.
+        path: PathBuf,
+        /// The record's number, counted from 1.
+        record: u64,
+        /// What was found and what was expected.
+        problem: String,
+    },
     /// The file has no rows besides a header, or is empty.
     #[error("{} has no rows", path.display())]
     Empty {
@@ -92,9 +102,16 @@ pub(crate) fn shortened(text: &str) -> String {
 }
 
 fn shown(row: &StringRecord) -> Vec<String> {
-    let more = row.len().saturating_sub(SHOWN_FIELDS);
-    let fields = row.iter().take(SHOWN_FIELDS).map(shortened);
-    fields.chain((more > 0).then(|| format!("and {more} more"))).collect()
+    shown_fields(row.iter().map(shortened))
+}
+
+/// The first of these fields, and the number of the others, for an error message.
+pub(crate) fn shown_fields(fields: impl Iterator<Item = String>) -> Vec<String> {
+    let mut shown: Vec<_> = fields.collect();
+    let more = shown.len().saturating_sub(SHOWN_FIELDS);
+    shown.truncate(SHOWN_FIELDS);
+    shown.extend((more > 0).then(|| format!("and {more} more")));
+    shown
 }
 
 /// Fails on lines longer than [`LINE_BYTES`].
@@ -121,16 +138,37 @@ impl<R: Read> Read for Lines<R> {
     }
 }
 
-/// The lines of a file, which may be compressed, numbered from 1.
-pub(crate) fn lines(
-    path: &Path,
-) -> Result<impl Iterator<Item = Result<(u64, String), InputError>>, InputError> {
+/// The lines of a file of any encoding, without their ends.
+pub(crate) struct LineReader {
+    path: PathBuf,
+    content: BufReader<Lines<Content>>,
+    line: Vec<u8>,
+    number: u64,
+}
+
+/// Opens a file, or stdin for `-`, to read it line by line.
+pub(crate) fn lines(path: &Path) -> Result<LineReader, InputError> {
     let (path, inner) = content::open(path)?;
-    let lines = BufReader::new(Lines { inner, bytes: 0 }).lines();
-    Ok((1..).zip(lines).map(move |(number, line)| match line {
-        Ok(line) => Ok((number, line)),
-        Err(source) => Err(InputError::Read { path: path.clone(), source }),
-    }))
+    let content = BufReader::new(Lines { inner, bytes: 0 });
+    Ok(LineReader { path, content, line: Vec::new(), number: 0 })
+}
+
+impl LineReader {
+    /// The file's name for error messages.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The next line and its number, from 1.
+    pub(crate) fn next_line(&mut self) -> Result<Option<(u64, &[u8])>, InputError> {
+        self.line.clear();
+        let read = self.content.read_until(b'\n', &mut self.line);
+        let read = read.map_err(|source| InputError::Read { path: self.path.clone(), source })?;
+        self.number += 1;
+        let line = self.line.strip_suffix(b"\n").unwrap_or(&self.line);
+        let line = line.strip_suffix(b"\r").unwrap_or(line);
+        Ok((read > 0).then_some((self.number, line)))
+    }
 }
 
 /// A CSV file with its first row already read.

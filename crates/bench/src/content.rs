@@ -5,11 +5,12 @@
 //!   is not read, such as another compression, are an error that names the form.
 //! - content.F2. The end of the content is the end of the file: a gzip file may have several
 //!   members, and zeros behind the last one, as tapes and block devices leave them. Anything else
-//!   behind a member is an error.
+//!   behind a member is an error. Frames of zstd follow each other likewise ([`Frames`]).
 //!
 //! *Thread safety*: none needed; one thread opens and reads a file.
 
 use crate::InputError;
+use crate::zstd::{self, Frames};
 use flate2::bufread::GzDecoder;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Cursor, Read};
@@ -20,12 +21,12 @@ const MAGIC_BYTES: usize = 16;
 /// Size of the buffer of compressed bytes.
 const BUFFER_BYTES: usize = 1 << 16;
 
-const GZIP: &[u8] = &[0x1f, 0x8b];
+/// With the method of compression, so that few binary files begin with it by chance.
+const GZIP: &[u8] = &[0x1f, 0x8b, 8];
 
 /// The forms that are recognised but not read: first bytes, name, and the command that decompresses
 /// them.
-const OTHERS: [(&[u8], &str, &str); 10] = [
-    (&[0x28, 0xb5, 0x2f, 0xfd], "zstd", "zstd -dc"),
+const OTHERS: [(&[u8], &str, &str); 9] = [
     (&[0xfd, b'7', b'z', b'X', b'Z', 0], "xz", "xz -dc"),
     (b"BZh", "bzip2", "bzip2 -dc"),
     (&[0x04, 0x22, 0x4d, 0x18], "lz4", "lz4 -dc"),
@@ -80,10 +81,11 @@ fn decompressed(name: &Path, mut file: Box<dyn Read>) -> Result<Content, InputEr
     if let Some((form, command)) = other_form(&magic) {
         return Err(InputError::OtherForm { path: name.to_owned(), form, command });
     }
-    let is_gzip = magic.starts_with(GZIP);
+    let (is_gzip, is_zstd) = (magic.starts_with(GZIP), zstd::is_frame(&magic));
     let file = BufReader::with_capacity(BUFFER_BYTES, Cursor::new(magic).chain(file));
     Ok(match is_gzip {
         true => Box::new(Members { open: Some(GzDecoder::new(file)) }),
+        false if is_zstd => Box::new(Frames::new(file)),
         false => Box::new(file),
     })
 }

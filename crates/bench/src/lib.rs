@@ -26,5 +26,6 @@ pub mod timeline;
 pub mod trace;
 pub mod units;
 pub mod workload;
+mod zstd;
 
 pub use columns::InputError;

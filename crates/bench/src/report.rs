@@ -121,6 +121,15 @@ pub struct Report {
     /// Value blocks, of byte strings, if they were asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub blocks: Option<ValueBlocks>,
+    /// Successful lookups and scans among the operations.
+    #[serde(default)]
+    pub lookups: u64,
+    /// The fraction of them that found a record, from 0 to 1; `None` without lookups.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub found_ratio: Option<f64>,
+    /// For a trace: `loaded` if the index had the trace's keys at first, otherwise `empty`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trace_start: Option<String>,
 }
 
 /// The settings of value blocks, and how their cache was used.
@@ -347,6 +356,9 @@ impl Report {
         }
         self.errors = measured.errors;
         self.misses = measured.misses;
+        self.lookups = measured.lookups;
+        self.found_ratio =
+            (measured.lookups > 0).then(|| measured.found as f64 / measured.lookups as f64);
         self.first_error = measured.first_error.as_ref().map(ToString::to_string);
         if let Some(shift) = &mut self.hotspot_shift {
             shift.at_ns = measured.shifted_at_ns;

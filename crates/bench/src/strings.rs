@@ -32,7 +32,8 @@ const NUMBER_BYTES: usize = size_of::<u64>();
 /// Where the loaded keys come from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KeyForm {
-    /// Keys of YCSB: `user` and 19 digits, 23 bytes.
+    /// Keys of YCSB: `user` and 19 digits, 23 bytes. YCSB itself does not pad its hashes with zeros,
+    /// so that its keys have mostly 21 to 23 bytes.
     Ycsb,
     /// Keys of dLSM's benchmark: 20 digits.
     Dlsm,
@@ -157,6 +158,16 @@ impl<const WORDS: usize> Strings<WORDS> {
             KeyForm::Urls => tiled(urls(n.min(MOST_URLS)), n),
             KeyForm::File(path) => lines_of(path, n)?,
         };
+        Self::of(loaded, n, value_bytes, inline_bytes, grows)
+    }
+
+    fn of(
+        loaded: Loaded,
+        n: u64,
+        value_bytes: RangeInclusive<usize>,
+        inline_bytes: Option<usize>,
+        grows: bool,
+    ) -> Result<Self, StringsError> {
         let value_bytes = (*value_bytes.start(), *value_bytes.end());
         if value_bytes.0 < NUMBER_BYTES {
             return Err(StringsError::ShortValues);
@@ -171,6 +182,25 @@ impl<const WORDS: usize> Strings<WORDS> {
         let (key, value) = (vec![0; key_bytes], vec![0; most]);
         Bytes::<WORDS>::check_record(&key, &value).map_err(StringsError::TooLong)?;
         Ok(strings)
+    }
+
+    /// These keys, which must ascend strictly, instead of generated ones; values as for
+    /// [`Strings::with_blocks`].
+    ///
+    /// # Errors
+    /// [`StringsError`].
+    ///
+    /// # Panics
+    /// If there are no keys.
+    pub fn listed(
+        keys: Vec<Vec<u8>>,
+        value_bytes: RangeInclusive<usize>,
+        inline_bytes: Option<usize>,
+    ) -> Result<Self, StringsError> {
+        debug_assert!(keys.is_sorted_by(|left, right| left < right), "T1");
+        let n = keys.len() as u64;
+        let loaded = Loaded::Lines { lines: keys, tiles: 1, digits: 0 };
+        Self::of(loaded, n, value_bytes, inline_bytes, false)
     }
 
     /// The same byte strings, for indexes that may also have other records and for runs in real

@@ -208,7 +208,8 @@ impl<F: Fabric> Client<'_, F> {
         if let Some(recorder) = &mut self.recorder {
             recorder.record(owner.unwrap_or(self.compute_server), now_ns, result.is_err());
         }
-        self.measured.record(result, now_ns - begin_ns);
+        let is_lookup = drawn.is_some_and(|operation| operation.is_lookup());
+        self.measured.record(is_lookup, result, now_ns - begin_ns);
     }
 }
 

@@ -18,6 +18,10 @@ pub struct Measurement {
     pub errors: u64,
     /// Operations that found no record or, for insertions, an existing one.
     pub misses: u64,
+    /// Successful lookups and scans.
+    pub lookups: u64,
+    /// Those of them that found a record; a lookup of several keys counts if it found all of them.
+    pub found: u64,
     /// New keys inserted, including those of the warm-up.
     pub inserted: u64,
     /// From the first client's start to the last one's end, in nanoseconds, without the time that
@@ -48,6 +52,8 @@ impl Measurement {
             operations: 0,
             errors: 0,
             misses: 0,
+            lookups: 0,
+            found: 0,
             inserted: 0,
             elapsed_ns: 0,
             cpu_ns: 0,
@@ -62,10 +68,17 @@ impl Measurement {
     }
 
     #[inline]
-    pub(super) fn record(&mut self, result: Result<bool, IndexError>, latency_ns: u64) {
+    pub(super) fn record(
+        &mut self,
+        is_lookup: bool,
+        result: Result<bool, IndexError>,
+        latency_ns: u64,
+    ) {
         self.operations += 1;
         match result {
             Ok(found) => {
+                self.lookups += u64::from(is_lookup);
+                self.found += u64::from(is_lookup && found);
                 self.misses += u64::from(!found);
                 let latency_ns = latency_ns.min(LONGEST_LATENCY_NS);
                 self.latency_ns.record(latency_ns).expect("the histogram grows");
@@ -84,6 +97,8 @@ impl Measurement {
         self.operations += other.operations;
         self.errors += other.errors;
         self.misses += other.misses;
+        self.lookups += other.lookups;
+        self.found += other.found;
         self.inserted += other.inserted;
         self.cpu_ns += other.cpu_ns;
         self.latency_ns.add(other.latency_ns).expect("the histogram grows");

@@ -410,17 +410,18 @@ impl<D: Design<O::Layout>, P: Provider, O: Form> Testbed<D, P, O> {
             let index = open::<D, _, O>(fabric.clone(), compute, form).await?;
             let mut measured = Measurement::new();
             let (start_ns, before) = (fabric.now_ns(), fabric.counters().snapshot());
+            let cache_before = index.cache_counters();
             for operation in operations {
                 let begin_ns = fabric.now_ns();
                 let result = execute(&index, *operation, &[]).await;
-                measured.record(result, fabric.now_ns() - begin_ns);
+                measured.record(operation.is_lookup(), result, fabric.now_ns() - begin_ns);
                 if measured.operations.is_multiple_of(PROGRESS_EVERY) {
                     progress(PROGRESS_EVERY);
                 }
             }
             measured.elapsed_ns = fabric.now_ns() - start_ns;
             measured.counters = fabric.counters().snapshot() - before;
-            measured.cache = index.cache_counters();
+            measured.cache = index.cache_counters() - cache_before;
             Ok(measured)
         })
     }

@@ -49,6 +49,15 @@ pub enum Operation {
 }
 
 impl Operation {
+    /// Whether it asks for records and changes nothing.
+    #[inline]
+    pub fn is_lookup(&self) -> bool {
+        matches!(
+            self,
+            Self::Get { .. } | Self::Scan { .. } | Self::ScanInterval { .. } | Self::MultiGet
+        )
+    }
+
     /// The single-key operation to pass to the index; `None` for reads of several records, and for
     /// an operation in two steps.
     #[inline]

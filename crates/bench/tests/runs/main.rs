@@ -7,3 +7,4 @@ mod replay;
 mod reshaping;
 mod single_machine;
 mod strings;
+mod traces;

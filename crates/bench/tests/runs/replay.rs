@@ -1,5 +1,6 @@
 //! Replaying a real block device's trace on every provider leaves the contents of a `BTreeMap`.
 
+use farleaf_bench::driver::Numbers;
 use farleaf_bench::trace::{TraceFormat, read_trace, replay, touched_keys};
 use farleaf_bench::workload::Operation;
 use farleaf_core::index::Design;
@@ -26,7 +27,7 @@ fn trace() -> Option<Vec<Operation>> {
         println!("skipped: the trace {} is not there", path.display());
         return None;
     }
-    Some(read_trace(&path, &TraceFormat::default()).unwrap())
+    Some(read_trace(&path, &TraceFormat::default(), false, u64::MAX).unwrap().operations)
 }
 
 fn check<D: Design<Fixed8>>(
@@ -40,7 +41,8 @@ fn check<D: Design<Fixed8>>(
     let server =
         |number| Arc::new(MemoryServer::<Fixed8>::new(ServerId::new(number), &config).unwrap());
     let services = (0..SERVERS).map(server).collect();
-    let (measured, contents) = replay::<D, _>(provider, services, options, operations).unwrap();
+    let replayed = replay::<D, _, _>(provider, services, options, Numbers, operations, None);
+    let (measured, contents) = replayed.unwrap();
 
     let mut model = BTreeMap::new();
     let mut misses = 0;

@@ -5,9 +5,11 @@ use super::model::{self, ModelChange};
 use super::moments;
 use crate::designs::{DesignName, PartitioningName};
 use crate::units;
+use clap::builder::PossibleValuesParser;
 use clap::{Args, ValueEnum};
 use farleaf_bench::driver::{Moment, PlannedChange};
 use farleaf_bench::strings::KeyForm;
+use farleaf_bench::trace::FORMATS;
 use farleaf_bench::workload::{Distribution, Mix};
 use farleaf_core::cache::{AdmissionName, CoolingName, OffloadName, VictimName, WriteBackName};
 use farleaf_core::index::Boundaries;
@@ -21,6 +23,7 @@ Examples:
   farleaf bench --memory-servers 4 --placement 80,12,5,3 --fabric sim --compute-servers 4
   farleaf bench --index local --workload ycsb-a    (the same tree without a network)
   farleaf bench --trace block-io.csv.gz --json -
+  zstd -dc cluster26.0.zst | farleaf bench --trace - --trace-format twitter --trace-requests 1M
   farleaf bench --index dex --compute-servers 4 --fabric sim --seconds 0.05 --clustered \
     --shift-hotspot-at 50% --timeline shift    (throughput over time, as popular keys change)
   farleaf bench --index dex --compute-servers 3 --spare-compute-servers 1 --fabric sim --seconds 0.05 \
@@ -41,6 +44,15 @@ Workloads (in percent; updates, lookups and scans take loaded keys, insertions a
 DEX as in its paper, with its harness:
   farleaf bench --index dex --compute-servers 4 --threads 1 --cache-percent 32 --admission coin:0.1 \
     --victims random --write-back pages --dense --keep-values --scan-intervals --own-keys --fill 0.5
+
+Forms of traces (docs/traces.md says what is read as what, and where they are from):
+  csv             a header with `key` or `lbn`, and perhaps `op`     msr       MSR Cambridge
+  libcachesim-csv time, op, size and lbn                             alibaba   Alibaba's block traces
+  oracle-general  libCacheSim's binary records                       tencent   Tencent's block traces
+  twitter         Twitter's cache clusters (keys are text)           wikimedia Wikimedia of 2019
+  meta-kvcache    Meta's key-value cache                             ibm       IBM's object store
+  ycsb            what YCSB and go-ycsb print with `basic`           keys      a number on each line
+                                                                     words     a text on each line
 
 Numbers may have `_` between digits and a suffix k, M or G; bytes also Ki, Mi or Gi.
 Keys and values are 8 bytes each unless --key-form says otherwise.
@@ -260,33 +272,56 @@ pub(crate) struct Arguments {
     /// Seed the random numbers; on `sim` it determines the whole run
     #[arg(long, value_name = "N", default_value = "1", value_parser = units::seed)]
     pub(super) seed: u64,
-    /// Replay a trace instead of a workload, by one client from an empty index, plain or gzip; a
-    /// read is a lookup, a write sets the key's value
+    /// Replay a trace instead of a workload, by one client: plain, gzip or zstd, or with `-` from
+    /// stdin. A read is a lookup, a write sets the key's value
     #[arg(
         long,
         value_name = "FILE",
         conflicts_with_all = [
-            "workload", "distribution", "clustered", "keys", "operations", "seconds", "fill", "warm_up",
+            "workload", "distribution", "clustered", "keys", "operations", "seconds", "warm_up",
             "shift_hotspot_at", "timeline", "balance", "moves", "add_memory_server_at",
             "load", "background", "own_keys", "batch", "dense", "key_form", "upserts_among_more", "keep_values", "scan_intervals",
         ]
     )]
     pub(super) trace: Option<PathBuf>,
-    /// Read the trace as CSV with a header, or as what YCSB prints with its binding `basic`
-    #[arg(long, value_enum, value_name = "NAME", default_value = "csv", requires = "trace")]
-    pub(super) trace_format: TraceKind,
-    /// Take the keys from this column of the trace
-    #[arg(long, value_name = "NAME", default_value = "lbn", requires = "trace")]
-    pub(super) trace_key_column: String,
-    /// Take the operations from this column of the trace
-    #[arg(long, value_name = "NAME", default_value = "op", requires = "trace")]
-    pub(super) trace_op_column: String,
-    /// Treat this text in that column as a read
-    #[arg(long, value_name = "TEXT", default_value = "28", requires = "trace")]
-    pub(super) trace_read: String,
-    /// Treat this text in that column as a write
-    #[arg(long, value_name = "TEXT", default_value = "2a", requires = "trace")]
-    pub(super) trace_write: String,
+    /// Read the trace in this form, see below
+    #[arg(
+        long,
+        value_name = "NAME",
+        default_value = "csv",
+        requires = "trace",
+        value_parser = PossibleValuesParser::new(FORMATS.map(|(name, ..)| name))
+    )]
+    pub(super) trace_format: String,
+    /// Change these parts of that form: key=COLUMN, op=COLUMN, volume=COLUMN (equal keys of several
+    /// volumes differ), count=COLUMN (of requests in a row), by the header's name or by place, from
+    /// 1; keys=number, signed, hex, digits or text; read=TEXT, write=TEXT, remove=TEXT, with `|`
+    /// between several; separator=comma, tab, space or words; columns=N if further separators belong
+    /// to the key
+    #[arg(long, value_name = "PART=VALUE,…", requires = "trace")]
+    pub(super) trace_columns: Option<String>,
+    /// Take the keys from this column of the trace: as `--trace-columns key=NAME`
+    #[arg(long, value_name = "NAME", requires = "trace")]
+    pub(super) trace_key_column: Option<String>,
+    /// Take the operations from this column of the trace: as `--trace-columns op=NAME`
+    #[arg(long, value_name = "NAME", requires = "trace")]
+    pub(super) trace_op_column: Option<String>,
+    /// Treat this text in that column as a read: as `--trace-columns read=TEXT`
+    #[arg(long, value_name = "TEXT", requires = "trace")]
+    pub(super) trace_read: Option<String>,
+    /// Treat this text in that column as a write: as `--trace-columns write=TEXT`
+    #[arg(long, value_name = "TEXT", requires = "trace")]
+    pub(super) trace_write: Option<String>,
+    /// Replay on an index that has all keys of the trace (`loaded`) or none (`empty`) at first
+    #[arg(long, value_enum, value_name = "HOW", default_value = "loaded", requires = "trace")]
+    pub(super) trace_start: TraceStart,
+    /// Replay at most this many requests of the trace
+    #[arg(long, value_name = "N", default_value = "50M", requires = "trace", value_parser = units::positive)]
+    pub(super) trace_requests: u64,
+    /// Replace each key of the trace by a 64-bit hash of its text, so that textual keys become
+    /// numbers
+    #[arg(long, requires = "trace")]
+    pub(super) hash_keys: bool,
     /// Make other keys popular during the run: at a fraction of it, such as `50%`, or after this
     /// many seconds of the fabric's time, such as `2.5`. For zipfian distributions; with
     /// --clustered, the hotspot moves from one range of keys to another
@@ -356,13 +391,13 @@ pub(super) enum LoadName {
     None,
 }
 
-/// How a trace is written.
+/// What an index has when the replay of a trace starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(super) enum TraceKind {
-    /// A header, and a row for each request
-    Csv,
-    /// A line such as `READ usertable user42 [ … ]` for each request
-    Ycsb,
+pub(super) enum TraceStart {
+    /// All keys of the trace
+    Loaded,
+    /// Nothing
+    Empty,
 }
 
 /// What proves that a node was read whole.

@@ -7,6 +7,7 @@ use crate::usage;
 use farleaf_bench::keys::KeySpace;
 use farleaf_bench::report::Report;
 use farleaf_bench::strings::Strings;
+use farleaf_bench::trace::Trace;
 use farleaf_core::index::dex::{EntryWeights, spreading_level};
 use farleaf_core::page::{Bytes, CHOSEN, Fixed8};
 
@@ -45,17 +46,20 @@ macro_rules! by_form {
 }
 
 impl KeysAndValues {
-    pub(super) fn new(arguments: &Arguments) -> anyhow::Result<Self> {
+    /// The form of a workload's keys, or of a trace's, whose byte strings it takes.
+    pub(super) fn new(arguments: &Arguments, trace: Option<&mut Trace>) -> anyhow::Result<Self> {
         let (form, n) = (&arguments.key_form, arguments.keys);
         let values = arguments.value_bytes.clone().unwrap_or(8..=8);
-        let Some(form) = form else {
+        let listed = trace.and_then(|trace| trace.strings.take());
+        if form.is_none() && listed.is_none() {
             return match (&arguments.value_bytes, arguments.page_bytes, arguments.inline_bytes) {
                 (None, 1024, None) => Ok(Self::Numbers),
                 _ => usage(
-                    "--value-bytes, --page-bytes and --inline-bytes need byte strings: --key-form",
+                    "--value-bytes, --page-bytes and --inline-bytes need byte strings: --key-form, \
+                     or a trace with keys that are text",
                 ),
             };
-        };
+        }
         if arguments.own_keys
             || arguments.balance
             || !arguments.moves.is_empty()
@@ -79,8 +83,13 @@ impl KeysAndValues {
         let inline = arguments.inline_bytes;
         let grows = arguments.workload.insert_share() > 0.0;
         Bytes::choose(arguments.page_bytes as usize / 8);
-        let strings = Strings::with_blocks(form, n, values, inline, grows);
-        strings.map(Self::Strings).or_else(|error| usage(error.to_string()))
+        let strings = match (listed, form) {
+            (Some(keys), _) => Strings::listed(keys, values, inline),
+            (None, Some(form)) => Strings::with_blocks(form, n, values, inline, grows),
+            (None, None) => return Ok(Self::Numbers),
+        };
+        let of_trace = if form.is_none() { "; --hash-keys makes numbers of a trace's keys" } else { "" };
+        strings.map(Self::Strings).or_else(|error| usage(format!("{error}{of_trace}")))
     }
 
     /// The loaded keys, by number.
@@ -124,9 +133,12 @@ impl KeysAndValues {
 
     /// Fills in the settings of a report that depend on the form of keys.
     pub(super) fn say(&self, arguments: &Arguments, report: &mut Report) {
-        let Some(form) = &arguments.key_form else { return };
-        let (key, value) = by_form!(self, strings => strings.record_bytes(), (8.0, 8.0));
-        report.key_form = Some(form.to_string());
+        let Self::Strings(strings) = self else { return };
+        let (key, value) = strings.record_bytes();
+        report.key_form = Some(match &arguments.key_form {
+            Some(form) => form.to_string(),
+            None => "trace".to_owned(),
+        });
         report.key_bytes = Some(key);
         report.value_bytes = Some(value);
         report.page_bytes = Some(arguments.page_bytes);

@@ -46,6 +46,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     json.write(&report.to_json())?;
     over_time::warn(&report, plan.interval);
     reshaping::warn(&report, arguments);
+    warn_of_misses(&report);
     warn_of_errors(&report)
 }
 
@@ -90,6 +91,33 @@ pub(crate) fn warn_of_errors(report: &Report) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Share of lookups that must find a record for a run to say something about lookups.
+const LEAST_FOUND: f64 = 0.5;
+
+/// Warns if most lookups found nothing.
+fn warn_of_misses(report: &Report) {
+    if report.found_ratio.is_none_or(|found| found >= LEAST_FOUND) {
+        return;
+    }
+    let why = match report.trace_start.as_deref() {
+        Some("empty") => "the replay started from an empty index: --trace-start loaded",
+        Some(_) => "the trace removes what it then asks for",
+        None => "the index does not have the keys that they ask for",
+    };
+    let found = of_lookups(report);
+    output::note(&format!("warning: {found}, so the costs are mostly those of absent keys; {why}"));
+}
+
+/// Says which share of the lookups found something.
+fn of_lookups(report: &Report) -> String {
+    match report.found_ratio {
+        Some(found) => {
+            format!("{:.2} % of {} lookups found a record", found * 100.0, grouped(report.lookups))
+        }
+        None => "no lookups".to_owned(),
+    }
+}
+
 /// The title of a timeline, and its caption, which describe the run and its setup.
 fn titles(report: &Report) -> (String, String) {
     let Report { index, workload, distribution, fabric, seed, .. } = report;
@@ -101,14 +129,15 @@ fn summary(report: &Report) -> String {
     let Report { compute_servers, threads, memory_servers, .. } = report;
     let cost = &report.per_operation;
     format!(
-        "{} on {} ({}), {} keys, {} operations in {:.3} s{}, seed {}\n\
+        "{} on {} ({}{}), {} keys, {} operations in {:.3} s{}, seed {}\n\
          {} fabric, {compute_servers} compute x {threads} threads, {memory_servers} memory servers, {} \
          partitioning{}\n{}\n\
-         bytes per operation: {:.1} read, {:.1} written, {:.1} by RPC; retries {:.4}; misses {}\n\
+         bytes per operation: {:.1} read, {:.1} written, {:.1} by RPC; retries {:.4}; misses {}; {}\n\
          memory pool: {} bytes, {:.1} per key{}",
         report.index,
         report.workload,
         report.distribution,
+        report.trace_start.as_ref().map_or(String::new(), |start| format!(", {start} at first")),
         grouped(report.keys),
         grouped(report.operations),
         report.seconds,
@@ -123,6 +152,7 @@ fn summary(report: &Report) -> String {
         cost.rpc_bytes,
         cost.retries,
         grouped(report.misses),
+        of_lookups(report),
         grouped(report.memory.pool_bytes_allocated),
         report.memory.pool_bytes_per_key,
         of_cache(report),
@@ -203,7 +233,13 @@ impl<O: Form> Task<O::Layout> for Bench<'_, O> {
         let mut testbed = Testbed::<D, P, O>::start_with(provider, services, options, form)?;
         let mut report = plan.report.clone();
         let measured = match &plan.work {
-            Work::Trace(operations) => {
+            Work::Trace(operations, loaded) => {
+                if let Some(keys) = loaded {
+                    let loading = bar("load", Some(keys.len()));
+                    let load_ns = testbed.load(keys, report.fill, &|done| loading.inc(done))?;
+                    report.load_seconds = load_ns as f64 / 1e9;
+                    loading.finish_and_clear();
+                }
                 let bar = bar("replay", Some(operations.len() as u64));
                 let measured = testbed.replay(operations, &|done| bar.inc(done))?;
                 bar.finish_and_clear();

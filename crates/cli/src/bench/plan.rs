@@ -1,8 +1,9 @@
 //! Turns options into a plan. All errors of a command line are found here, before the run starts.
 
-use super::arguments::{Arguments, FabricName, LoadName, TraceKind, Validation};
+use super::arguments::{Arguments, FabricName, LoadName, TraceStart, Validation};
 use super::form::KeysAndValues;
 use super::{lsm, over_time, reshaping};
+use crate::output;
 use crate::designs::{
     self, DesignName, FabricConfig, IndexOptions, PartitioningName, RecordBytes, ValueBlocks,
 };
@@ -12,7 +13,7 @@ use farleaf_bench::driver::{Amount, HotspotShift, Run};
 use farleaf_bench::keys::KeySpace;
 use farleaf_bench::report::{self, HotspotShifted, Report};
 use farleaf_bench::timeline::Interval;
-use farleaf_bench::trace::{TraceFormat, read_trace, read_ycsb, touched_keys};
+use farleaf_bench::trace::{Trace, TraceFormat, read_trace};
 use farleaf_bench::workload::{Harness, Operation, StreamConfig};
 use farleaf_core::cache::CacheOptions;
 use farleaf_core::index::blocks::MOST_LOST;
@@ -27,6 +28,7 @@ use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sync::Arc;
 #[cfg(feature = "verbs")]
 use farleaf_fabric_verbs::VerbsConfig;
+use std::path::Path;
 
 /// Default cache size of a compute server.
 const DEFAULT_CACHE_BYTES: u64 = 64 << 20;
@@ -71,27 +73,30 @@ pub(super) struct Plan {
 /// The work to measure.
 pub(super) enum Work {
     Workload(Box<Run>),
-    Trace(Vec<Operation>),
+    /// The requests of a trace, and the keys to load before them.
+    Trace(Vec<Operation>, Option<KeySpace>),
 }
 
 impl Plan {
     pub(super) fn new(arguments: &Arguments) -> anyhow::Result<Self> {
         let threads = arguments.threads.unwrap_or(if arguments.trace.is_some() { 1 } else { 2 });
-        check(arguments, threads)?;
+        let format = trace_format(arguments)?;
+        let has_strings = arguments.key_form.is_some()
+            || (format.has_text() && !arguments.hash_keys && arguments.trace.is_some());
+        check(arguments, threads, has_strings)?;
         let fabric = fabric(arguments);
-        let form = KeysAndValues::new(arguments)?;
+        let mut trace = arguments.trace.as_deref().map(|path| read(path, &format, arguments));
+        let mut trace = trace.take().transpose()?;
+        let form = KeysAndValues::new(arguments, trace.as_mut())?;
         let interval = over_time::intervals(arguments)?;
         let distribution = arguments.distribution.unwrap_or(arguments.workload.distribution);
         over_time::check_shift(arguments, distribution)?;
-        let (work, keys, inserts) = match &arguments.trace {
-            Some(path) => {
-                let operations = match arguments.trace_format {
-                    TraceKind::Csv => read_trace(path, &trace_format(arguments))?,
-                    TraceKind::Ycsb => read_ycsb(path)?,
-                };
-                let keys = touched_keys(&operations);
+        let (work, keys, inserts) = match trace {
+            Some(trace) => {
+                let keys = form.keys().cloned().unwrap_or_else(|| trace.keys());
+                let is_loaded = arguments.trace_start == TraceStart::Loaded;
                 let inserts = keys.len();
-                (Work::Trace(operations), keys, inserts)
+                (Work::Trace(trace.operations, is_loaded.then(|| keys.clone())), keys, inserts)
             }
             None => {
                 let keys = match (form.keys(), arguments.dense) {
@@ -141,7 +146,10 @@ impl Plan {
             ([], _) => vec![1; usize::from(arguments.memory_servers)],
             (weights, _) => weights.to_vec(),
         };
-        let loaded = if arguments.trace.is_some() { 0 } else { arguments.keys };
+        let loaded = match &work {
+            Work::Trace(_, loaded) => loaded.as_ref().map_or(0, KeySpace::len),
+            Work::Workload(_) => arguments.keys,
+        };
         let (pool_bytes, single_pool_bytes) = match arguments.pool_bytes {
             Some(bytes) => (round_up(bytes)?, bytes_of_all(bytes, arguments.memory_servers)?),
             None => {
@@ -227,6 +235,10 @@ impl Plan {
                     by_percent: arguments.shift_hotspot_by,
                 }),
                 blocks: blocks_reported,
+                trace_start: arguments.trace.as_ref().map(|_| match arguments.trace_start {
+                    TraceStart::Loaded => "loaded".to_owned(),
+                    TraceStart::Empty => "empty".to_owned(),
+                }),
                 ..Report::default()
             },
             design: arguments.index,
@@ -300,7 +312,7 @@ impl Plan {
 }
 
 /// Checks combinations of options.
-fn check(arguments: &Arguments, threads: u16) -> anyhow::Result<()> {
+fn check(arguments: &Arguments, threads: u16, has_strings: bool) -> anyhow::Result<()> {
     let Arguments { placement, memory_servers, compute_servers, .. } = arguments;
     let clients = u32::from(threads) * u32::from(*compute_servers);
     if arguments.trace.is_some() && clients != 1 {
@@ -343,14 +355,12 @@ fn check(arguments: &Arguments, threads: u16) -> anyhow::Result<()> {
     }
     if arguments.validate == Validation::Versions
         && arguments.index == DesignName::Sherman
-        && arguments.key_form.is_some()
+        && has_strings
     {
-        return usage("--validate versions with --index sherman needs numbers: no --key-form");
+        return usage("--validate versions with --index sherman needs keys that are numbers");
     }
-    if arguments.hot_entries > 0
-        && (arguments.index != DesignName::Chime || arguments.key_form.is_some())
-    {
-        return usage("--hot-entries needs --index chime, and numbers: no --key-form");
+    if arguments.hot_entries > 0 && (arguments.index != DesignName::Chime || has_strings) {
+        return usage("--hot-entries needs --index chime, and keys that are numbers");
     }
     if arguments.no_combining && !matches!(arguments.index, DesignName::Smart | DesignName::PSmart)
     {
@@ -432,13 +442,42 @@ fn fabric(arguments: &Arguments) -> FabricConfig {
     }
 }
 
-fn trace_format(arguments: &Arguments) -> TraceFormat {
-    TraceFormat {
-        key_column: arguments.trace_key_column.clone(),
-        op_column: arguments.trace_op_column.clone(),
-        read: arguments.trace_read.clone(),
-        write: arguments.trace_write.clone(),
+fn trace_format(arguments: &Arguments) -> anyhow::Result<TraceFormat> {
+    let mut format: TraceFormat = arguments.trace_format.parse()?;
+    let single = [
+        ("key", &arguments.trace_key_column),
+        ("op", &arguments.trace_op_column),
+        ("read", &arguments.trace_read),
+        ("write", &arguments.trace_write),
+    ];
+    let single = single.into_iter().filter_map(|(part, value)| {
+        value.as_ref().map(|value| format!("{part}={value}"))
+    });
+    for changes in arguments.trace_columns.clone().into_iter().chain(single) {
+        format = format.with(&changes).or_else(|error| {
+            usage(format!("the form of the trace: {error}"))
+        })?;
     }
+    Ok(format)
+}
+
+/// Reads the trace, and says what is left out of it or assumed about it.
+fn read(path: &Path, format: &TraceFormat, arguments: &Arguments) -> anyhow::Result<Trace> {
+    let most = arguments.trace_requests;
+    let trace = read_trace(path, format, arguments.hash_keys, most)?;
+    if trace.is_cut {
+        output::note(&format!(
+            "note: only the first {} requests of the trace are replayed: --trace-requests",
+            output::grouped(most)
+        ));
+    }
+    if trace.lacks_operations {
+        output::note(
+            "note: the trace has no column `op`: all its requests are lookups; --trace-op-column \
+             names another",
+        );
+    }
+    Ok(trace)
 }
 
 fn amount(arguments: &Arguments) -> Amount {

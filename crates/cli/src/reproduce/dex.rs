@@ -699,7 +699,7 @@ const CHIME: Figure = Figure {
 const TRACE: Figure = Figure {
     id: "trace",
     title: "Not in the paper: the policies of the cache on a recorded trace",
-    words: "--trace FILE",
+    words: "--trace FILE --trace-start empty",
     panels: &[panel("one client", "")],
     rows: &[
         row("cold, unused (default)", "dex", "--admission cold --victims unused"),

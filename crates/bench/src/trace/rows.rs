@@ -1,0 +1,380 @@
+//! Reads the requests of a trace file by its form.
+//!
+//! *Thread safety*: plain values.
+
+use super::format::{Column, KeyKind, Request, Separator, TraceFormat};
+use crate::InputError;
+use crate::columns::{lines, shortened};
+use crate::content;
+use std::io::Read;
+use std::ops::Range;
+use std::path::Path;
+use xxhash_rust::xxh3::xxh3_64;
+
+/// Bits of a key below its volume's.
+const KEY_BITS: u32 = 48;
+
+/// A key as it is in the file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Key {
+    Number(u64),
+    Text(Vec<u8>),
+}
+
+/// A row or record of the file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Row {
+    pub(super) request: Request,
+    pub(super) key: Key,
+    /// Number of records, of a scan.
+    pub(super) limit: u32,
+    /// Number of equal requests that it stands for.
+    pub(super) count: u64,
+}
+
+/// How keys are taken from a file.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Keys {
+    pub(super) kind: KeyKind,
+    /// Replaces each key by a hash of its text.
+    pub(super) hashed: bool,
+}
+
+/// The places of a form's columns in a file.
+#[derive(Debug)]
+struct Places {
+    key: usize,
+    op: Option<usize>,
+    volume: Option<usize>,
+    count: Option<usize>,
+    limit: Option<usize>,
+}
+
+/// What was found in the file besides its requests.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Seen {
+    /// The file lacks the column of operations, which the form lets it do.
+    pub(super) lacks_operations: bool,
+    /// `take` ended the reading.
+    pub(super) is_cut: bool,
+}
+
+/// Passes the rows of a file to `take` until that returns `false`.
+pub(super) fn read(
+    path: &Path,
+    format: &TraceFormat,
+    keys: Keys,
+    mut take: impl FnMut(Row) -> bool,
+) -> Result<Seen, InputError> {
+    match format.record {
+        Some(record) => read_records(path, record, keys, &mut take),
+        None => read_lines(path, format, keys, &mut take),
+    }
+}
+
+fn read_records(
+    path: &Path,
+    (bytes, at): (usize, usize),
+    keys: Keys,
+    take: &mut dyn FnMut(Row) -> bool,
+) -> Result<Seen, InputError> {
+    let (path, mut content) = content::open(path)?;
+    let mut record = vec![0; bytes];
+    for number in 1_u64.. {
+        let mut filled = 0;
+        while filled < bytes {
+            match content.read(&mut record[filled..]) {
+                Ok(0) if filled == 0 => return Ok(Seen::default()),
+                Ok(0) => {
+                    let problem = format!("the file ends after {filled} of its {bytes} bytes");
+                    return Err(InputError::BadRecord { path, record: number, problem });
+                }
+                Ok(read) => filled += read,
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(source) => return Err(InputError::Read { path, source }),
+            }
+        }
+        let key = &record[at..at + 8];
+        let key = match keys.hashed {
+            true => Key::Number(xxh3_64(key)),
+            false => Key::Number(u64::from_le_bytes(key.try_into().expect("eight bytes"))),
+        };
+        if !take(Row { request: Request::Read, key, limit: 0, count: 1 }) {
+            break;
+        }
+    }
+    Ok(Seen { is_cut: true, ..Seen::default() })
+}
+
+fn read_lines(
+    path: &Path,
+    format: &TraceFormat,
+    keys: Keys,
+    take: &mut dyn FnMut(Row) -> bool,
+) -> Result<Seen, InputError> {
+    let mut lines = lines(path)?;
+    let path = lines.path().to_owned();
+    let mut seen = Seen::default();
+    let mut places: Option<Places> = None;
+    let mut fields = Vec::new();
+    while let Some((number, line)) = lines.next_line()? {
+        let bad = |problem| InputError::BadRow { path: path.clone(), line: number, problem };
+        split(line, format, &mut fields).map_err(bad)?;
+        if fields.is_empty() {
+            continue;
+        }
+        let row = Fields { line, fields: &fields };
+        let Some(known) = &places else {
+            let (found, is_header) = Places::find(&row, format, &path)?;
+            seen.lacks_operations = format.is_op_optional && found.op.is_none();
+            // Without names the first row is a header if it cannot be a request and has no number.
+            let is_header = is_header
+                || (found.request(&row, format, keys).is_err() && !row.has_number());
+            if !is_header
+                && let Some(request) = found.request(&row, format, keys).map_err(bad)?
+                && !take(request)
+            {
+                return Ok(Seen { is_cut: true, ..seen });
+            }
+            places = Some(found);
+            continue;
+        };
+        if let Some(request) = known.request(&row, format, keys).map_err(bad)?
+            && !take(request)
+        {
+            return Ok(Seen { is_cut: true, ..seen });
+        }
+    }
+    Ok(seen)
+}
+
+/// Finds the fields of a line; none in an empty one. Separators above the form's number of columns
+/// belong to the key.
+fn split(
+    line: &[u8],
+    format: &TraceFormat,
+    fields: &mut Vec<Range<usize>>,
+) -> Result<(), String> {
+    fields.clear();
+    if line.is_empty() {
+        return Ok(());
+    }
+    match format.separator {
+        Separator::WhiteSpace => {
+            let mut at = 0;
+            for word in line.split(u8::is_ascii_whitespace) {
+                if !word.is_empty() {
+                    fields.push(at..at + word.len());
+                }
+                at += word.len() + 1;
+            }
+        }
+        Separator::Byte(separator) => {
+            let mut at = 0;
+            for field in line.split(|byte| *byte == separator) {
+                fields.push(at..at + field.len());
+                at += field.len() + 1;
+            }
+        }
+    }
+    if let (Some(columns), Column::At(key)) = (format.columns, &format.key)
+        && fields.len() > columns
+        && *key < columns
+    {
+        let last = *key + fields.len() - columns;
+        fields[*key].end = fields[last].end;
+        fields.drain(*key + 1..=last);
+    }
+    if format.has_quotes {
+        for field in fields {
+            let text = &line[field.clone()];
+            let opens = text.first() == Some(&b'"');
+            if opens && (text.len() < 2 || text.last() != Some(&b'"')) {
+                return Err("a separator within quotes, which a trace may not have".to_owned());
+            }
+            if opens {
+                *field = field.start + 1..field.end - 1;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The fields of a line.
+struct Fields<'a> {
+    line: &'a [u8],
+    fields: &'a [Range<usize>],
+}
+
+impl<'a> Fields<'a> {
+    fn get(&self, place: usize) -> Result<&'a [u8], String> {
+        let field = self.fields.get(place).ok_or_else(|| {
+            format!("there are {} columns, expected at least {}", self.fields.len(), place + 1)
+        })?;
+        Ok(self.line[field.clone()].trim_ascii())
+    }
+
+    fn all(&self) -> impl Iterator<Item = &'a [u8]> {
+        self.fields.iter().map(|field| self.line[field.clone()].trim_ascii())
+    }
+
+    fn has_number(&self) -> bool {
+        self.all().any(|field| parsed::<f64>(field).is_some())
+    }
+}
+
+/// A field's text for an error message.
+fn shown(field: &[u8]) -> String {
+    shortened(&String::from_utf8_lossy(field))
+}
+
+fn parsed<T: std::str::FromStr>(field: &[u8]) -> Option<T> {
+    std::str::from_utf8(field).ok()?.parse().ok()
+}
+
+impl Places {
+    /// Finds the columns by the first row. Returns whether it is a header: it is if the form names
+    /// columns.
+    fn find(
+        row: &Fields<'_>,
+        format: &TraceFormat,
+        path: &Path,
+    ) -> Result<(Self, bool), InputError> {
+        let mut is_header = false;
+        let mut find = |column: &Column| match column {
+            Column::At(place) => Ok(*place),
+            Column::Named(names) => {
+                is_header = true;
+                let place = |name: &String| row.all().position(|found| found == name.as_bytes());
+                names.iter().find_map(place).ok_or_else(|| names.join("` or `"))
+            }
+        };
+        let missing = |column: String| InputError::NoColumn {
+            path: path.to_owned(),
+            column,
+            columns: crate::columns::shown_fields(row.all().map(|field| shown(field))),
+        };
+        let key = find(&format.key).map_err(missing)?;
+        let op = match &format.op {
+            Some(op) if format.is_op_optional => find(op).ok(),
+            op => op.as_ref().map(&mut find).transpose().map_err(missing)?,
+        };
+        let mut other = |column: &Option<Column>| {
+            column.as_ref().map(&mut find).transpose().map_err(missing)
+        };
+        let (volume, count) = (other(&format.volume)?, other(&format.count)?);
+        let limit = other(&format.limit)?;
+        Ok((Self { key, op, volume, count, limit }, is_header))
+    }
+
+    /// The request of a row; `None` if the form skips it.
+    fn request(
+        &self,
+        row: &Fields<'_>,
+        format: &TraceFormat,
+        keys: Keys,
+    ) -> Result<Option<Row>, String> {
+        if let Some((place, text)) = &format.ignored
+            && row.get(*place).is_ok_and(|field| field == text.as_bytes())
+        {
+            return Ok(None);
+        }
+        let request = match self.op {
+            None => Request::Read,
+            Some(op) => {
+                let found = row.get(op);
+                match found.as_ref().map(|field| format.request(field)) {
+                    Ok(Some(request)) => request,
+                    _ if format.skips_others => return Ok(None),
+                    _ => {
+                        let (found, expected) = (shown(found?), format.expected());
+                        let column = self.named(&format.op, op);
+                        return Err(format!("column `{column}` is `{found}`, expected {expected}"));
+                    }
+                }
+            }
+        };
+        let volume = match self.volume {
+            Some(place) => Some(row.get(place)?),
+            None => None,
+        };
+        let limit = match (request, self.limit) {
+            (Request::Scan, Some(place)) => {
+                let field = row.get(place).unwrap_or_default();
+                let limit = parsed(field);
+                limit.ok_or_else(|| {
+                    format!("expected a number of records, found `{}`", shown(field))
+                })?
+            }
+            _ => 1,
+        };
+        let count = match self.count {
+            Some(place) => {
+                let (field, column) = (row.get(place)?, self.named(&format.count, place));
+                parsed(field).ok_or_else(|| {
+                    format!("column `{column}` is `{}`, expected a whole number", shown(field))
+                })?
+            }
+            None => 1,
+        };
+        let field = row.get(self.key)?;
+        let key = keys.key(field, volume).map_err(|expected| {
+            let column = self.named(&Some(format.key.clone()), self.key);
+            format!("column `{column}` is `{}`, expected {expected}", shown(field))
+        })?;
+        Ok(Some(Row { request, key, limit, count }))
+    }
+
+    /// A column's name for an error message.
+    fn named(&self, column: &Option<Column>, place: usize) -> String {
+        match column {
+            Some(Column::Named(names)) if names.len() == 1 => names[0].clone(),
+            _ => (place + 1).to_string(),
+        }
+    }
+}
+
+impl Keys {
+    /// The key that a field is, or what was expected.
+    fn key(self, field: &[u8], volume: Option<&[u8]>) -> Result<Key, String> {
+        if self.hashed || self.kind == KeyKind::Text {
+            let text = match volume {
+                Some(volume) => [volume, b":", field].concat(),
+                None => field.to_vec(),
+            };
+            if field.is_empty() {
+                return Err("a key".to_owned());
+            }
+            return Ok(match self.hashed {
+                true => Key::Number(xxh3_64(&text)),
+                false => Key::Text(text),
+            });
+        }
+        let number = match self.kind {
+            KeyKind::Signed => parsed::<i64>(field).map(|key| (key as u64) ^ (1 << 63)),
+            KeyKind::Hexadecimal => std::str::from_utf8(field).ok().and_then(|text| {
+                let digits = text.strip_prefix("0x").unwrap_or(text);
+                let is_plain = digits.bytes().all(|byte| byte.is_ascii_hexdigit());
+                u64::from_str_radix(digits, 16).ok().filter(|_| is_plain)
+            }),
+            KeyKind::Digits => {
+                let letters = field.iter().take_while(|byte| !byte.is_ascii_digit()).count();
+                parsed(&field[letters..])
+            }
+            _ => parsed(field),
+        };
+        let expected = match self.kind {
+            KeyKind::Signed => "a whole number of 64 bits",
+            KeyKind::Hexadecimal => "up to 16 hexadecimal digits; --hash-keys takes any text",
+            KeyKind::Digits => "a key such as user42",
+            _ => "a whole number below 2^64; --hash-keys takes any text",
+        };
+        let number = number.ok_or(expected)?;
+        let Some(volume) = volume else { return Ok(Key::Number(number)) };
+        let fits = number >> KEY_BITS == 0;
+        let volume: u16 = parsed(volume).filter(|_| fits).ok_or_else(|| {
+            format!("a number below 2^{KEY_BITS} of a volume below 2^16; --hash-keys takes any")
+        })?;
+        Ok(Key::Number(u64::from(volume) << KEY_BITS | number))
+    }
+}
