@@ -1,17 +1,18 @@
-//! A server's metrics in Prometheus' format: `/metrics` and `/healthz` over HTTP.
+//! A server's metrics in OpenMetrics' format or, for those who ask for it, in Prometheus' older text
+//! format: `/metrics` and `/healthz` over HTTP.
 //!
 //! Programs register each metric once with a function that reads it ([`Metrics::add`]); each
 //! request reads the current values. The data path does not depend on this module.
 //!
 //! *Invariants*: connections are bounded in number and in time, and requests in size. The answer
-//! depends on the path of a request and on nothing else in it.
+//! depends on the path of a request, on what it accepts, and on nothing else in it.
 //!
 //! *Thread safety*: any number of threads.
 
 use farleaf_fabric::sync::{Arc, Mutex, lock};
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
-use hyper::header::CONTENT_TYPE;
+use hyper::header::{ACCEPT, CONTENT_TYPE, HeaderMap, HeaderValue, VARY};
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -44,6 +45,8 @@ pub enum Kind {
     Counter,
     /// It can grow and shrink.
     Gauge,
+    /// A gauge of a time in nanoseconds, exported in seconds; its name ends in `_seconds`.
+    Duration,
 }
 
 /// One value, with the labels that distinguish it within its family.
@@ -97,6 +100,7 @@ fn put(kind: Kind, value: u64, encoder: MetricEncoder<'_>) -> Result<(), fmt::Er
     match kind {
         Kind::Counter => ConstCounter::new(value).encode(encoder),
         Kind::Gauge => ConstGauge::new(value).encode(encoder),
+        Kind::Duration => ConstGauge::new(value as f64 / 1e9).encode(encoder),
     }
 }
 
@@ -108,7 +112,7 @@ impl Collector for Families {
                 let gauge = ConstGauge::new(0_u64);
                 let metric_type = match kind {
                     Kind::Counter => counter.metric_type(),
-                    Kind::Gauge => gauge.metric_type(),
+                    Kind::Gauge | Kind::Duration => gauge.metric_type(),
                 };
                 let mut encoder = encoder.encode_descriptor(name, help, None, metric_type)?;
                 for Sample { labels, value } in samples {
@@ -186,11 +190,64 @@ impl Metrics {
         self.add(name, help, kind, move || vec![look().into()]);
     }
 
-    /// Renders all metrics in Prometheus' text format.
+    /// Renders all metrics in OpenMetrics' format.
     pub fn text(&self) -> String {
         let mut out = String::new();
         text::encode(&mut out, &self.registry).expect("a string takes everything");
         out
+    }
+
+    /// Renders all metrics in Prometheus' text format, version 0.0.4.
+    ///
+    /// In OpenMetrics a counter's family has the name without `_total`. In the older format the
+    /// family has the name of its samples, and its help is lost under another.
+    pub fn plain_text(&self) -> String {
+        let mut out = String::new();
+        let mut help = None;
+        for line in self.text().lines() {
+            match line.strip_prefix("# ").map(|rest| rest.splitn(3, ' ').collect::<Vec<_>>()) {
+                Some(words) if words[..] == ["EOF"] => {}
+                Some(words) if words[0] == "HELP" && words.len() == 3 => {
+                    help = Some(words[2].to_owned());
+                }
+                Some(words) if words[0] == "TYPE" && words.len() == 3 => {
+                    let total = if words[2] == "counter" { "_total" } else { "" };
+                    let name = format!("{}{total}", words[1]);
+                    if let Some(help) = help.take() {
+                        out += &format!("# HELP {name} {help}\n");
+                    }
+                    out += &format!("# TYPE {name} {}\n", words[2]);
+                }
+                _ => {
+                    out += line;
+                    out.push('\n');
+                }
+            }
+        }
+        out
+    }
+}
+
+/// Whether a request prefers `text/plain` to OpenMetrics: it names it with a greater weight, or with
+/// the same as the wildcard that admits OpenMetrics.
+fn prefers_plain_text(headers: &HeaderMap) -> bool {
+    let ranges = headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok());
+    let (mut plain, mut open, mut wildcard) = (0.0, None, 0.0);
+    for range in ranges.flat_map(|value| value.split(',')) {
+        let mut parts = range.split(';').map(str::trim);
+        let kind = parts.next().unwrap_or_default().to_ascii_lowercase();
+        let weight = parts.find_map(|part| part.strip_prefix("q=")?.parse::<f64>().ok());
+        let weight = weight.unwrap_or(1.0);
+        match &*kind {
+            "text/plain" | "text/*" => plain = f64::max(plain, weight),
+            "application/openmetrics-text" => open = Some(open.unwrap_or(0.0_f64).max(weight)),
+            "application/*" | "*/*" => wildcard = f64::max(wildcard, weight),
+            _ => {}
+        }
+    }
+    match open {
+        Some(open) => plain > open,
+        None => plain > 0.0 && plain >= wildcard,
     }
 }
 
@@ -208,8 +265,12 @@ fn answer(
     request: &Request<Incoming>,
 ) -> Response<Full<Bytes>> {
     const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    const PLAIN_METRICS: &str = "text/plain; version=0.0.4; charset=utf-8";
     const TEXT: &str = "text/plain; charset=utf-8";
     let (status, kind, body) = match (request.method(), request.uri().path()) {
+        (&Method::GET | &Method::HEAD, "/metrics") if prefers_plain_text(request.headers()) => {
+            (StatusCode::OK, PLAIN_METRICS, metrics.plain_text())
+        }
         (&Method::GET | &Method::HEAD, "/metrics") => {
             (StatusCode::OK, OPEN_METRICS, metrics.text())
         }
@@ -224,7 +285,8 @@ fn answer(
     };
     let mut response = Response::new(Full::new(Bytes::from(body)));
     *response.status_mut() = status;
-    response.headers_mut().insert(CONTENT_TYPE, hyper::header::HeaderValue::from_static(kind));
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
+    response.headers_mut().insert(VARY, HeaderValue::from_static("accept"));
     response
 }
 
@@ -363,5 +425,61 @@ mod tests {
         assert!(!garbage.contains("200 OK"), "{garbage}");
         // The server still works after that.
         assert!(ask("/metrics").starts_with("HTTP/1.1 200 OK"));
+    }
+
+    /// A scraper that asked for `text/plain` was answered in OpenMetrics, where the help of counters
+    /// is under a name that Prometheus' text format does not have: promtool found no help.
+    #[test]
+    fn plain_text_is_served_to_those_who_ask_for_it() {
+        let metrics = Metrics::default();
+        metrics.add_one("pool_bytes", "Bytes of the pool", Kind::Gauge, || 4096);
+        metrics.add_one("oldest_seconds", "The oldest", Kind::Duration, || 1_250_000_000);
+        metrics.add("operations", "Operations # by kind", Kind::Counter, || {
+            vec![Sample { labels: vec![("kind", "get".into())], value: 7 }]
+        });
+        assert_eq!(
+            metrics.plain_text(),
+            "# HELP farleaf_pool_bytes Bytes of the pool.\n# TYPE farleaf_pool_bytes gauge\n\
+             farleaf_pool_bytes 4096\n\
+             # HELP farleaf_oldest_seconds The oldest.\n# TYPE farleaf_oldest_seconds gauge\n\
+             farleaf_oldest_seconds 1.25\n\
+             # HELP farleaf_operations_total Operations # by kind.\n\
+             # TYPE farleaf_operations_total counter\nfarleaf_operations_total{kind=\"get\"} 7\n"
+        );
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let server = MetricsServer::start(listener, metrics, || true).unwrap();
+        let ask = |accept: &str| {
+            let accept = if accept.is_empty() { String::new() } else { format!("Accept: {accept}\r\n") };
+            get(
+                server.local_address(),
+                &format!("GET /metrics HTTP/1.1\r\nHost: a\r\n{accept}Connection: close\r\n\r\n"),
+            )
+        };
+        for accept in [
+            "text/plain",
+            "text/plain; version=0.0.4",
+            "TEXT/PLAIN;q=0.5, */*;q=0.1",
+            "text/plain, */*",
+            "application/openmetrics-text;q=0.3,text/plain;q=0.4",
+            "application/openmetrics-text;q=0.3\r\nAccept: text/*",
+        ] {
+            let answer = ask(accept);
+            assert!(answer.contains("content-type: text/plain; version=0.0.4"), "{accept}: {answer}");
+            assert!(answer.contains("# TYPE farleaf_operations_total counter"), "{accept}: {answer}");
+            assert!(!answer.contains("# EOF"), "{accept}: {answer}");
+        }
+        for accept in [
+            "",
+            "*/*",
+            "text/html,application/xhtml+xml,*/*;q=0.8",
+            "application/openmetrics-text; version=1.0.0",
+            "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3,*/*;q=0.2",
+            "text/plain;q=0",
+        ] {
+            let answer = ask(accept);
+            assert!(answer.contains("content-type: application/openmetrics-text"), "{accept}: {answer}");
+            assert!(answer.contains("# TYPE farleaf_operations counter"), "{accept}: {answer}");
+            assert!(answer.ends_with("# EOF\n"), "{accept}: {answer}");
+        }
     }
 }

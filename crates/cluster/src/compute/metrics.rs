@@ -135,16 +135,13 @@ fn fill(metrics: &Metrics, server: &Arc<TcpServer>, watched: &Arc<Watched>) {
     });
     let help = "Bytes of changed nodes in the cache that are not written back yet";
     family("dirty_bytes", help, Gauge, |seen| vec![seen.dirt.bytes.into()]);
-    let help =
-        "Milliseconds since the oldest unwritten change; 0 if nothing is written back by age";
-    family("oldest_dirty_milliseconds", help, Gauge, |seen| {
-        vec![(seen.dirt.oldest_ns / 1_000_000).into()]
-    });
+    let help = "Seconds since the oldest unwritten change; 0 if nothing is written back by age";
+    family("oldest_dirty_seconds", help, Kind::Duration, |seen| vec![seen.dirt.oldest_ns.into()]);
     let help = "Unreachable memory servers: while there are any, no change is acknowledged";
     family("unreachable_memory_servers", help, Gauge, |seen| vec![seen.unreachable.into()]);
     let help = "The epoch of the partition map; 0 while the server does not serve";
     family("map_epoch", help, Gauge, |seen| vec![seen.map_epoch.into()]);
-    let help = "Lowest and last key that the compute server owns; byte strings are labels";
+    let help = "The keys that the compute server owns, as labels of the number 1";
     family("partition", help, Gauge, |seen| seen.range.as_ref().map_or(vec![], partition));
     of_trees(&mut family);
     let watch = Arc::clone(watched);
@@ -201,19 +198,15 @@ fn of_trees(family: &mut impl FnMut(&'static str, &'static str, Kind, fn(&Seen) 
     family("dlsm_near_merges", help, Counter, of_trees!(|trees| trees.counts.near_merges));
 }
 
-/// The range of a compute server. Byte strings are not numbers, so they become labels of the number
-/// 1.
+/// The range of a compute server. Byte strings are not numbers, and those above 2^53 are not exact in
+/// Prometheus, so that keys are labels of the number 1.
 fn partition((low, high): &(KeyRecord, Option<KeyRecord>)) -> Vec<Sample> {
-    if let KeyRecord::Number(low) = low {
-        let last = match high {
-            Some(KeyRecord::Number(high)) => high.saturating_sub(1),
-            _ => u64::MAX,
-        };
-        return labelled("key", vec![("lowest", *low), ("last", last)]);
-    }
-    let high = high.as_ref().map(|high| ("end", high.to_string()));
-    let labels = [("lowest", low.to_string())].into_iter().chain(high);
-    let labels = labels.collect();
+    let last = match (low, high) {
+        (_, Some(KeyRecord::Number(high))) => Some(("last", high.saturating_sub(1).to_string())),
+        (KeyRecord::Number(_), None) => Some(("last", u64::MAX.to_string())),
+        (_, high) => high.as_ref().map(|high| ("end", high.to_string())),
+    };
+    let labels = [("lowest", low.to_string())].into_iter().chain(last).collect();
     vec![Sample { labels, value: 1 }]
 }
 
@@ -233,4 +226,26 @@ pub(super) fn start(
     let listener = TcpListener::bind(listen).map_err(ProgramError::system(what))?;
     MetricsServer::start(listener, metrics, move || watched.look().map_epoch > 0)
         .map_err(ProgramError::system("metrics"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The boundaries were gauges, and as 64-bit floats not those of the map.
+    #[test]
+    fn boundaries_are_exact() {
+        let labels = |low, high| {
+            let samples = partition(&(low, high));
+            assert_eq!((samples.len(), samples[0].value), (1, 1));
+            let labels = samples[0].labels.iter().map(|(name, value)| format!("{name}={value}"));
+            labels.collect::<Vec<_>>().join(" ")
+        };
+        let number = KeyRecord::Number;
+        assert_eq!(
+            labels(number(9_223_372_036_854_775_809), Some(number(u64::MAX))),
+            "lowest=9223372036854775809 last=18446744073709551614"
+        );
+        assert_eq!(labels(number(0), None), "lowest=0 last=18446744073709551615");
+    }
 }

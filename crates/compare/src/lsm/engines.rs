@@ -13,7 +13,7 @@ use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sync::{Arc, Ordering};
 use farleaf_fabric::{Cluster, Provider, RpcService, ServerId};
 use fjall::compaction::Leveled;
-use fjall::config::PinningPolicy;
+use fjall::config::{BloomConstructionPolicy, FilterPolicy, FilterPolicyEntry, PinningPolicy};
 use fjall::{Database, Keyspace, KeyspaceCreateOptions};
 use std::ops::Bound;
 use std::time::Duration;
@@ -26,6 +26,9 @@ const PAGE_WORDS: usize = 512;
 
 /// Threads of an engine that flush and merge.
 pub(super) const WORKERS: usize = 2;
+
+/// Bits for a key in the Bloom filters of other engines.
+pub(super) const BLOOM_BITS: f32 = 10.0;
 
 /// Records that one call of a scan of dLSM returns.
 const SCANNED_TOGETHER: usize = 10_000;
@@ -135,9 +138,14 @@ pub(super) struct Fjall {
 impl Fjall {
     pub(super) fn new(sizes: &Sizes) -> anyhow::Result<Self> {
         let folder = folder_in_memory()?;
-        // With a single worker, its queue of messages can fill up with its own, and it hangs.
+        // With a single worker, its queue of messages can fill up with its own, and it hangs. Of
+        // several, the first one only flushes: it puts requests to merge back into the queue, and
+        // spins while no other worker is idle.
+        const FLUSHES_ONLY: usize = 1;
+        // By default, filters of level 0 have some 19 bits for a key.
+        let filter = FilterPolicyEntry::Bloom(BloomConstructionPolicy::BitsPerKey(BLOOM_BITS));
         let database = Database::builder(folder.path())
-            .worker_threads(WORKERS)
+            .worker_threads(WORKERS + FLUSHES_ONLY)
             .cache_size(sizes.data_bytes * 4 + (64 << 20))
             .manual_journal_persist(true)
             .open()?;
@@ -146,6 +154,7 @@ impl Fjall {
             KeyspaceCreateOptions::default()
                 .max_memtable_size(sizes.table_bytes)
                 .compaction_strategy(std::sync::Arc::new(levels))
+                .filter_policy(FilterPolicy::all(filter))
                 .index_block_pinning_policy(PinningPolicy::all(true))
                 .filter_block_pinning_policy(PinningPolicy::all(true))
                 .manual_journal_persist(true)

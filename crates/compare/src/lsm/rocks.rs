@@ -3,7 +3,7 @@
 //!
 //! *Thread safety*: may be used by several threads.
 
-use super::engines::{WORKERS, folder_in_memory, on_threads, until_idle};
+use super::engines::{BLOOM_BITS, WORKERS, folder_in_memory, on_threads, until_idle};
 use super::records::Records;
 use super::{Engine, Sizes};
 use anyhow::Context;
@@ -33,12 +33,11 @@ const WORK: [&properties::PropName; 4] = [
 impl RocksDb {
     /// The sizes of levels are those of dLSM.
     pub(super) fn new(sizes: &Sizes) -> anyhow::Result<Self> {
-        const BLOOM_BITS: f64 = 10.0;
         let folder = folder_in_memory()?;
         let mut blocks = BlockBasedOptions::default();
         let cache_bytes = sizes.data_bytes * 4 + (64 << 20);
         blocks.set_block_cache(&Cache::new_lru_cache(cache_bytes as usize));
-        blocks.set_bloom_filter(BLOOM_BITS, false);
+        blocks.set_bloom_filter(BLOOM_BITS.into(), false);
         let mut options = Options::default();
         options.create_if_missing(true);
         options.set_block_based_table_factory(&blocks);
@@ -46,6 +45,8 @@ impl RocksDb {
         options.set_write_buffer_size(sizes.table_bytes as usize);
         options.set_target_file_size_base(sizes.table_bytes);
         options.set_max_bytes_for_level_base(sizes.table_bytes * 4);
+        // On by default since RocksDB 8.4: levels then have other sizes than those of dLSM.
+        options.set_level_compaction_dynamic_level_bytes(false);
         options.set_max_background_jobs(WORKERS as i32);
         let mut writes = WriteOptions::default();
         writes.disable_wal(true);

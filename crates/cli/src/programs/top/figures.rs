@@ -211,7 +211,7 @@ fn row(server: Server, before: Option<&Seen>, now: &Seen) -> Row {
                 connections,
                 memory_bytes: numbers.sum("cached_bytes"),
                 dirty_bytes: numbers.sum("dirty_bytes"),
-                dirty_ms: numbers.sum("oldest_dirty_milliseconds"),
+                dirty_ms: numbers.sum("oldest_dirty_seconds").map(|seconds| seconds * 1e3),
                 map_epoch: numbers.sum("map_epoch"),
                 trees,
                 ..bare
@@ -271,7 +271,7 @@ mod tests {
              farleaf_cache_leaf_misses_total {misses}\nfarleaf_connections 3\n\
              farleaf_remote_operations_total{{verb=\"read\"}} {remote}\n\
              farleaf_remote_bytes_total {}\nfarleaf_cached_bytes 77\nfarleaf_dirty_bytes 8\n\
-             farleaf_oldest_dirty_milliseconds 750\nfarleaf_map_epoch 1\n",
+             farleaf_oldest_dirty_seconds 0.75\nfarleaf_map_epoch 1\n",
             remote * 100
         )
     }
