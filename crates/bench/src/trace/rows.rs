@@ -127,9 +127,12 @@ fn read_lines(
         let Some(known) = &places else {
             let (found, is_header) = Places::find(&row, format, &path)?;
             seen.lacks_operations = format.is_op_optional && found.op.is_none();
-            // Without names the first row is a header if it cannot be a request and has no number.
+            // Without names the first row is a header if it cannot be a request, names no
+            // operation and has no number.
             let is_header = is_header
-                || (found.request(&row, format, keys).is_err() && !row.has_number());
+                || (found.request(&row, format, keys).is_err()
+                    && !found.names_operation(&row, format)
+                    && !row.has_number());
             if !is_header
                 && let Some(request) = found.request(&row, format, keys).map_err(bad)?
                 && !take(request)
@@ -265,6 +268,11 @@ impl Places {
         let (volume, count) = (other(&format.volume)?, other(&format.count)?);
         let limit = other(&format.limit)?;
         Ok((Self { key, op, volume, count, limit }, is_header))
+    }
+
+    fn names_operation(&self, row: &Fields<'_>, format: &TraceFormat) -> bool {
+        let field = self.op.and_then(|place| row.get(place).ok());
+        field.is_some_and(|field| format.request(field).is_some())
     }
 
     /// The request of a row; `None` if the form skips it.
