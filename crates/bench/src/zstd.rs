@@ -102,7 +102,8 @@ mod tests {
 
     #[test]
     fn frames_follow_each_other() {
-        let text: Vec<u8> = (0..200_000_u32).flat_map(|number| (number / 3).to_le_bytes()).collect();
+        let text: Vec<u8> =
+            (0..200_000_u32).flat_map(|number| (number / 3).to_le_bytes()).collect();
         let frame = compress_to_vec(&text[..], CompressionLevel::Fastest);
         assert!(is_frame(&frame) && decompressed(&frame).unwrap() == text);
         // A skippable frame of three bytes.

@@ -449,7 +449,8 @@ mod tests {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let server = MetricsServer::start(listener, metrics, || true).unwrap();
         let ask = |accept: &str| {
-            let accept = if accept.is_empty() { String::new() } else { format!("Accept: {accept}\r\n") };
+            let accept =
+                if accept.is_empty() { String::new() } else { format!("Accept: {accept}\r\n") };
             get(
                 server.local_address(),
                 &format!("GET /metrics HTTP/1.1\r\nHost: a\r\n{accept}Connection: close\r\n\r\n"),
@@ -464,8 +465,14 @@ mod tests {
             "application/openmetrics-text;q=0.3\r\nAccept: text/*",
         ] {
             let answer = ask(accept);
-            assert!(answer.contains("content-type: text/plain; version=0.0.4"), "{accept}: {answer}");
-            assert!(answer.contains("# TYPE farleaf_operations_total counter"), "{accept}: {answer}");
+            assert!(
+                answer.contains("content-type: text/plain; version=0.0.4"),
+                "{accept}: {answer}"
+            );
+            assert!(
+                answer.contains("# TYPE farleaf_operations_total counter"),
+                "{accept}: {answer}"
+            );
             assert!(!answer.contains("# EOF"), "{accept}: {answer}");
         }
         for accept in [
@@ -477,7 +484,10 @@ mod tests {
             "text/plain;q=0",
         ] {
             let answer = ask(accept);
-            assert!(answer.contains("content-type: application/openmetrics-text"), "{accept}: {answer}");
+            assert!(
+                answer.contains("content-type: application/openmetrics-text"),
+                "{accept}: {answer}"
+            );
             assert!(answer.contains("# TYPE farleaf_operations counter"), "{accept}: {answer}");
             assert!(answer.ends_with("# EOF\n"), "{accept}: {answer}");
         }

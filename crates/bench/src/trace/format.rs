@@ -224,7 +224,8 @@ impl TraceFormat {
             };
             self.set(name, value).map_err(wrong)?;
         }
-        let offset = self.record.map_or(0, |(bytes, at)| at.saturating_add(8).saturating_sub(bytes));
+        let offset =
+            self.record.map_or(0, |(bytes, at)| at.saturating_add(8).saturating_sub(bytes));
         if offset > 0 {
             return Err(FormatError("the key of 8 bytes is not within a record".to_owned()));
         }
@@ -342,7 +343,10 @@ mod tests {
         for (name, settings, what) in FORMATS {
             let format: TraceFormat = name.parse().unwrap();
             assert_eq!(format, TraceFormat::from_settings(settings));
-            assert!(!what.is_empty() && (format.op.is_none() == format.requests.is_empty()), "{name}");
+            assert!(
+                !what.is_empty() && (format.op.is_none() == format.requests.is_empty()),
+                "{name}"
+            );
         }
         assert!("CSV".parse::<TraceFormat>().unwrap_err().to_string().contains("oracle-general"));
     }

@@ -177,7 +177,8 @@ mod tests {
     use crate::content::tests::{TestFile, gzip};
 
     fn read(format: &TraceFormat, content: &[u8]) -> Result<Trace, String> {
-        let file = TestFile::new(&format!("trace-{:x}", xxhash_rust::xxh3::xxh3_64(content)), content);
+        let file =
+            TestFile::new(&format!("trace-{:x}", xxhash_rust::xxh3::xxh3_64(content)), content);
         read_trace(file.path(), format, false, u64::MAX).map_err(|error| error.to_string())
     }
 
@@ -227,7 +228,10 @@ mod tests {
                 "READ usertable userX [ ]\n",
                 "line 1: column `3` is `userX`, expected a key such as user42",
             ),
-            ("READ usertable user1\nSCAN t user1\n", "line 2: expected a number of records, found ``"),
+            (
+                "READ usertable user1\nSCAN t user1\n",
+                "line 2: expected a number of records, found ``",
+            ),
             ("YCSB Client 0.17.0\n", "has no rows"),
         ] {
             let error = read(&format, text.as_bytes()).unwrap_err();
@@ -247,13 +251,37 @@ mod tests {
             ),
             ("csv", "op,block\n28,1\n", "no column `key` or `lbn`; its columns are: op, block"),
             ("libcachesim-csv", "time,lbn\n5,1\n", "no column `op`; its columns are: time, lbn"),
-            ("csv", "op,key\n28,x\n", "line 2: column `2` is `x`, expected a whole number below 2^64; --hash-keys takes any text"),
+            (
+                "csv",
+                "op,key\n28,x\n",
+                "line 2: column `2` is `x`, expected a whole number below 2^64; --hash-keys takes any text",
+            ),
             ("csv", "op,key\n28\n", "line 2: there are 1 columns, expected at least 2"),
-            ("csv", "op,key\n28,\"1\n", "line 2: a separator within quotes, which a trace may not have"),
-            ("msr", "128166372003061629,usr,0,Flush,0,4096,5\n", "line 1: column `4` is `Flush`, expected `Read` for a read, `Write` for a write"),
-            ("alibaba", "70000,R,4096,512,1\n", "line 1: column `3` is `4096`, expected a number below 2^48 of a volume below 2^16; --hash-keys takes any"),
-            ("ibm", "5 REST.GET.OBJECT 8d4fcda3d675bac9f 10\n", "line 1: column `3` is `8d4fcda3d675bac9f`, expected up to 16 hexadecimal digits; --hash-keys takes any text"),
-            ("oracle-general", "123456789012345678901234567", "record 2: the file ends after 3 of its 24 bytes"),
+            (
+                "csv",
+                "op,key\n28,\"1\n",
+                "line 2: a separator within quotes, which a trace may not have",
+            ),
+            (
+                "msr",
+                "128166372003061629,usr,0,Flush,0,4096,5\n",
+                "line 1: column `4` is `Flush`, expected `Read` for a read, `Write` for a write",
+            ),
+            (
+                "alibaba",
+                "70000,R,4096,512,1\n",
+                "line 1: column `3` is `4096`, expected a number below 2^48 of a volume below 2^16; --hash-keys takes any",
+            ),
+            (
+                "ibm",
+                "5 REST.GET.OBJECT 8d4fcda3d675bac9f 10\n",
+                "line 1: column `3` is `8d4fcda3d675bac9f`, expected up to 16 hexadecimal digits; --hash-keys takes any text",
+            ),
+            (
+                "oracle-general",
+                "123456789012345678901234567",
+                "record 2: the file ends after 3 of its 24 bytes",
+            ),
             ("keys", "\n\n", "has no rows"),
         ] {
             let error = read(&format.parse().unwrap(), content.as_bytes()).unwrap_err();
@@ -266,7 +294,10 @@ mod tests {
     fn without_operations_all_requests_are_lookups() {
         let trace = read(&TraceFormat::default(), b"time,key\n1,5\n2,7\n3,5\n").unwrap();
         let get = |key| Operation::Get { key };
-        assert_eq!((trace.operations, trace.lacks_operations), (vec![get(5), get(7), get(5)], true));
+        assert_eq!(
+            (trace.operations, trace.lacks_operations),
+            (vec![get(5), get(7), get(5)], true)
+        );
         let trace = read(&TraceFormat::default(), b"\"op\",\"key\"\n\"get\",\"5\"\n").unwrap();
         assert_eq!((trace.operations, trace.lacks_operations), (vec![get(5)], false));
     }

@@ -153,11 +153,7 @@ fn read_lines(
 
 /// Finds the fields of a line; none in an empty one. Separators above the form's number of columns
 /// belong to the key.
-fn split(
-    line: &[u8],
-    format: &TraceFormat,
-    fields: &mut Vec<Range<usize>>,
-) -> Result<(), String> {
+fn split(line: &[u8], format: &TraceFormat, fields: &mut Vec<Range<usize>>) -> Result<(), String> {
     fields.clear();
     if line.is_empty() {
         return Ok(());
@@ -262,9 +258,8 @@ impl Places {
             Some(op) if format.is_op_optional => find(op).ok(),
             op => op.as_ref().map(&mut find).transpose().map_err(missing)?,
         };
-        let mut other = |column: &Option<Column>| {
-            column.as_ref().map(&mut find).transpose().map_err(missing)
-        };
+        let mut other =
+            |column: &Option<Column>| column.as_ref().map(&mut find).transpose().map_err(missing);
         let (volume, count) = (other(&format.volume)?, other(&format.count)?);
         let limit = other(&format.limit)?;
         Ok((Self { key, op, volume, count, limit }, is_header))

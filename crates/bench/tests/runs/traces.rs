@@ -147,12 +147,19 @@ fn check<D: Design<O::Layout>, O: Form>(trace: &Trace, options: &D::Options, for
     let keys = trace.keys();
     for loaded in [None, Some(&keys)] {
         let config = MemoryServerConfig { pool_bytes: 8 << 20, ..MemoryServerConfig::default() };
-        let server =
-            |number| Arc::new(MemoryServer::<O::Layout>::new(ServerId::new(number), &config).unwrap());
+        let server = |number| {
+            Arc::new(MemoryServer::<O::Layout>::new(ServerId::new(number), &config).unwrap())
+        };
         let services = (0..2).map(server).collect();
         let provider = SimConfig::default();
-        let replayed =
-            replay::<D, _, O>(&provider, services, options, form.clone(), &trace.operations, loaded);
+        let replayed = replay::<D, _, O>(
+            &provider,
+            services,
+            options,
+            form.clone(),
+            &trace.operations,
+            loaded,
+        );
         let (measured, contents) = replayed.unwrap();
         let (map, found) = model(trace, loaded);
         let lookups = trace.operations.iter().filter(|operation| operation.is_lookup()).count();
@@ -199,9 +206,8 @@ fn hashed_keys_are_numbers() {
         let (plain, hashed) = (read(name, format, "", false), read(name, format, "", true));
         assert!(hashed.strings.is_none());
         assert_eq!(hashed.keys().len(), plain.keys().len(), "{name}");
-        let kinds = |trace: &Trace| {
-            trace.operations.iter().map(std::mem::discriminant).collect::<Vec<_>>()
-        };
+        let kinds =
+            |trace: &Trace| trace.operations.iter().map(std::mem::discriminant).collect::<Vec<_>>();
         assert_eq!(kinds(&hashed), kinds(&plain), "{name}");
         let hash = CoarseOptions { partitioning: Partitioning::Hash };
         check::<Coarse, _>(&hashed, &hash, &Numbers);

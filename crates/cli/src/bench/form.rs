@@ -88,7 +88,8 @@ impl KeysAndValues {
             (None, Some(form)) => Strings::with_blocks(form, n, values, inline, grows),
             (None, None) => return Ok(Self::Numbers),
         };
-        let of_trace = if form.is_none() { "; --hash-keys makes numbers of a trace's keys" } else { "" };
+        let of_trace =
+            if form.is_none() { "; --hash-keys makes numbers of a trace's keys" } else { "" };
         strings.map(Self::Strings).or_else(|error| usage(format!("{error}{of_trace}")))
     }
 

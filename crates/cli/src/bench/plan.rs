@@ -3,10 +3,10 @@
 use super::arguments::{Arguments, FabricName, LoadName, TraceStart, Validation};
 use super::form::KeysAndValues;
 use super::{lsm, over_time, reshaping};
-use crate::output;
 use crate::designs::{
     self, DesignName, FabricConfig, IndexOptions, PartitioningName, RecordBytes, ValueBlocks,
 };
+use crate::output;
 use crate::usage;
 use anyhow::Context;
 use farleaf_bench::driver::{Amount, HotspotShift, Run};
@@ -450,13 +450,13 @@ fn trace_format(arguments: &Arguments) -> anyhow::Result<TraceFormat> {
         ("read", &arguments.trace_read),
         ("write", &arguments.trace_write),
     ];
-    let single = single.into_iter().filter_map(|(part, value)| {
-        value.as_ref().map(|value| format!("{part}={value}"))
-    });
+    let single = single
+        .into_iter()
+        .filter_map(|(part, value)| value.as_ref().map(|value| format!("{part}={value}")));
     for changes in arguments.trace_columns.clone().into_iter().chain(single) {
-        format = format.with(&changes).or_else(|error| {
-            usage(format!("the form of the trace: {error}"))
-        })?;
+        format = format
+            .with(&changes)
+            .or_else(|error| usage(format!("the form of the trace: {error}")))?;
     }
     Ok(format)
 }
