@@ -70,7 +70,7 @@ pub fn read_trace(
     let mut strings: HashMap<Vec<u8>, u64> = HashMap::new();
     let mut is_cut = false;
     let keys = Keys { kind: format.keys, hashed: hash_keys };
-    let seen = rows::read(path, format, keys, |row| {
+    let lacks_operations = rows::read(path, format, keys, |row| {
         let key = match row.key {
             Key::Number(number) => number,
             Key::Text(text) => {
@@ -104,7 +104,7 @@ pub fn read_trace(
         true => Some(in_order(strings, &mut operations)),
         false => None,
     };
-    Ok(Trace { operations, strings, is_cut, lacks_operations: seen.lacks_operations })
+    Ok(Trace { operations, strings, is_cut, lacks_operations })
 }
 
 /// Sorts the byte strings, and renumbers the keys of the operations.
@@ -292,7 +292,8 @@ mod tests {
     /// A trace without a column of operations was refused.
     #[test]
     fn without_operations_all_requests_are_lookups() {
-        let trace = read(&TraceFormat::default(), b"time,key\n1,5\n2,7\n3,5\n").unwrap();
+        let trace = read(&TraceFormat::default(), b"\xef\xbb\xbfkey,time\r\n5,1\r\n7,2\r\n5,3\r\n")
+            .unwrap();
         let get = |key| Operation::Get { key };
         assert_eq!(
             (trace.operations, trace.lacks_operations),

@@ -11,6 +11,9 @@ use std::ops::Range;
 use std::path::Path;
 use xxhash_rust::xxh3::xxh3_64;
 
+/// At the start of text files of some programs.
+const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
+
 /// Bits of a key below its volume's.
 const KEY_BITS: u32 = 48;
 
@@ -50,22 +53,14 @@ struct Places {
     limit: Option<usize>,
 }
 
-/// What was found in the file besides its requests.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Seen {
-    /// The file lacks the column of operations, which the form lets it do.
-    pub(super) lacks_operations: bool,
-    /// `take` ended the reading.
-    pub(super) is_cut: bool,
-}
-
-/// Passes the rows of a file to `take` until that returns `false`.
+/// Passes the rows of a file to `take` until that returns `false`. Returns whether the file lacks the
+/// column of operations, where its form lets it.
 pub(super) fn read(
     path: &Path,
     format: &TraceFormat,
     keys: Keys,
     mut take: impl FnMut(Row) -> bool,
-) -> Result<Seen, InputError> {
+) -> Result<bool, InputError> {
     match format.record {
         Some(record) => read_records(path, record, keys, &mut take),
         None => read_lines(path, format, keys, &mut take),
@@ -77,14 +72,14 @@ fn read_records(
     (bytes, at): (usize, usize),
     keys: Keys,
     take: &mut dyn FnMut(Row) -> bool,
-) -> Result<Seen, InputError> {
+) -> Result<bool, InputError> {
     let (path, mut content) = content::open(path)?;
     let mut record = vec![0; bytes];
     for number in 1_u64.. {
         let mut filled = 0;
         while filled < bytes {
             match content.read(&mut record[filled..]) {
-                Ok(0) if filled == 0 => return Ok(Seen::default()),
+                Ok(0) if filled == 0 => return Ok(false),
                 Ok(0) => {
                     let problem = format!("the file ends after {filled} of its {bytes} bytes");
                     return Err(InputError::BadRecord { path, record: number, problem });
@@ -103,7 +98,7 @@ fn read_records(
             break;
         }
     }
-    Ok(Seen { is_cut: true, ..Seen::default() })
+    Ok(false)
 }
 
 fn read_lines(
@@ -111,44 +106,41 @@ fn read_lines(
     format: &TraceFormat,
     keys: Keys,
     take: &mut dyn FnMut(Row) -> bool,
-) -> Result<Seen, InputError> {
+) -> Result<bool, InputError> {
     let mut lines = lines(path)?;
     let path = lines.path().to_owned();
-    let mut seen = Seen::default();
+    let mut lacks_operations = false;
     let mut places: Option<Places> = None;
     let mut fields = Vec::new();
     while let Some((number, line)) = lines.next_line()? {
         let bad = |problem| InputError::BadRow { path: path.clone(), line: number, problem };
+        let line =
+            if number == 1 { line.strip_prefix(BYTE_ORDER_MARK).unwrap_or(line) } else { line };
         split(line, format, &mut fields).map_err(bad)?;
         if fields.is_empty() {
             continue;
         }
         let row = Fields { line, fields: &fields };
-        let Some(known) = &places else {
-            let (found, is_header) = Places::find(&row, format, &path)?;
-            seen.lacks_operations = format.is_op_optional && found.op.is_none();
-            // Without names the first row is a header if it cannot be a request, names no
-            // operation and has no number.
-            let is_header = is_header
-                || (found.request(&row, format, keys).is_err()
-                    && !found.names_operation(&row, format)
-                    && !row.has_number());
-            if !is_header
-                && let Some(request) = found.request(&row, format, keys).map_err(bad)?
-                && !take(request)
-            {
-                return Ok(Seen { is_cut: true, ..seen });
+        let known = match &places {
+            Some(known) => known,
+            None => {
+                let (found, has_names) = Places::find(&row, format, &path)?;
+                lacks_operations = format.is_op_optional && found.op.is_none();
+                let is_header = has_names || found.is_header(&row, format, keys);
+                let found = places.insert(found);
+                if is_header {
+                    continue;
+                }
+                found
             }
-            places = Some(found);
-            continue;
         };
         if let Some(request) = known.request(&row, format, keys).map_err(bad)?
             && !take(request)
         {
-            return Ok(Seen { is_cut: true, ..seen });
+            break;
         }
     }
-    Ok(seen)
+    Ok(lacks_operations)
 }
 
 /// Finds the fields of a line; none in an empty one. Separators above the form's number of columns
@@ -265,9 +257,13 @@ impl Places {
         Ok((Self { key, op, volume, count, limit }, is_header))
     }
 
-    fn names_operation(&self, row: &Fields<'_>, format: &TraceFormat) -> bool {
-        let field = self.op.and_then(|place| row.get(place).ok());
-        field.is_some_and(|field| format.request(field).is_some())
+    /// Whether the first row is a header, if the form names no columns: it is not a request, names
+    /// no operation and has no number.
+    fn is_header(&self, row: &Fields<'_>, format: &TraceFormat, keys: Keys) -> bool {
+        let op = self.op.and_then(|place| row.get(place).ok());
+        self.request(row, format, keys).is_err()
+            && op.is_none_or(|field| format.request(field).is_none())
+            && !row.has_number()
     }
 
     /// The request of a row; `None` if the form skips it.
