@@ -127,7 +127,7 @@ fn read_lines(
                 let (found, has_names) = Places::find(&row, format, &path)?;
                 lacks_operations = format.is_op_optional && found.op.is_none();
                 let is_header = has_names || found.is_header(&row, format, keys);
-                let found = places.insert(found);
+                let found = &*places.insert(found);
                 if is_header {
                     continue;
                 }
