@@ -1,5 +1,5 @@
-//! Joining leaves: only one that has no record left is joined, with the leaf on its left, by the
-//! client that has removed its last record.
+//! Joining leaves: only one that has no record left is joined, with the leaf on its left, if that
+//! has none either, by the client that has removed the last record.
 //!
 //! Nodes that are joined are dead for good: their memory is not used again, so a cached parent
 //! leads to a leaf or to a dead one, never to another node (entrywise.S1). A collection does
@@ -123,7 +123,10 @@ impl<F: Fabric, L: Layout> EntryTree<F, L> {
             && left.page().sibling() == right.at()
             && L::low(left.page()) == L::inner_key(parent.page(), slot)
             && low == L::inner_key(parent.page(), slot + 1);
-        if !are_neighbours || right.page().live_count() > 0 {
+        // A leaf that is empty alone stays: its memory would be lost, and the next insertion of its
+        // keys might need more.
+        let are_empty = left.page().live_count() == 0 && right.page().live_count() == 0;
+        if !are_neighbours || !are_empty {
             return Ok(false);
         }
         let (lower, upper) = (Image::of(left.page()), Image::of(right.page()));
