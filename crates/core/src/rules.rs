@@ -176,6 +176,8 @@ rules! {
     OLDEST_MERGED_FIRST: "merges_newest_alone", "lsm.V4", "A merge of level 0 takes its oldest tables.";
     TABLES_LAND_FIRST: "publishes_unwritten_tables", "lsm.F1", "All WRITEs of a table have completed before a version has it.";
     EXTENTS_PINNED: "frees_pinned_tables", "lsm.K2", "The extents of a table are used again only when no version in use has it.";
+    PROMISES_KEPT: "takes_promised_extents", "lsm.S1", "Merges leave the extents that are promised to the flushes of MemTables.";
+    MERGED_PARTS_PINNED: "frees_merged_parts", "lsm.S3", "What a merge has taken of a table is given back only when no version in use has it.";
     STEPS_ONCE: "steps_twice", "lsm.J2", "A repeated step of a merge gets the reply of the first one, and merges nothing.";
     SHARD_EPOCHS: "heeds_late_edits", "lsm.H3", "A directory refuses changes of a shard's tables by a process of an earlier epoch.";
     EDITS_ONCE: "edits_twice", "lsm.V5", "A repeated change of a shard's tables gets the answer of the first one.";

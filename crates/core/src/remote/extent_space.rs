@@ -8,9 +8,12 @@
 //! ```
 //!
 //! *Invariants* (`docs/internals/lsm-tree.md`)
-//! - lsm.K1. An extent is free, in one lease, resting or lost.
+//! - lsm.K1. An extent is free, in one lease, resting or lost. A table of which a merge has taken a
+//!   part shares its other extents with the lease of the whole table.
 //! - lsm.K2. An extent rests for a grace period after its lease has ended, which is when no version
 //!   in use has its table.
+//!
+//! - lsm.S1. Extents are promised to the flushes of MemTables. Merges and bulk loads leave so many.
 //!
 //! Extents that a WRITE may still reach when their lease ends are lost; `ExtentClient::settle`
 //! avoids that (lsm.K3). Those that a job may still write to stay leased until it is closed
@@ -38,6 +41,17 @@ pub struct ExtentUsage {
     pub resting: u64,
     /// Given up.
     pub lost: u64,
+}
+
+/// What extents are taken for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExtentUse {
+    /// A flush, to which they were promised.
+    Flush,
+    /// A merge, which gives back about as many.
+    Merge,
+    /// A bulk load, which leaves what merges and flushes need.
+    Load,
 }
 
 /// A merge job: its memory server, the shard that it belongs to, and its number. The numbers of
@@ -93,7 +107,15 @@ struct Inner {
     /// Leased to jobs that were given up, and when the next attempt to close them is due.
     of_jobs: Vec<(JobId, Vec<u32>, u64)>,
     next_server: u16,
+    /// In leases; those in two count once.
     leased: u64,
+    /// Of extents in several leases, how many leases there are beside the first.
+    shared: BTreeMap<u32, u32>,
+    /// Promised to flushes, and how many of these the flush under way has taken.
+    promised: u64,
+    flushing: u64,
+    /// Kept for merges, and for what only shrinks the tree.
+    kept: u64,
     lost: u64,
     /// Borrowed tables that no version in use has any more, and that were not returned yet.
     unused_loans: BTreeSet<u64>,
@@ -147,7 +169,8 @@ impl ExtentSpace {
     /// Begins with the chunks that `shard` has, and nothing else.
     pub fn begin(&self, shard: (u64, u64), chunks: &[(GlobalAddr, u64)]) {
         let mut inner = lock(&self.inner);
-        *inner = Inner { shard, begun: inner.begun + 1, ..Inner::default() };
+        let kept = inner.kept;
+        *inner = Inner { shard, begun: inner.begun + 1, kept, ..Inner::default() };
         drop(inner);
         chunks.iter().for_each(|&(at, bytes)| self.add_chunk(at, bytes));
     }
@@ -226,15 +249,45 @@ impl ExtentSpace {
         }
     }
 
+    /// Sets how many extents bulk loads leave beside those that are promised.
+    pub fn keep(&self, extents: u64) {
+        lock(&self.inner).kept = extents;
+    }
+
+    /// Promises `extents` extents to flushes, instead of those of before, if `beside` more are
+    /// there or `is_less`. Returns whether it has (S1).
+    pub fn promise(&self, extents: u64, beside: u64, is_less: bool) -> bool {
+        let mut inner = lock(&self.inner);
+        let has_room = inner.available() + inner.flushing.min(extents) >= extents + beside;
+        if has_room || is_less {
+            inner.promised = extents;
+        }
+        has_room || is_less
+    }
+
+    /// A flush begins, or has ended: what it has taken is in tables, or was given back.
+    pub fn turn_to_flush(&self) {
+        lock(&self.inner).flushing = 0;
+    }
+
+    /// The extents that are free or resting, and how many of them are promised to flushes.
+    pub fn available(&self) -> (u64, u64) {
+        let inner = lock(&self.inner);
+        (inner.available(), inner.still_promised())
+    }
+
     /// An extent on `server`, if possible the one behind `before`. `None` if another chunk is
     /// needed. What was given back before this call rests for `grace_ns` from now on.
     pub(super) fn take(
         &self,
-        server: ServerId,
+        (server, purpose): (ServerId, ExtentUse),
         before: Option<u32>,
         (now_ns, grace_ns): (u64, u64),
     ) -> Option<u32> {
         let mut inner = lock(&self.inner);
+        if !inner.may_take(purpose) {
+            return None;
+        }
         inner.rest_until(now_ns + grace_ns);
         while let Some(&(due_ns, extent)) = inner.resting.front()
             && due_ns <= now_ns
@@ -248,6 +301,7 @@ impl ExtentSpace {
         let extent = next.or(free.first().copied())?;
         free.remove(&extent);
         inner.leased += 1;
+        inner.flushing += u64::from(purpose == ExtentUse::Flush);
         Some(extent)
     }
 
@@ -283,11 +337,15 @@ impl ExtentSpace {
             return; // another process may have them
         }
         inner.unused_loans.extend(lease.borrowed);
-        let (extents, is_settled) = (&lease.extents[..], lease.is_settled);
-        inner.leased -= extents.len() as u64;
-        match is_settled {
-            true => inner.ended.extend_from_slice(extents),
-            false => inner.lost += extents.len() as u64,
+        for &extent in &lease.extents {
+            if inner.is_still_shared(extent) {
+                continue;
+            }
+            inner.leased -= 1;
+            match lease.is_settled {
+                true => inner.ended.push(extent),
+                false => inner.lost += 1,
+            }
         }
     }
 }
@@ -297,6 +355,35 @@ impl Inner {
     fn rest_until(&mut self, due_ns: u64) {
         let ended = std::mem::take(&mut self.ended);
         self.resting.extend(ended.into_iter().map(|extent| (due_ns, extent)));
+    }
+
+    /// Free or resting.
+    fn available(&self) -> u64 {
+        let free: usize = self.free.iter().map(BTreeSet::len).sum();
+        (free + self.resting.len() + self.ended.len()) as u64
+    }
+
+    /// Promised to flushes, without what the flush under way has.
+    fn still_promised(&self) -> u64 {
+        self.promised.saturating_sub(self.flushing)
+    }
+
+    fn may_take(&self, purpose: ExtentUse) -> bool {
+        match purpose {
+            ExtentUse::Flush => true,
+            ExtentUse::Merge => self.available() > self.still_promised(),
+            ExtentUse::Load => self.available() > self.still_promised() + self.kept,
+        }
+    }
+
+    /// Takes one lease of an extent away. Returns whether there is another one.
+    fn is_still_shared(&mut self, extent: u32) -> bool {
+        let Some(others) = self.shared.get_mut(&extent) else { return false };
+        *others -= 1;
+        if *others == 0 {
+            self.shared.remove(&extent);
+        }
+        true
     }
 
     fn free_on(&mut self, server: ServerId) -> &mut BTreeSet<u32> {
@@ -316,6 +403,8 @@ pub struct Lease {
     extents: Vec<u32>,
     /// Where each lies, so that readers need not ask the space.
     places: Vec<GlobalAddr>,
+    /// Extents of the table before these, which it has not any more (S3).
+    without: usize,
     /// No WRITE to them may still land.
     is_settled: bool,
     /// They were given back.
@@ -332,6 +421,7 @@ impl Lease {
             begun: lock(&space.inner).begun,
             extents: Vec::new(),
             places: Vec::new(),
+            without: 0,
             is_settled: true,
             has_ended: AtomicBool::new(false),
             borrowed: None,
@@ -383,6 +473,36 @@ impl Lease {
         Some(first)
     }
 
+    /// A lease of the same extents but those that end within the first `bytes` bytes of the table:
+    /// these are free once this lease has ended, and the others once both have (S3).
+    #[must_use]
+    pub fn behind(&self, bytes: u64) -> Self {
+        let extents = (bytes / self.space.extent_bytes) as usize;
+        let extents = extents.saturating_sub(self.without).min(self.extents.len());
+        let mut rest = Self::new(&self.space);
+        rest.extents = self.extents[extents..].to_vec();
+        rest.places = self.places[extents..].to_vec();
+        (rest.without, rest.begun) = (self.without + extents, self.begun);
+        let mut inner = lock(&self.space.inner);
+        if inner.begun == self.begun {
+            rest.extents.iter().for_each(|extent| *inner.shared.entry(*extent).or_default() += 1);
+        }
+        drop(inner);
+        rest
+    }
+
+    /// Notes that a table of so many bytes lies in these extents, without its first ones if there
+    /// are fewer than it had (S3).
+    pub fn holds_end_of(&mut self, bytes: u64) {
+        let all = bytes.div_ceil(self.space.extent_bytes) as usize;
+        self.without = all.saturating_sub(self.places.len());
+    }
+
+    /// Bytes of the table before the first one that is there.
+    pub fn skipped_bytes(&self) -> u64 {
+        self.without as u64 * self.space.extent_bytes
+    }
+
     /// Bytes of all its memory.
     pub fn bytes(&self) -> u64 {
         self.places.len() as u64 * self.space.extent_bytes
@@ -423,12 +543,15 @@ impl Lease {
         }
     }
 
-    /// Where `words` words from word `first` on lie, in pieces of adjacent memory, each of at most
-    /// `most` words. Ends early if there are fewer extents.
+    /// Where `words` words from word `first` of the table on lie, in pieces of adjacent memory, each
+    /// of at most `most` words. Ends early if there are fewer extents. Without the first word there
+    /// are none.
     pub fn pieces(&self, first: u64, words: u64, most: u64) -> Vec<(GlobalAddr, u64)> {
         let extent_words = self.space.extent_bytes / 8;
-        let (mut next, end) = (first, first + words);
+        let skipped = self.without as u64 * extent_words;
         let mut pieces: Vec<(GlobalAddr, u64)> = Vec::new();
+        let Some(first) = first.checked_sub(skipped) else { return pieces };
+        let (mut next, end) = (first, first + words);
         while next < end
             && let Some(&place) = self.places.get((next / extent_words) as usize)
         {
@@ -471,7 +594,11 @@ mod tests {
     fn lease(space: &Arc<ExtentSpace>, extents: usize, now_ns: u64) -> Option<Lease> {
         let mut lease = Lease::new(space);
         for _ in 0..extents {
-            lease.add(space.take(SERVER, lease.extents().last().copied(), (now_ns, 100))?);
+            lease.add(space.take(
+                (SERVER, ExtentUse::Merge),
+                lease.extents().last().copied(),
+                (now_ns, 100),
+            )?);
         }
         Some(lease)
     }
@@ -481,13 +608,16 @@ mod tests {
         let space = space(5);
         let (one, two) = (lease(&space, 2, 0).unwrap(), lease(&space, 3, 0).unwrap());
         assert_eq!((one.extents(), two.extents()), (&[0, 1][..], &[2, 3, 4][..]));
-        assert!(space.take(SERVER, None, (0, 100)).is_none());
-        assert!(space.take(ServerId::new(0), None, (0, 100)).is_none());
+        assert!(space.take((SERVER, ExtentUse::Merge), None, (0, 100)).is_none());
+        assert!(space.take((ServerId::new(0), ExtentUse::Merge), None, (0, 100)).is_none());
         drop(one);
         assert_eq!(space.usage(), ExtentUsage { all: 5, leased: 3, resting: 2, lost: 0 });
-        assert!(space.take(SERVER, None, (1_000, 100)).is_none(), "the grace period begins");
+        assert!(
+            space.take((SERVER, ExtentUse::Merge), None, (1_000, 100)).is_none(),
+            "the grace period begins"
+        );
         assert_eq!(space.first_rested_ns((1_000, 100)), Some(1_100));
-        assert!(space.take(SERVER, None, (1_099, 100)).is_none());
+        assert!(space.take((SERVER, ExtentUse::Merge), None, (1_099, 100)).is_none());
         let again = lease(&space, 2, 1_100).unwrap();
         assert_eq!(again.extents(), [0, 1]);
     }
@@ -498,11 +628,11 @@ mod tests {
     fn what_was_just_given_back_is_waited_for() {
         let space = space(1);
         let one = lease(&space, 1, 0).unwrap();
-        assert!(space.take(SERVER, None, (50, 100)).is_none());
+        assert!(space.take((SERVER, ExtentUse::Merge), None, (50, 100)).is_none());
         assert_eq!(space.first_rested_ns((50, 100)), None);
         drop(one);
         assert_eq!(space.first_rested_ns((60, 100)), Some(160));
-        assert!(space.take(SERVER, None, (160, 100)).is_some());
+        assert!(space.take((SERVER, ExtentUse::Merge), None, (160, 100)).is_some());
     }
 
     /// Another process may have had the shard between the two beginnings.
@@ -537,8 +667,8 @@ mod tests {
         let gap = lease(&space, 1, 0).unwrap();
         let mut table = lease(&space, 2, 0).unwrap();
         drop((first, gap));
-        assert!(space.take(SERVER, Some(4), (0, 0)).is_some(), "5 is behind 4");
-        table.add(space.take(SERVER, Some(5), (0, 0)).unwrap());
+        assert!(space.take((SERVER, ExtentUse::Merge), Some(4), (0, 0)).is_some(), "5 is behind 4");
+        table.add(space.take((SERVER, ExtentUse::Merge), Some(5), (0, 0)).unwrap());
         assert_eq!(table.extents(), [3, 4, 0]);
         let at = |extent: u64, word: u64| GlobalAddr::new(SERVER, 4096 + extent * 1024 + word * 8);
         assert_eq!(table.pieces(3, 5, 100), [(at(3, 3), 5)]);

@@ -14,13 +14,13 @@
 
 use super::chunks::{ChunkClient, ChunkUse};
 use super::directory::ShardClient;
-use super::extent_space::{ExtentSpace, JobId, Lease};
+use super::extent_space::{ExtentSpace, ExtentUse, JobId, Lease};
 use super::given_up::{Doubtful, GivenUp, Held};
 use super::pages::{BUSY_WAIT_NS, BUSY_WAITS, READ_RETRIES};
 use super::pieces::both;
 use super::{Backoff, GRACE_NS, RemoteError, RpcClient};
 use crate::page::Layout;
-use crate::rules::{EXTENTS_PINNED, LOANS_UNREAD, TABLES_LAND_FIRST};
+use crate::rules::{EXTENTS_PINNED, LOANS_UNREAD, PROMISES_KEPT, TABLES_LAND_FIRST};
 use farleaf_fabric::sync::{Arc, Ordering};
 use farleaf_fabric::{BUFFER_BYTES, Buffer, Fabric, FabricError, GlobalAddr, Region, ServerId};
 use std::cell::RefCell;
@@ -90,12 +90,18 @@ impl<F: Fabric, L: Layout> ExtentClient<F, L> {
         self.chunks.allocate(server, bytes, ChunkUse::Whole { least: bytes }).await
     }
 
-    /// A table to be written.
+    /// A table of a merge to be written.
     pub fn writer(&self) -> ExtentWriter<'_, F, L> {
+        self.writer_for(ExtentUse::Merge)
+    }
+
+    /// A table to be written.
+    pub fn writer_for(&self, purpose: ExtentUse) -> ExtentWriter<'_, F, L> {
         let servers = self.space.servers(self.fabric().memory_servers()).collect();
         let lease = Lease::new(&self.space);
         ExtentWriter {
             client: self,
+            purpose,
             servers,
             lease,
             words: 0,
@@ -196,9 +202,53 @@ impl<F: Fabric, L: Layout> ExtentClient<F, L> {
         let mut lease = Lease::new(&self.space);
         for _ in 0..extents {
             let before = lease.extents().last().copied();
-            lease.add(self.take(&[server], before).await?);
+            lease.add(self.take((&[server], ExtentUse::Merge), before).await?);
         }
         Ok(lease)
+    }
+
+    /// Allocates chunks until so many extents are free or resting: what one shard has no other one
+    /// can take (S1).
+    ///
+    /// # Errors
+    /// [`RemoteError`]: [`RemoteError::OutOfMemory`] if the memory servers have no more.
+    pub async fn own(&self, extents: u64) -> Result<(), RemoteError> {
+        let mut outcome = Err(RemoteError::OutOfMemory { server: ServerId::new(0) });
+        for server in self.space.servers(self.fabric().memory_servers()) {
+            loop {
+                let missing = extents.saturating_sub(self.space.available().0);
+                if missing == 0 {
+                    return Ok(());
+                }
+                let bytes = (missing * self.space.extent_bytes()).max(self.chunk_bytes);
+                if let Err(error) = self.add_chunk(server, bytes).await {
+                    outcome = Err(error);
+                    break;
+                }
+            }
+        }
+        outcome
+    }
+
+    /// Allocates a chunk of about `bytes` bytes: less, if there is no room for it, but at least an
+    /// extent.
+    async fn add_chunk(&self, server: ServerId, bytes: u64) -> Result<(), RemoteError> {
+        let extent_bytes = self.space.extent_bytes();
+        let mut wanted = bytes.max(extent_bytes);
+        loop {
+            let purpose = ChunkUse::Shard { shard: self.space.shard(), least: wanted };
+            match self.chunks.allocate(server, wanted, purpose).await {
+                Ok((at, bytes)) => {
+                    self.space.add_chunk(at, bytes);
+                    return Ok(());
+                }
+                // There is no room for so much, but perhaps for less.
+                Err(RemoteError::OutOfMemory { .. }) if wanted > extent_bytes => {
+                    wanted = (wanted / 2 / extent_bytes).max(1) * extent_bytes;
+                }
+                Err(error) => return Err(error),
+            }
+        }
     }
 
     /// A lease that `job` writes to. It is given up unless it is settled.
@@ -235,11 +285,15 @@ impl<F: Fabric, L: Layout> ExtentClient<F, L> {
     }
 
     /// An extent on one of these servers, the first one if possible.
-    async fn take(&self, servers: &[ServerId], before: Option<u32>) -> Result<u32, RemoteError> {
+    async fn take(
+        &self,
+        (servers, purpose): (&[ServerId], ExtentUse),
+        before: Option<u32>,
+    ) -> Result<u32, RemoteError> {
         let mut outcome = Err(RemoteError::OutOfMemory { server: ServerId::new(0) });
         for round in 0..=RESTING_ROUNDS {
             for server in servers {
-                outcome = self.take_on(*server, before).await;
+                outcome = self.take_on((*server, purpose), before).await;
                 if outcome.is_ok() {
                     return outcome;
                 }
@@ -263,24 +317,22 @@ impl<F: Fabric, L: Layout> ExtentClient<F, L> {
         if rests { GRACE_NS } else { 0 }
     }
 
-    async fn take_on(&self, server: ServerId, before: Option<u32>) -> Result<u32, RemoteError> {
-        let extent_bytes = self.space.extent_bytes();
-        let mut wanted = self.chunk_bytes.max(extent_bytes);
+    async fn take_on(
+        &self,
+        on: (ServerId, ExtentUse),
+        before: Option<u32>,
+    ) -> Result<u32, RemoteError> {
+        // A planted bug: merges take what was promised to flushes.
+        let on = match self.fabric().breaks(PROMISES_KEPT) {
+            true => (on.0, ExtentUse::Flush),
+            false => on,
+        };
         loop {
             let time = (self.fabric().now_ns(), self.grace_ns());
-            if let Some(extent) = self.space.take(server, before, time) {
+            if let Some(extent) = self.space.take(on, before, time) {
                 return Ok(extent);
             }
-            let shard = self.space.shard();
-            let purpose = ChunkUse::Shard { shard, least: wanted };
-            match self.chunks.allocate(server, wanted, purpose).await {
-                Ok((at, bytes)) => self.space.add_chunk(at, bytes),
-                // There is no room for a chunk, but perhaps for one extent.
-                Err(RemoteError::OutOfMemory { .. }) if wanted > extent_bytes => {
-                    wanted = extent_bytes;
-                }
-                Err(error) => return Err(error),
-            }
+            self.add_chunk(on.0, self.chunk_bytes).await?;
         }
     }
 }
@@ -305,6 +357,7 @@ struct Posted<F: Fabric> {
 /// A table that is being written, from its first word on.
 pub struct ExtentWriter<'c, F: Fabric, L: Layout> {
     client: &'c ExtentClient<F, L>,
+    purpose: ExtentUse,
     /// In the order in which they are asked for memory.
     servers: Vec<ServerId>,
     lease: Lease,
@@ -347,7 +400,7 @@ impl<F: Fabric, L: Layout> ExtentWriter<'_, F, L> {
         }
         while self.lease.bytes() / 8 < end {
             let before = self.lease.extents().last().copied();
-            let extent = self.client.take(&self.servers, before).await?;
+            let extent = self.client.take((&self.servers, self.purpose), before).await?;
             self.lease.add(extent);
         }
         let pieces = self.lease.pieces(self.words, words.len() as u64, TRANSFER_WORDS as u64);

@@ -67,7 +67,7 @@ pub use directory::{ShardClient, ShardLoans, ShardState, divided_shards};
 pub use entries::{EntryHold, EntryWords};
 pub use entry_locks::EntryLocks;
 pub use error::{Miss, RemoteError};
-pub use extent_space::{ExtentSpace, ExtentUsage, JobId, Lease};
+pub use extent_space::{ExtentSpace, ExtentUsage, ExtentUse, JobId, Lease};
 pub use extents::{ExtentClient, ExtentWriter, TRANSFER_WORDS};
 pub(crate) use former::Step;
 pub use fresh::{FreshNode, FreshWriter};

@@ -182,6 +182,20 @@ impl Merge {
         self.counts
     }
 
+    /// Outputs end at the first key beyond so many words of records from now on.
+    pub fn limit_tables(&mut self, table_words: u32) {
+        self.options.table_words = table_words.min(Self::MOST_TABLE_WORDS);
+    }
+
+    /// The first key that is in no output yet. `None` if there is none, or if a source needs input.
+    pub fn next_key(&self) -> Option<KeyBuf> {
+        if !self.waiting.is_empty() {
+            return None;
+        }
+        let record = self.sources[*self.order.last()?].record().ok()?;
+        Some(record.key().into())
+    }
+
     /// Number of words that a source has been fed and that have not been merged yet.
     pub fn held_words(&self, source: usize) -> usize {
         self.sources[source].words.len() - self.sources[source].at

@@ -399,7 +399,7 @@ fn a_full_pool_ends_writes_and_loses_nothing() {
         }
         assert_eq!(index.get(&key(written)).await, Ok(None));
         assert_eq!(index.scan(&Scan::range(..)).await.unwrap().len() as u64, written);
-        assert!(index.flush().await.is_err(), "what is in MemTables has no room");
+        index.flush().await.unwrap();
         assert_eq!(tree.extents().lost, 0);
     });
 }

@@ -13,6 +13,7 @@ mod designs;
 mod dlsm;
 mod dlsm_directory;
 mod dlsm_divisions;
+mod dlsm_full;
 mod dlsm_moves;
 mod dlsm_near;
 mod dlsm_paper;

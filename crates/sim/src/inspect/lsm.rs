@@ -7,6 +7,7 @@
 //!   level below level 0 ascend and do not overlap.
 //! - The ranges of MemTables follow one another without gaps (Q2).
 //! - No extent is in two tables, and none in a table is free or resting (K1, K2).
+//! - There are extents for the flushes of all MemTables that take writes (S1).
 //! - The shard's directory lists exactly the tables of the version, in the same places, unless a
 //!   change is under way (V6).
 //!
@@ -112,6 +113,10 @@ where
                 return Err(format!("extent {extent} is in two tables"));
             }
         }
+        let (available, promised) = self.shard.available_extents();
+        if available < promised && !self.loses_extents {
+            return Err(format!("flushes need {promised} extents, and {available} are free"));
+        }
         // Also those of tables that other shards have borrowed.
         let used = self.shard.used_extents();
         match self.shard.unused_extents().iter().find(|extent| used.contains(extent)) {
@@ -149,18 +154,31 @@ where
             let piece = self.pool.words(*at, *count as usize);
             words.extend(piece.ok_or("its extents are outside of the pool")?);
         }
-        if words.len() != footer.table_words() as usize {
+        // Of a table that was merged in part, extents before the first key may be gone (S3).
+        let part = meta.clip.lower.as_ref();
+        let gone = (footer.table_words() as usize).checked_sub(words.len());
+        let Some(gone) = gone.filter(|gone| *gone == 0 || part.is_some()) else {
             return Err(format!("its extents have {} of its words", words.len()));
-        }
+        };
         let text = |damaged: Damaged| damaged.to_string();
-        let sections = words.split_off(footer.data_words as usize);
+        let Some(data_words) = (footer.data_words as usize).checked_sub(gone) else {
+            return Err(format!("its extents have only {} words of its index", words.len()));
+        };
+        let sections = words.split_off(data_words);
         let index = Index::open(sections, footer.table).map_err(text)?;
         if index.footer() != footer {
             return Err(format!("its footer is {:?}, and not {footer:?}", index.footer()));
         }
-        let run = Run::new(words, footer.table).map_err(text)?;
+        let begin = match part {
+            Some(lower) => index.seek(lower.key()).map_err(text)?,
+            None => 0,
+        };
+        let Some(before) = (begin as usize).checked_sub(gone) else {
+            return Err(format!("its extents begin at word {gone}, and its records at {begin}"));
+        };
+        let run = Run::new(words.split_off(before), footer.table).map_err(text)?;
         let mut last: Option<(KeyBuf, u64)> = None;
-        let (mut keys, mut tombstones, mut at) = (0, 0, 0);
+        let (mut keys, mut tombstones, mut at) = (0, 0, begin);
         let (mut lowest, mut highest) = (u64::MAX, 0);
         for place in 0..run.len() {
             let record = run.record(place).map_err(text)?;
@@ -174,11 +192,13 @@ where
                 if !finds(&index, record, at).map_err(text)? {
                     return Err(format!("its index does not find {:?}", key.to_vec()));
                 }
-                if place == 0 && meta.smallest.key() != key {
+                if place == 0 && meta.smallest.key() != key && part.is_none() {
                     return Err(format!("it begins with {:?}", key.to_vec()));
                 }
             }
-            seen.meet(record)?;
+            if meta.clip.has(key) {
+                seen.meet(record)?;
+            }
             tombstones += u64::from(record.kind() == Kind::Tombstone);
             at += record.words() as u32;
             (lowest, highest) = (lowest.min(sequence), highest.max(sequence));
@@ -186,7 +206,8 @@ where
         }
         let counted = (run.len() as u64, keys, tombstones, lowest, highest);
         let said = (footer.records, footer.keys, footer.tombstones, footer.lowest, footer.highest);
-        if counted != said || last.is_none_or(|(last, _)| last != meta.largest) {
+        let differs = counted != said && part.is_none();
+        if differs || last.is_none_or(|(last, _)| last != meta.largest) {
             return Err(format!("it has {counted:?}, and says {said:?}, to {:?}", meta.largest));
         }
         Ok(())

@@ -30,6 +30,9 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     /// Flushes what waits, unless another handle does. Returns how many MemTables it flushed.
     async fn flush_waiting(&self, worker: Option<&AtWork>) -> Result<u32, IndexError> {
         self.settle_loans_when_due().await;
+        if worker.is_some() {
+            self.own_ahead().await;
+        }
         // A right that is taken for nothing would wake all that wait for it.
         if self.shard.pin().immutables.is_empty() {
             return Ok(0);
@@ -47,6 +50,10 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
 
     /// Merges what is due and others do not merge. Returns the number of merges.
     async fn merge_due(&self, worker: Option<&AtWork>) -> Result<u32, IndexError> {
+        if worker.is_some() && self.shard.is_room_wanted() {
+            let made = self.make_room().await;
+            self.noted(made.map(|()| true), worker)?;
+        }
         for step in 0..STEPS {
             let merged = self.merge_what_is_due().await;
             if !self.noted(merged, worker)? {

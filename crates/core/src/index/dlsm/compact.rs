@@ -12,15 +12,16 @@ use super::table_writer::{TableWriter, merge_error};
 use super::version::{Table, TreeVersion};
 use crate::index::IndexError;
 use crate::page::Layout;
-use crate::remote::TRANSFER_WORDS;
+use crate::remote::{ExtentUse, TRANSFER_WORDS};
 use crate::rules::{MERGES_APART, OLDEST_MERGED_FIRST};
-use crate::table::{KeyBuf, Merge, MergeOptions, Progress};
+use crate::table::{Clip, KeyBuf, Merge, MergeOptions, Progress};
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, Work};
+use std::collections::VecDeque;
 use std::ops::Range;
 
 /// Words of input that are merged before the output is sent on.
-const STEP_WORDS: u64 = TRANSFER_WORDS as u64;
+pub(super) const STEP_WORDS: u64 = TRANSFER_WORDS as u64;
 /// Words that are READ of one source together: 256 KiB.
 const READ_WORDS: u32 = 4 * TRANSFER_WORDS as u32;
 
@@ -46,7 +47,9 @@ impl Task {
     }
 }
 
-fn range_of<'t>(tables: impl Iterator<Item = &'t Arc<Table>> + Clone) -> Option<(KeyBuf, KeyBuf)> {
+pub(super) fn range_of<'t>(
+    tables: impl Iterator<Item = &'t Arc<Table>> + Clone,
+) -> Option<(KeyBuf, KeyBuf)> {
     let smallest = tables.clone().map(|table| &table.meta.smallest).min()?;
     let largest = tables.map(|table| &table.meta.largest).max()?;
     Some((smallest.clone(), largest.clone()))
@@ -57,7 +60,7 @@ fn bytes_of(tables: &[Arc<Table>]) -> u64 {
 }
 
 /// Those of `tables`, which ascend and do not overlap, that overlap a range.
-fn overlapping<'t>(
+pub(super) fn overlapping<'t>(
     tables: &'t [Arc<Table>],
     (smallest, largest): (&KeyBuf, &KeyBuf),
 ) -> &'t [Arc<Table>] {
@@ -142,20 +145,42 @@ impl Picking<'_> {
 }
 
 /// A source of a merge, as far as it was fed.
-struct Input {
-    tables: std::vec::IntoIter<(Arc<Table>, Range<u32>)>,
+pub(super) struct Input {
+    tables: VecDeque<(Arc<Table>, Range<u32>)>,
     /// The table that is fed, and its words that are left.
     now: Option<(Arc<Table>, Range<u32>)>,
+}
+
+impl Input {
+    /// The words of `tables` that may have keys of `range`.
+    pub(super) fn new<F: Fabric, L: Layout>(
+        index: &DlsmIndex<F, L>,
+        tables: &[Arc<Table>],
+        range: &Clip,
+    ) -> Result<Self, IndexError> {
+        let words = |table: &Arc<Table>| Ok((Arc::clone(table), index.words_of(table, range)?));
+        let mut tables = tables.iter().map(words).collect::<Result<VecDeque<_>, IndexError>>()?;
+        tables.retain(|(_, words)| !words.is_empty());
+        Ok(Self { tables, now: None })
+    }
+
+    /// READs the rest of `whole` from `part`.
+    pub(super) fn replace(&mut self, whole: &Arc<Table>, part: &Arc<Table>) {
+        for (table, _) in self.now.iter_mut().chain(&mut self.tables) {
+            if Arc::ptr_eq(table, whole) {
+                *table = Arc::clone(part);
+            }
+        }
+    }
 }
 
 impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     /// Merges what is due most, beside what others merge. Returns whether there was something.
     pub(super) async fn merge_what_is_due(&self) -> Result<bool, IndexError> {
         match self.merge_beside_others().await {
-            // Merges that run together have all of their inputs and outputs at once.
-            Err(IndexError::OutOfMemory { .. })
-                if self.settle_loans().await || self.shard.options.workers > 1 =>
-            {
+            // Merges have all of their inputs and outputs at once.
+            Err(IndexError::OutOfMemory { .. }) => {
+                self.settle_loans().await;
                 self.merge_alone().await
             }
             outcome => outcome,
@@ -174,19 +199,23 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
             let conflict = picking.conflict;
             let merging = Shard::begin_merge_of(&self.shard, claim, &task.sources, conflict);
             let Some(merging) = merging else { continue };
-            self.merge_task(&merging, &version, task, usize::MAX).await?;
+            self.merge_task(&merging, &version, task).await?;
             return Ok(true);
         }
         Ok(false)
     }
 
-    /// Merges what is due most while nothing else merges, as a whole.
+    /// Merges what is due most while nothing else merges, with memory for one output at a time.
     async fn merge_alone(&self) -> Result<bool, IndexError> {
         let merging = self.until_begun(Right::Merge, Shard::begin_merge).await?;
         self.settle_change().await?;
         let version = self.shard.pin();
         let Some((task, _)) = self.picking(&version, &[]).pick() else { return Ok(false) };
-        self.merge_task(&merging, &version, task, 1).await?;
+        let Task { mut sources, into } = task;
+        sources.retain(|tables| !tables.is_empty());
+        // A pinned version keeps what the merge gives back.
+        drop(version);
+        self.merge_in_pieces(&merging, sources, into).await?;
         Ok(true)
     }
 
@@ -208,7 +237,6 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         merging: &Merging,
         version: &TreeVersion,
         Task { mut sources, into }: Task,
-        most_parts: usize,
     ) -> Result<(), IndexError> {
         sources.retain(|tables| !tables.is_empty());
         if let [tables] = &sources[..]
@@ -217,7 +245,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         {
             return self.publish(merging.moved(table, into)).await;
         }
-        self.merge_somewhere(merging, version, &sources, (into, most_parts)).await
+        self.merge_somewhere(merging, version, &sources, into).await
     }
 
     /// Merges everything into the deepest level, where nothing but the newest values stays, unless
@@ -239,11 +267,12 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         let level0 = level0.iter().map(|table| vec![Arc::clone(table)]);
         let sources = level0.chain(others.iter().cloned());
         let sources: Vec<_> = sources.filter(|tables| !tables.is_empty()).collect();
-        match self.merge_somewhere(merging, &version, &sources, (deepest, usize::MAX)).await {
-            // Parts that run together have extents beyond what they have written.
+        match self.merge_somewhere(merging, &version, &sources, deepest).await {
             Err(IndexError::OutOfMemory { .. }) => {
                 self.settle_loans().await;
-                self.merge_somewhere(merging, &version, &sources, (deepest, 1)).await
+                // A pinned version keeps what the merge gives back.
+                drop(version);
+                self.merge_in_pieces(merging, sources, deepest).await
             }
             merged => merged,
         }
@@ -252,7 +281,8 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     /// Merges a part on this side. Returns the outputs.
     pub(super) async fn merge(&self, part: MergePart<'_>) -> Result<Vec<Table>, IndexError> {
         let MergePart { version, sources, level, range } = part;
-        let inputs = sources.concat();
+        let inputs = sources.iter().flatten();
+        let inputs: Vec<_> = inputs.map(|table| (table.id(), table.lease.place())).collect();
         let below = version.levels[level + 1..].iter().flatten();
         let options = MergeOptions {
             range: range.clone(),
@@ -263,20 +293,13 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
             table_words: u32::try_from(self.shard.options.table_bytes / 8).unwrap_or(u32::MAX),
         };
         let mut merge = Merge::new(sources.len(), options);
-        let input = |tables: &Vec<Arc<Table>>| {
-            let words = |table: &Arc<Table>| Ok((Arc::clone(table), self.words_of(table, range)?));
-            let mut tables = tables.iter().map(words).collect::<Result<Vec<_>, IndexError>>()?;
-            tables.retain(|(_, words)| !words.is_empty());
-            Ok(Input { tables: tables.into_iter(), now: None })
-        };
-        let mut sources: Vec<Input> =
-            sources.iter().map(input).collect::<Result<_, IndexError>>()?;
-        let failed = |error| {
-            let inputs: Vec<&Table> = inputs.iter().map(|table| &**table).collect();
-            merge_error(error, &inputs)
-        };
+        let mut sources: Vec<Input> = sources
+            .iter()
+            .map(|tables| Input::new(self, tables, range))
+            .collect::<Result<_, _>>()?;
+        let failed = |error| merge_error(error, &inputs);
         let mut outputs = Vec::new();
-        let mut writer = TableWriter::new(self);
+        let mut writer = TableWriter::new(self, ExtentUse::Merge);
         let mut charged = 0;
         let written = async {
             loop {
@@ -307,7 +330,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     }
 
     /// Gives a source its next words.
-    async fn feed(
+    pub(super) async fn feed(
         &self,
         merge: &mut Merge,
         source: usize,
@@ -315,7 +338,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         failed: &impl Fn(crate::table::MergeError) -> IndexError,
     ) -> Result<(), IndexError> {
         if input.now.is_none() {
-            let Some((table, words)) = input.tables.next() else {
+            let Some((table, words)) = input.tables.pop_front() else {
                 return merge.end(source).map_err(failed);
             };
             merge.begin(source, table.id(), &table.meta.clip).map_err(failed)?;

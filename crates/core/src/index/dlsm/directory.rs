@@ -197,7 +197,12 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
             let id = placed.meta.footer.table;
             let lease = match lent.get(&id) {
                 Some(lease) => Some(Arc::clone(lease)),
-                None => self.lease_of(&placed, borrowed.contains(&id)).map(Arc::new),
+                None => self.lease_of(&placed, borrowed.contains(&id)).map(|mut lease| {
+                    if placed.meta.clip.lower.is_some() {
+                        lease.holds_end_of(u64::from(placed.meta.footer.table_words()) * 8);
+                    }
+                    Arc::new(lease)
+                }),
             };
             let lease = lease.ok_or(bad_words.clone())?;
             let table = Arc::new(self.open_table(placed.meta, lease).await?);
@@ -238,7 +243,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         meta.extents = lease.runs().into_iter().map(run).collect();
         let footer = &meta.footer;
         let (begin, end) = (footer.data_words, footer.table_words());
-        if u64::from(end) * 8 > lease.bytes() {
+        if u64::from(end) * 8 > lease.skipped_bytes() + lease.bytes() {
             return Err(damaged);
         }
         let sections = self.extents.read(&lease, begin, end - begin).await?;

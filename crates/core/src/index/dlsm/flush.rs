@@ -12,6 +12,7 @@ use super::table_writer::{TableWriter, refused};
 use super::version::{Table, TreeVersion};
 use crate::index::IndexError;
 use crate::page::Layout;
+use crate::remote::ExtentUse;
 use crate::rules::{FLUSHES_SETTLED, OLDEST_FLUSHED_FIRST, SNAPSHOTS_KEPT, TOMBSTONES_KEPT};
 use crate::table::{self, Below, KeyBuf, MAX_TABLE_WORDS, Refused, Survival};
 use farleaf_fabric::Fabric;
@@ -32,15 +33,18 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
             // No more versions appear in it (Q7).
             self.until_settled(last).await?;
         }
+        self.shard.space.turn_to_flush();
         let tables = match self.write_memtable(&version, oldest).await {
             // What other shards have returned is free now.
             Err(IndexError::OutOfMemory { .. }) if self.settle_loans().await => {
                 self.write_memtable(&version, oldest).await
             }
             written => written,
-        }?;
-        self.publish(flushing.flushed(oldest, tables)).await?;
-        Ok(true)
+        };
+        let published = async { self.publish(flushing.flushed(oldest, tables?)).await };
+        let published = published.await;
+        self.shard.space.turn_to_flush();
+        published.map(|()| true)
     }
 
     /// The bounds of the snapshots in use.
@@ -76,7 +80,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         // Later snapshots are newer than all versions of the closed MemTable (J5).
         let below = self.below(version.tables());
         let mut survival = Survival::new(self.snapshot_bounds(), below);
-        let (mut tables, mut writer) = (Vec::new(), TableWriter::new(self));
+        let (mut tables, mut writer) = (Vec::new(), TableWriter::new(self, ExtentUse::Flush));
         // Twice the usual size, so that mostly one table comes from a MemTable of that size.
         let most_words = (self.shard.options.table_bytes / 4).min(u64::from(MAX_TABLE_WORDS / 2));
         let (mut bytes, mut value) = (Vec::new(), Vec::new());

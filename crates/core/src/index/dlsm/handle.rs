@@ -48,7 +48,8 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     pub(super) fn wait(&self) -> Wait<'_, F> {
         let fabric = self.fabric();
         let (began_ns, steps) = (fabric.now_ns(), self.shard.steps());
-        Wait { fabric, began_ns, next_ns: FIRST_WAIT_NS, waits: 0, steps }
+        let (_, failures) = self.shard.workers();
+        Wait { fabric, began_ns, next_ns: FIRST_WAIT_NS, waits: 0, steps, failures }
     }
 
     /// Waits until versions up to `bound` no longer appear (memtable.Q7).
@@ -112,9 +113,18 @@ pub(super) struct Wait<'f, F> {
     waits: u32,
     /// Steps of flushes and merges at the last look.
     steps: u64,
+    /// Failures of tasks in the background when it began.
+    failures: u64,
 }
 
 impl<F: Fabric> Wait<'_, F> {
+    /// Whether the operation does the work itself: there are no tasks in the background, or one has
+    /// failed meanwhile, and it has to learn why.
+    pub(super) fn works_itself(&self, shard: &Shard) -> bool {
+        let (workers, failures) = shard.workers();
+        workers == 0 || failures != self.failures
+    }
+
     /// Sleeps until the version or a right to change it has changed more than `seen` times. As long
     /// as flushes and merges go on, it never takes too long.
     ///

@@ -9,7 +9,7 @@ use super::table_writer::{TableWriter, refused};
 use super::version::{Change, Table};
 use crate::index::{IndexError, Scan, check_fill};
 use crate::page::Layout;
-use crate::remote::{ROOT_SERVER, RemoteError};
+use crate::remote::{ExtentUse, ROOT_SERVER, RemoteError};
 use crate::table::{KeyBuf, Kind};
 use crate::wire::Refusal;
 use farleaf_fabric::Fabric;
@@ -151,7 +151,7 @@ pub(super) struct Loader<'h, F: Fabric, L: Layout> {
 impl<'h, F: Fabric, L: Layout> Loader<'h, F, L> {
     /// All records get the number `sequence`.
     pub(super) fn new(index: &'h DlsmIndex<F, L>, sequence: u64) -> Self {
-        let writer = TableWriter::new(index);
+        let writer = TableWriter::new(index, ExtentUse::Load);
         Self { index, sequence, writer, tables: Vec::new(), last: Vec::new(), count: 0 }
     }
 

@@ -36,9 +36,12 @@ mod options;
 mod parts;
 mod place;
 mod read;
+mod room;
 mod scan;
 mod sequence;
 mod shard;
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod shard_tests;
 mod signal;
 mod table_writer;
 mod version;

@@ -60,19 +60,19 @@ impl Drop for UnderWay<'_> {
 }
 
 impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
-    /// Merges tables of `version` into `level`: at most `most_parts` parts of the keys beside one
-    /// another, each on the side that the options choose, and all in one change.
+    /// Merges tables of `version` into `level`: parts of the keys beside one another, each on the
+    /// side that the options choose, and all in one change.
     pub(super) async fn merge_somewhere(
         &self,
         merging: &Merging,
         version: &TreeVersion,
         sources: &[Vec<Arc<Table>>],
-        (level, most_parts): (usize, usize),
+        level: usize,
     ) -> Result<(), IndexError> {
         let inputs = sources.concat();
         let bytes: u64 = inputs.iter().map(|table| table.bytes()).sum();
         let wanted = bytes / self.shard.options.table_bytes.max(1);
-        let wanted = (wanted as usize).clamp(1, most_parts);
+        let wanted = (wanted as usize).max(1);
         let mut more = Shard::more_lanes(&self.shard, merging, wanted - 1);
         let ranges = cut(&inputs, 1 + more.len(), &version.clip);
         let ranges = ranges.map_err(|table| Self::damaged(table))?;
@@ -149,6 +149,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
             true => Index::seek_behind,
             false => Index::seek,
         };
+        let range = &range.within(&table.meta.clip);
         let lower = range.lower.as_ref().map(|lower| seek(&table.index, lower.key()));
         let upper = range.upper.as_ref().map(|upper| table.index.seek_behind(upper.key()));
         let first = lower.transpose().map_err(damaged)?.unwrap_or(0);
@@ -175,6 +176,10 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     fn plan(&self, MergePart { version, sources, level, range }: MergePart<'_>) -> Option<Plan> {
         let shard = &self.shard;
         let server = sources.iter().flatten().next()?.lease.place().server();
+        // Jobs know whole tables only.
+        if sources.iter().flatten().any(|table| table.is_part()) {
+            return None;
+        }
         let job_table = |table: &Arc<Table>| {
             let is_there = |place: &GlobalAddr| place.server() == server;
             let words = u64::from(table.meta.footer.table_words());

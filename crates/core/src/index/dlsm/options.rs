@@ -118,6 +118,40 @@ impl DlsmOptions {
         self.level1_bytes.saturating_mul(self.level_ratio.saturating_pow(deeper))
     }
 
+    /// The extents of `extent_bytes` bytes that the flush of a MemTable takes at most (S1). A record
+    /// takes less in a table, with its part of the index, than in a MemTable, but for the paper's
+    /// index, which has an entry for each.
+    pub(super) fn flush_extents(&self, memtable_bytes: usize, extent_bytes: u64) -> u64 {
+        let memtable_bytes = memtable_bytes as u64;
+        let bytes = match self.index {
+            IndexKind::Compact | IndexKind::Blocks { .. } => memtable_bytes,
+            IndexKind::Full { .. } => memtable_bytes + memtable_bytes / 2,
+        };
+        // Each table that it is divided into has an extent that is not full.
+        bytes.div_ceil(extent_bytes) + 1 + memtable_bytes / (2 * self.table_bytes)
+    }
+
+    /// The extents that merges can count on (S2): for one output. Each source keeps an extent of
+    /// which it has given back only a part.
+    pub(super) fn merge_extents(&self, extent_bytes: u64) -> u64 {
+        (self.table_bytes + self.table_bytes / 4).div_ceil(extent_bytes) + 4
+    }
+
+    /// How many words of `words` are left for the records of a table, if their index takes the
+    /// rest.
+    pub(super) fn records_part(&self, words: u64) -> u64 {
+        match self.index {
+            IndexKind::Compact | IndexKind::Blocks { .. } => words / 4 * 3,
+            IndexKind::Full { .. } => words / 5 * 2,
+        }
+    }
+
+    /// The extents beside those for the MemTables, as long as the active one takes everything: for
+    /// merges, and for the flush of a MemTable that takes only what shrinks the tree.
+    pub(super) fn spare_extents(&self, memtable_bytes: usize, extent_bytes: u64) -> u64 {
+        self.merge_extents(extent_bytes) + self.flush_extents(memtable_bytes, extent_bytes)
+    }
+
     pub(super) fn check(&self) -> Result<(), IndexError> {
         let refused = |why| Err(IndexError::InvalidArgument(why));
         let memtable = self.memtable.bytes;

@@ -184,7 +184,7 @@ impl<'v> TableSource<'v> {
             now = Some((table, range));
         }
         for table in &tables {
-            words += u64::from(table.meta.footer.data_words);
+            words += table.bytes() / 8;
             records += table.meta.footer.records;
         }
         let (run, last) = (None, None);
@@ -201,11 +201,16 @@ impl<'v> TableSource<'v> {
             Some(key) => table.index.seek(KeyBuf::from_bytes(key).key()).map_err(damaged)?,
             None => 0,
         };
+        // Of a table that is there in part, the words before are not (S3).
+        let start = match &table.meta.clip.lower {
+            Some(lower) => start.max(table.index.seek(lower.key()).map_err(damaged)?),
+            None => start,
+        };
         let end = match key_of(&scan.upper) {
             Some(key) => table.index.seek_behind(KeyBuf::from_bytes(key).key()).map_err(damaged)?,
             None => table.meta.footer.data_words,
         };
-        Ok(start..end)
+        Ok(start..end.max(start))
     }
 
     /// READs the next records. Returns whether there were any.
@@ -286,7 +291,7 @@ impl<'v> TableSource<'v> {
             if record.sequence() > bound || !scan.reverse && order.is_eq() {
                 continue;
             }
-            if is_before(scan, &key) {
+            if is_before(scan, &key) || !table.meta.clip.has(record.key()) {
                 continue;
             }
             if is_behind(scan, &key) {

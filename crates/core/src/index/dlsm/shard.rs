@@ -16,7 +16,7 @@ use super::gate::Gate;
 use super::lent::Lent;
 use super::place::{MergeCosts, MergePlace};
 use super::signal::Signal;
-use super::version::{Change, Table, TreeVersion};
+use super::version::{Change, Table, Takes, TreeVersion};
 use super::writers::Writers;
 use super::{DlsmOptions, MemTable, MemTableError, MemTableOptions, Sequences};
 use crate::remote::{ExtentSpace, ExtentUsage, JobId, Lease};
@@ -92,6 +92,20 @@ struct State {
     clip: Clip,
     lent: Lent,
     counts: TreeCounts,
+    room: Room,
+}
+
+/// What is known about memory for more.
+#[derive(Debug, Default)]
+struct Room {
+    /// Writers wait for some.
+    is_wanted: bool,
+    /// Until when the memory servers are not asked for more chunks: they have none.
+    full_until_ns: u64,
+    /// The number of flushes after which everything was merged, and there was too little.
+    exhausted: Option<u64>,
+    /// Bytes that changes since then free.
+    gained: u64,
 }
 
 /// A table of a tree, for tests and inspectors.
@@ -116,6 +130,8 @@ pub(super) enum Switched {
     Before,
     /// Too many closed ones wait for their flush, or too many tables of level 0 for a merge.
     NoRoom,
+    /// The extents for the next one's flush are not there.
+    NoSpace,
 }
 
 /// A change that the directory may have made (V6).
@@ -205,7 +221,9 @@ impl Shard {
             clip: Clip::default(),
             lent: Lent::default(),
             counts: TreeCounts::default(),
+            room: Room::default(),
         };
+        space.keep(options.spare_extents(options.memtable.bytes, space.extent_bytes()));
         Ok(Self {
             id,
             options: options.clone(),
@@ -319,6 +337,7 @@ impl Shard {
         // A table with the one size and the other's filter is as good as any.
         self.memtable_bytes.store(memtable.bytes as u64, Ordering::Relaxed);
         self.filter_bytes.store(memtable.filter_bytes as u64, Ordering::Relaxed);
+        self.space.keep(self.kept_for(Takes::Everything));
     }
 
     /// Its number in the directory.
@@ -357,7 +376,7 @@ impl Shard {
             TableView {
                 level,
                 meta: table.meta.clone(),
-                pieces: table.lease.pieces(0, words, u64::MAX),
+                pieces: table.pieces(words),
                 extents: table.lease.extents().to_vec(),
             }
         };
@@ -375,6 +394,11 @@ impl Shard {
         self.space.unused()
     }
 
+    /// The extents that are free or resting, and how many of them flushes will need (S1).
+    pub fn available_extents(&self) -> (u64, u64) {
+        self.space.available()
+    }
+
     /// Bytes of compute memory: of MemTables, and of the tables' indexes.
     pub fn local_bytes(&self) -> (u64, u64) {
         let version = self.pin();
@@ -387,7 +411,11 @@ impl Shard {
     }
 
     /// Replaces `full`, if it is the active MemTable, by the next one.
-    pub(super) fn switch(&self, full: &Arc<MemTable>) -> Result<Switched, MemTableError> {
+    pub(super) fn switch(
+        &self,
+        full: &Arc<MemTable>,
+        takes: Takes,
+    ) -> Result<Switched, MemTableError> {
         let mut state = lock(&self.state);
         if !Arc::ptr_eq(&state.version.active, full) {
             return Ok(Switched::Before);
@@ -398,11 +426,16 @@ impl Shard {
             return Ok(Switched::NoRoom);
         }
         let options = self.memtable();
+        let mut next = TreeVersion::clone(&state.version);
+        next.takes = takes;
+        let of_next = if takes == Takes::Nothing { 0 } else { self.flush_extents(options.bytes) };
+        if !self.promise(takes, self.promised(&state.version) + of_next) {
+            return Ok(Switched::NoSpace);
+        }
         let memory = match state.memory(options.bytes) {
             Some(memory) => memory,
-            None => options.memory()?,
+            None => options.memory().inspect_err(|_| self.promise_to(&state.version))?,
         };
-        let mut next = TreeVersion::clone(&state.version);
         next.active = Arc::new(full.next(&self.sequences, memory, options));
         next.immutables.insert(0, Arc::clone(full));
         state.version = Arc::new(next);
@@ -410,6 +443,127 @@ impl Shard {
         drop(state);
         self.changed.raise();
         Ok(Switched::Here)
+    }
+
+    /// The extents that a flush of a MemTable of `bytes` bytes takes at most.
+    fn flush_extents(&self, bytes: usize) -> u64 {
+        self.options.flush_extents(bytes, self.space.extent_bytes())
+    }
+
+    /// The extents that flushes of all MemTables of `version` take at most.
+    fn promised(&self, version: &TreeVersion) -> u64 {
+        let active = (version.takes > Takes::Nothing).then_some(&version.active);
+        let memtables = active.into_iter().chain(&version.immutables);
+        memtables.map(|table| self.flush_extents(table.options().bytes)).sum()
+    }
+
+    /// What must be there beside the promised extents if the active MemTable takes this: for a
+    /// merge, and for a MemTable that takes what shrinks the tree (S2).
+    fn kept_for(&self, takes: Takes) -> u64 {
+        match takes {
+            Takes::Everything => {
+                self.options.spare_extents(self.memtable().bytes, self.space.extent_bytes())
+            }
+            Takes::Shrinking => self.options.merge_extents(self.space.extent_bytes()),
+            Takes::Nothing => 0,
+        }
+    }
+
+    /// Promises so many extents to flushes, if that leaves enough (S1, S2).
+    fn promise(&self, takes: Takes, extents: u64) -> bool {
+        self.space.promise(extents, self.kept_for(takes), takes == Takes::Nothing)
+    }
+
+    /// Promises to flushes what the MemTables of `version` need, which is not more than before.
+    fn promise_to(&self, version: &TreeVersion) {
+        self.promise(Takes::Nothing, self.promised(version));
+    }
+
+    /// Lets the active MemTable take this, if there are extents for its flush and what must be
+    /// there beside. Returns whether it does.
+    pub(super) fn grow(&self, takes: Takes) -> bool {
+        let mut state = lock(&self.state);
+        if state.version.takes >= takes {
+            return true;
+        }
+        let next = TreeVersion { takes, ..TreeVersion::clone(&state.version) };
+        if state.epoch == 0 || !self.promise(takes, self.promised(&next)) {
+            return false;
+        }
+        let former = std::mem::replace(&mut state.version, Arc::new(next));
+        drop(state);
+        drop(former);
+        self.changed.raise();
+        true
+    }
+
+    /// The extents that must be free or resting for the next MemTable to take everything.
+    pub(super) fn wanted_extents(&self) -> u64 {
+        let state = lock(&self.state);
+        let promised = self.promised(&state.version);
+        promised + self.flush_extents(self.memtable().bytes) + self.kept_for(Takes::Everything)
+    }
+
+    /// The extents that a merge can count on.
+    pub(super) fn merge_extents(&self) -> u64 {
+        self.kept_for(Takes::Shrinking)
+    }
+
+    /// Whether the memory servers have just had no more chunks.
+    pub(super) fn is_pool_full(&self, now_ns: u64) -> bool {
+        now_ns < lock(&self.state).room.full_until_ns
+    }
+
+    /// The memory servers have no more chunks, and are asked again at `until_ns`.
+    pub(super) fn note_full_pool(&self, until_ns: u64) {
+        lock(&self.state).room.full_until_ns = until_ns;
+    }
+
+    /// Asks the tasks in the background for room.
+    pub(super) fn ask_for_room(&self) {
+        let was_wanted = std::mem::replace(&mut lock(&self.state).room.is_wanted, true);
+        if !was_wanted {
+            self.changed.raise();
+        }
+    }
+
+    /// Whether writers wait for room.
+    pub(super) fn is_room_wanted(&self) -> bool {
+        lock(&self.state).room.is_wanted
+    }
+
+    /// Room was looked for. `exhausted`: everything is merged, and there is too little.
+    pub(super) fn looked_for_room(&self, is_exhausted: bool) {
+        let mut state = lock(&self.state);
+        let flushes = state.counts.flushes;
+        state.room.is_wanted = false;
+        if is_exhausted {
+            (state.room.exhausted, state.room.gained) = (Some(flushes), 0);
+        }
+        drop(state);
+        self.changed.raise();
+    }
+
+    /// Whether merges cannot make enough room, as far as is known.
+    pub(super) fn is_exhausted(&self) -> bool {
+        let state = lock(&self.state);
+        let is_merged = state.room.exhausted == Some(state.counts.flushes);
+        is_merged && state.version.immutables.is_empty() && !self.has_gained_in(&state.room)
+    }
+
+    /// Whether changes of the active MemTable free as much as another MemTable needs.
+    pub(super) fn has_gained(&self) -> bool {
+        self.has_gained_in(&lock(&self.state).room)
+    }
+
+    fn has_gained_in(&self, room: &Room) -> bool {
+        let wanted = self.flush_extents(self.memtable().bytes) * self.space.extent_bytes();
+        room.gained >= wanted
+    }
+
+    /// Notes that a change frees so many bytes, once it is merged.
+    pub(super) fn note_gain(&self, bytes: u64) {
+        lock(&self.state).room.gained += bytes;
     }
 
     /// The id of a new table. Tables of a tree have different ids.
@@ -605,12 +759,13 @@ impl State {
                 self.retired.push(Arc::clone(memtable));
                 self.keep_few_retired(options);
             }
-            Change::Merged { removed, level, added } => {
+            Change::Merged { removed, level, added, parts } => {
                 counts.merges += 1;
                 counts.merged_bytes += bytes(added);
                 let index_bytes = added.iter().map(|table| table.index.bytes() as u64);
                 counts.merged_index_bytes += index_bytes.sum::<u64>();
-                self.version = Arc::new(self.version.with_merged(removed, *level, added.clone()));
+                let left = self.version.with_parts(parts);
+                self.version = Arc::new(left.with_merged(removed, *level, added.clone()));
             }
             Change::Moved { table, level, moved } => {
                 counts.moved_tables += 1;
@@ -736,7 +891,19 @@ impl Merging {
     /// `added` takes the place of `removed`, in `level` (V3).
     pub(super) fn merged(&self, removed: &[Arc<Table>], level: usize, added: Vec<Table>) -> Change {
         let added = added.into_iter().map(Arc::new).collect();
-        Change::Merged { removed: removed.to_vec(), level, added }
+        Change::Merged { removed: removed.to_vec(), level, added, parts: Vec::new() }
+    }
+
+    /// The same, with a part of each of `parts` in the place of the whole (S3).
+    pub(super) fn merged_part(
+        &self,
+        removed: Vec<Arc<Table>>,
+        level: usize,
+        output: Option<Table>,
+        parts: Vec<(Arc<Table>, Arc<Table>)>,
+    ) -> Change {
+        let added = output.into_iter().map(Arc::new).collect();
+        Change::Merged { removed, level, added, parts }
     }
 
     /// `table` goes to `level` as it is.
@@ -766,6 +933,7 @@ impl Editing {
         let mut state = lock(&self.0.shard.state);
         let Some(pending) = state.pending.take() else { return };
         state.install(&pending.change, &self.0.shard.options);
+        self.0.shard.promise_to(&state.version);
         drop(state);
         self.0.shard.changed.raise();
     }
@@ -778,7 +946,10 @@ impl Editing {
 
     /// Changes the version alone.
     pub(super) fn make_unlisted(&self, change: &Change) {
-        lock(&self.0.shard.state).install(change, &self.0.shard.options);
+        let mut state = lock(&self.0.shard.state);
+        state.install(change, &self.0.shard.options);
+        self.0.shard.promise_to(&state.version);
+        drop(state);
         self.0.shard.changed.raise();
     }
 
@@ -822,7 +993,8 @@ impl Editing {
         let former = std::mem::replace(&mut state.version, Arc::new(version));
         let retired = (std::mem::take(&mut state.retired), std::mem::take(&mut state.lent));
         state.leaves = Some(std::mem::take(&mut state.epoch));
-        (state.edit, state.pending) = (0, None);
+        (state.edit, state.pending, state.room) = (0, None, Room::default());
+        shard.promise(Takes::Nothing, 0);
         shard.opened.store(0, Ordering::Release);
         drop(state);
         // The leases of its tables end.
@@ -883,109 +1055,4 @@ impl Drop for AtWork {
 
 fn written_bytes(table: &Table) -> u64 {
     u64::from(table.meta.footer.table_words()) * 8
-}
-
-#[cfg(all(test, not(any(loom, shuttle))))]
-mod tests {
-    use super::*;
-    use crate::table::{Builder, Index, IndexKind, Kind};
-
-    /// Flushed MemTables that operations pinned were once kept beside a full set of closed ones.
-    #[test]
-    fn flushed_memtables_take_the_place_of_closed_ones() {
-        let shard = Arc::new(Shard::new(0, &DlsmOptions::default()).unwrap());
-        let most = 1 + shard.options.most_immutables;
-        let each = shard.local_bytes().0;
-        let flushing = Shard::begin_flush(&shard).unwrap();
-        let editing = Shard::begin_edit(&shard).unwrap();
-        let mut pinned = Vec::new();
-        for _ in 0..3 {
-            while shard.switch(&shard.pin().active).unwrap() == Switched::Here {
-                pinned.push(shard.pin());
-            }
-            while let Some(oldest) = shard.pin().immutables.last() {
-                editing.make_unlisted(&flushing.flushed(oldest, Vec::new()));
-                assert!(shard.local_bytes().0 <= most as u64 * each);
-            }
-            assert!(shard.local_bytes().0 <= most as u64 * each);
-        }
-        for _ in 0..most {
-            let _ = shard.switch(&shard.pin().active).unwrap();
-            assert_eq!(shard.local_bytes().0, most as u64 * each);
-        }
-    }
-
-    /// A task that has merged 16 times, and takes the right again at once because more is due, once
-    /// kept an operation that waited for it from ever getting it.
-    #[test]
-    fn a_right_is_left_to_operations_that_wait_for_it() {
-        let options = DlsmOptions { workers: 2, ..DlsmOptions::default() };
-        let shard = Arc::new(Shard::new(0, &options).unwrap());
-        let claim = |keys: [u64; 2], into| {
-            let [smallest, largest] = keys.map(KeyBuf::from_number);
-            Claim { inputs: Vec::new(), into, keys: (smallest, largest) }
-        };
-        let begin = |claim| Shard::begin_merge_of(&shard, claim, &[], Claim::conflicts);
-        let merging = begin(claim([1, 4], 1)).unwrap();
-        assert!(begin(claim([4, 9], 1)).is_none(), "both would write key 4");
-        let other = begin(claim([4, 9], 2)).expect("another level");
-        assert!(begin(claim([10, 11], 1)).is_none(), "two are merging");
-        assert_ne!(merging.lane, other.lane);
-        drop(other);
-        drop(begin(claim([10, 11], 1)).expect("other keys"));
-        let waiting = Shard::begin_waiting(&shard, Right::Merge);
-        assert!(Shard::begin_merge(&shard).is_none(), "it is not alone");
-        let seen = shard.changed.count();
-        drop(merging);
-        assert!(shard.changed.count() > seen, "the operation is woken");
-        assert!(begin(claim([1, 4], 1)).is_none());
-        let flushing = Shard::begin_due(&shard, Right::Flush, Shard::begin_flush);
-        assert!(flushing.is_some(), "flushes go on beside it");
-        let alone = Shard::begin_merge(&shard).expect("they have gone");
-        drop(alone);
-        let seen = shard.changed.count();
-        drop(waiting);
-        assert!(shard.changed.count() > seen, "the task is woken");
-        assert!(begin(claim([1, 4], 1)).is_some());
-        let alone = Shard::begin_merge(&shard).unwrap();
-        assert!(begin(claim([1, 4], 1)).is_none(), "one merges alone");
-        drop(alone);
-    }
-
-    fn table(shard: &Shard, id: u64) -> Table {
-        let (mut builder, mut out) = (Builder::new(id, 0, IndexKind::Compact), Vec::new());
-        builder.add(KeyBuf::from_number(id).key(), 1, Kind::Value, b"", &mut out).unwrap();
-        let mut finishing = builder.finishing(1);
-        let meta = loop {
-            if let Some(meta) = finishing.step(1_000, &mut out) {
-                break meta.unwrap();
-            }
-        };
-        let sections = out[meta.footer.data_words as usize..].to_vec();
-        let index = Arc::new(Index::open(sections, id).unwrap());
-        let lease = Arc::new(ExtentSpace::lease_at(&shard.space, &[]).unwrap());
-        Table { meta, index, lease }
-    }
-
-    /// Two tasks picked a table, and one moved it to the next level before the other claimed it.
-    /// The other once moved it again, because the version had its id: then it was there twice.
-    #[test]
-    fn a_table_that_has_moved_is_not_claimed_where_it_was() {
-        let shard = Arc::new(Shard::new(0, &DlsmOptions::default()).unwrap());
-        let editing = Shard::begin_edit(&shard).unwrap();
-        let merging = Shard::begin_merge(&shard).unwrap();
-        editing.make_unlisted(&merging.merged(&[], 1, vec![table(&shard, 7)]));
-        drop(merging);
-        let begin = |picked: &[Vec<Arc<Table>>], into| {
-            let keys = (KeyBuf::from_number(7), KeyBuf::from_number(7));
-            let claim = Claim { inputs: vec![7], into, keys };
-            Shard::begin_merge_of(&shard, claim, picked, Claim::conflicts)
-        };
-        let picked = [shard.pin().levels[1].clone()];
-        let merging = begin(&picked, 2).expect("it is in level 1");
-        editing.make_unlisted(&merging.moved(&picked[0][0], 2));
-        drop(merging);
-        assert!(begin(&picked, 2).is_none(), "it is in level 2");
-        assert!(begin(&[shard.pin().levels[2].clone()], 3).is_some());
-    }
 }

@@ -6,10 +6,10 @@ use super::handle::DlsmIndex;
 use super::version::Table;
 use crate::index::IndexError;
 use crate::page::Layout;
-use crate::remote::{ExtentWriter, TRANSFER_WORDS};
+use crate::remote::{ExtentUse, ExtentWriter, TRANSFER_WORDS};
 use crate::table::{Builder, ExtentRun, Index, IndexKind, Key, Kind, MergeError, Refused};
 use farleaf_fabric::sync::Arc;
-use farleaf_fabric::{Fabric, Work};
+use farleaf_fabric::{Fabric, GlobalAddr, Work};
 
 /// Keys of a new index between two chances for other tasks: some 100 µs.
 const STEP_KEYS: usize = 4_096;
@@ -21,25 +21,27 @@ pub(super) struct TableWriter<'h, F: Fabric, L: Layout> {
     /// Words of the table that are not written yet.
     pub(super) out: Vec<u64>,
     extents: ExtentWriter<'h, F, L>,
+    purpose: ExtentUse,
     /// Records, and words of them, whose writing is accounted for.
     charged: (u64, u32),
 }
 
 impl<'h, F: Fabric, L: Layout> TableWriter<'h, F, L> {
-    pub(super) fn new(index: &'h DlsmIndex<F, L>) -> Self {
+    pub(super) fn new(index: &'h DlsmIndex<F, L>, purpose: ExtentUse) -> Self {
         let shard = &index.shard;
         Self {
             index,
             builder: Builder::new(shard.table_id(), 0, shard.options.index),
             out: Vec::new(),
-            extents: index.extents.writer(),
+            extents: index.extents.writer_for(purpose),
+            purpose,
             charged: (0, 0),
         }
     }
 
     /// Begins another table. Returns this one.
     pub(super) fn replace(&mut self) -> Self {
-        let next = Self::new(self.index);
+        let next = Self::new(self.index, self.purpose);
         std::mem::replace(self, next)
     }
 
@@ -120,13 +122,12 @@ pub(super) fn refused(_: Refused) -> IndexError {
     IndexError::InvalidArgument("a table cannot take a record; use smaller MemTables")
 }
 
-/// The error of a merge.
-pub(super) fn merge_error(error: MergeError, inputs: &[&Table]) -> IndexError {
+/// The error of a merge of tables with these ids at these places.
+pub(super) fn merge_error(error: MergeError, inputs: &[(u64, GlobalAddr)]) -> IndexError {
     match error {
         MergeError::Damaged(damaged) => {
-            let found = inputs.iter().find(|table| table.id() == damaged.table);
-            let at = found.map_or(farleaf_fabric::GlobalAddr::NULL, |table| table.lease.place());
-            IndexError::Damaged { at }
+            let found = inputs.iter().find(|(table, _)| *table == damaged.table);
+            IndexError::Damaged { at: found.map_or(GlobalAddr::NULL, |(_, place)| *place) }
         }
         MergeError::Refused(why) => refused(why),
         MergeError::KeyTooLarge => IndexError::InvalidArgument(

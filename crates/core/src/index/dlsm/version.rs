@@ -6,12 +6,27 @@
 //! - lsm.V4. Of the versions of a key, the newer one is in the source that comes first: the active
 //!   MemTable, closed ones from the newest on, level 0 from the newest table on, the other levels.
 //!
+//! - lsm.S3. A table of which a merge has taken a part begins at the first key that is left. Its
+//!   extents before that key are given back.
+//!
 //! *Thread safety*: plain values; shared as they are.
 
 use super::MemTable;
 use crate::remote::Lease;
-use crate::table::{Clip, Index, Key, KeyBuf, Meta, Placed, VersionChange};
+use crate::table::{Clip, Damaged, ExtentRun, Index, Key, KeyBuf, Meta, Placed, VersionChange};
+use farleaf_fabric::GlobalAddr;
 use farleaf_fabric::sync::Arc;
+
+/// What the active MemTable takes, by the memory that there is for its flush and for merges.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Takes {
+    /// Nothing: it has no extents for its flush.
+    Nothing,
+    /// Operations after which the merged tree has no more bytes than before.
+    Shrinking,
+    /// Everything.
+    Everything,
+}
 
 /// A table in the memory pool, as its compute server knows it.
 #[derive(Debug)]
@@ -33,16 +48,47 @@ impl Table {
         Self { meta, index: Arc::clone(&self.index), lease: Arc::clone(&self.lease) }
     }
 
+    /// The table without the keys below `next`, which is one of its own, and without the extents
+    /// that have nothing else, unless `is_shared`: other shards use all of them (S3).
+    pub(super) fn from_key(&self, next: &KeyBuf, is_shared: bool) -> Result<Self, Damaged> {
+        let words = self.index.seek(next.key())?;
+        let lease = match is_shared || self.lease.is_borrowed() {
+            true => Arc::clone(&self.lease),
+            false => Arc::new(self.lease.behind(u64::from(words) * 8)),
+        };
+        let from = Clip { lower: Some(next.clone()), upper: None };
+        let run = |(first, count)| ExtentRun { first, count };
+        let meta = Meta {
+            smallest: next.clone(),
+            clip: self.meta.clip.within(&from),
+            extents: lease.runs().into_iter().map(run).collect(),
+            ..self.meta.clone()
+        };
+        Ok(Self { meta, index: Arc::clone(&self.index), lease })
+    }
+
+    /// Its words that are still there, in pieces of adjacent memory.
+    pub(super) fn pieces(&self, words: u64) -> Vec<(GlobalAddr, u64)> {
+        let skipped = self.lease.skipped_bytes() / 8;
+        self.lease.pieces(skipped, words.saturating_sub(skipped), u64::MAX)
+    }
+
+    /// Whether merges have taken a part of it.
+    pub(super) fn is_part(&self) -> bool {
+        self.meta.clip.lower.is_some()
+    }
+
     /// What the directory keeps of it.
     fn placed(&self) -> Placed {
-        let pieces = self.lease.pieces(0, self.lease.bytes() / 8, u64::MAX).into_iter();
+        let skipped = self.lease.skipped_bytes();
+        let pieces = self.pieces((skipped + self.lease.bytes()) / 8).into_iter();
         let meta = Meta { extents: Vec::new(), ..self.meta.clone() };
         Placed { meta, pieces: pieces.map(|(at, words)| (at.to_bits(), words * 8)).collect() }
     }
 
-    /// Bytes of its records.
+    /// Bytes of its records that are still there.
     pub(super) fn bytes(&self) -> u64 {
-        u64::from(self.meta.footer.data_words) * 8
+        (u64::from(self.meta.footer.data_words) * 8).saturating_sub(self.lease.skipped_bytes())
     }
 }
 
@@ -64,6 +110,8 @@ pub(super) enum Change {
         level: usize,
         /// The new ones.
         added: Vec<Arc<Table>>,
+        /// Tables of which a part was merged, with what is left of each, in its level.
+        parts: Vec<(Arc<Table>, Arc<Table>)>,
     },
     /// A table goes to another level.
     Moved {
@@ -81,23 +129,27 @@ impl Change {
     pub(super) fn is_of_memory(&self) -> bool {
         match self {
             Self::Flushed { tables, .. } => tables.is_empty(),
-            Self::Merged { removed, added, .. } => removed.is_empty() && added.is_empty(),
+            Self::Merged { removed, added, parts, .. } => {
+                removed.is_empty() && added.is_empty() && parts.is_empty()
+            }
             Self::Moved { .. } => false,
         }
     }
 
     /// What the directory gets of it.
     pub(super) fn for_directory(&self) -> VersionChange {
-        let (removed, added) = match self {
-            Self::Flushed { tables, .. } => (&[][..], &tables[..]),
-            Self::Merged { removed, added, .. } => (&removed[..], &added[..]),
+        let (removed, added, parts) = match self {
+            Self::Flushed { tables, .. } => (&[][..], &tables[..], &[][..]),
+            Self::Merged { removed, added, parts, .. } => (&removed[..], &added[..], &parts[..]),
             Self::Moved { table, moved, .. } => {
-                (std::slice::from_ref(table), std::slice::from_ref(moved))
+                (std::slice::from_ref(table), std::slice::from_ref(moved), &[][..])
             }
         };
+        let removed = removed.iter().chain(parts.iter().map(|(whole, _)| whole));
+        let added = added.iter().chain(parts.iter().map(|(_, part)| part));
         VersionChange {
-            removed: removed.iter().map(|table| table.id()).collect(),
-            added: added.iter().map(|table| table.placed()).collect(),
+            removed: removed.map(|table| table.id()).collect(),
+            added: added.map(|table| table.placed()).collect(),
         }
     }
 }
@@ -107,6 +159,8 @@ impl Change {
 pub(super) struct TreeVersion {
     /// The MemTable that is written to.
     pub(super) active: Arc<MemTable>,
+    /// What that one takes.
+    pub(super) takes: Takes,
     /// Closed ones, the newest first.
     pub(super) immutables: Vec<Arc<MemTable>>,
     /// Level 0, the newest table first, then the others, whose tables ascend and do not overlap.
@@ -117,7 +171,8 @@ pub(super) struct TreeVersion {
 
 impl TreeVersion {
     pub(super) fn new(active: Arc<MemTable>, levels: usize, clip: Clip) -> Self {
-        Self { active, immutables: Vec::new(), levels: vec![Vec::new(); levels + 1], clip }
+        let levels = vec![Vec::new(); levels + 1];
+        Self { active, takes: Takes::Nothing, immutables: Vec::new(), levels, clip }
     }
 
     /// Whether a table has only keys of the tree, in the tree's own memory.
@@ -148,6 +203,17 @@ impl TreeVersion {
         };
         let asked = level0.iter().chain(others.iter().filter_map(in_level));
         asked.filter(move |table| table.meta.covers(key))
+    }
+
+    /// The same version with parts of tables in the place of the whole ones.
+    pub(super) fn with_parts(&self, parts: &[(Arc<Table>, Arc<Table>)]) -> Self {
+        let mut next = self.clone();
+        for table in next.levels.iter_mut().flatten() {
+            if let Some((_, part)) = parts.iter().find(|(whole, _)| Arc::ptr_eq(whole, table)) {
+                *table = Arc::clone(part);
+            }
+        }
+        next
     }
 
     /// The same version without these tables, and with `added` in `level`, which is not level 0.

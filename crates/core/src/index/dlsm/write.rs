@@ -5,6 +5,7 @@
 use super::handle::DlsmIndex;
 use super::memtable::{Edit, MemTable, Step};
 use super::shard::Switched;
+use super::version::Takes;
 use crate::index::{Action, Answer, IndexError, LeafEdit};
 use crate::page::Layout;
 use crate::rules::BELOW_SETTLED;
@@ -37,8 +38,18 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         }
         let mut writer = self.writer().await?;
         self.fabric().charge(Work::SearchMemTable).await;
+        let (mut wait, mut least) = (None, Takes::Everything);
         loop {
             let version = self.shard.pin();
+            if version.takes < least {
+                let takes = version.takes;
+                drop(version); // merges give back nothing that it has
+                if self.admit(takes, (key, &action), &mut wait).await? {
+                    least = Takes::Shrinking;
+                }
+                continue;
+            }
+            least = Takes::Everything;
             let table = &version.active;
             let next = loop {
                 let link = match edit.step(table, &mut writer) {
@@ -81,15 +92,15 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     }
 
     /// Makes another MemTable the active one than `full`. Without background tasks, the handle that
-    /// does so flushes `full` and merges what has become due, unless others do.
+    /// does so flushes `full` and merges what has become due, unless others do. If there is too
+    /// little memory for its flush, the other one does not take everything (S1, S2).
     pub(super) async fn replace(&self, full: &Arc<MemTable>) -> Result<(), IndexError> {
         let mut wait = self.wait();
-        let (_, failures) = self.shard.workers();
         let mut is_stalled = false;
         loop {
             let seen = self.shard.changed.count();
-            let switched = self.shard.switch(full)?;
-            let (workers, failed) = self.shard.workers();
+            let switched = self.shard.switch(full, Takes::Everything)?;
+            let (workers, _) = self.shard.workers();
             if switched == Switched::NoRoom && !std::mem::replace(&mut is_stalled, true) {
                 self.shard.count_stall();
             }
@@ -101,11 +112,23 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
                     let _ = self.work().await;
                     return Ok(());
                 }
-                Switched::NoRoom if workers == 0 || failed != failures => {
+                Switched::NoSpace if wait.works_itself(&self.shard) => {
+                    if !self.own_next().await? {
+                        self.close_in_full_pool(full)?;
+                    }
+                }
+                Switched::NoSpace if self.shard.is_pool_full(self.fabric().now_ns()) => {
+                    self.close_in_full_pool(full)?;
+                }
+                Switched::NoSpace => {
+                    self.shard.ask_for_room();
+                    wait.for_change(&self.shard, seen).await?;
+                }
+                Switched::NoRoom if wait.works_itself(&self.shard) => {
                     // A merge may fail although the flush before it has made room.
                     let worked = self.work().await;
-                    if self.shard.switch(full)? != Switched::NoRoom {
-                        return Ok(());
+                    if self.shard.switch(full, Takes::Everything)? != Switched::NoRoom {
+                        continue;
                     }
                     match worked {
                         // A flush under way may still make room.
@@ -117,5 +140,13 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
                 Switched::NoRoom => wait.for_change(&self.shard, seen).await?,
             }
         }
+    }
+
+    /// Makes another MemTable the active one than `full`, which takes what there is memory for.
+    pub(super) fn close_in_full_pool(&self, full: &Arc<MemTable>) -> Result<(), IndexError> {
+        if self.shard.switch(full, Takes::Shrinking)? == Switched::NoSpace {
+            self.shard.switch(full, Takes::Nothing)?;
+        }
+        Ok(())
     }
 }

@@ -41,7 +41,36 @@ pub struct DlsmServerOptions {
     pub most_shards: usize,
 }
 
+/// The least size of an extent that a small pool leads to, in bytes.
+const LEAST_EXTENT_BYTES: u64 = 4 << 10;
+/// Parts of a pool, of which a MemTable, and with it a table, has at most one.
+const POOL_PARTS: u64 = 32;
+/// Extents of a pool.
+const POOL_EXTENTS: u64 = 4_096;
+
 impl DlsmServerOptions {
+    /// The options for memory servers with `pool_bytes` bytes and an index of `shards` shards: in a
+    /// small pool MemTables, tables and extents are small, so that what is kept for flushes and
+    /// merges leaves most of it for tables. Extents depend on the pool alone, as all compute servers
+    /// must have the same.
+    pub(super) fn within(&self, pool_bytes: u64, shards: usize) -> Self {
+        if self.memtable_bytes.is_none() {
+            return self.clone();
+        }
+        let extent_bytes = (pool_bytes / POOL_EXTENTS).next_power_of_two();
+        let extent_bytes = extent_bytes.max(LEAST_EXTENT_BYTES).min(self.tree.extent_bytes);
+        let tree = DlsmOptions { extent_bytes, ..self.tree.clone() };
+        let part = pool_bytes / shards.max(1) as u64 / POOL_PARTS / PAGE_BYTES * PAGE_BYTES;
+        let bytes = part.max(self.least_memtable_bytes()).min(tree.memtable.bytes as u64);
+        Self { tree: with_memtables(&tree, bytes), ..self.clone() }
+    }
+
+    /// The least size of a MemTable, in bytes.
+    fn least_memtable_bytes(&self) -> u64 {
+        let longest = self.longest_value.unwrap_or(0) as u64;
+        (longest * 4).next_multiple_of(PAGE_BYTES).max(LEAST_MEMTABLE_BYTES)
+    }
+
     /// The options of each tree of a compute server that begins with `shards` trees, but with the
     /// smallest MemTables that it may come to have.
     pub(super) fn smallest(&self, shards: usize) -> Result<DlsmOptions, IndexError> {
@@ -50,8 +79,8 @@ impl DlsmServerOptions {
         if let Ok(most) = self.of_each(self.most_shards.max(shards)) {
             options.chunk_bytes = most.chunk_bytes;
         }
-        if let (Some(_), Some(longest)) = (self.memtable_bytes, self.longest_value) {
-            let bytes = (longest as u64 * 4).next_multiple_of(PAGE_BYTES).max(LEAST_MEMTABLE_BYTES);
+        if let (Some(_), Some(_)) = (self.memtable_bytes, self.longest_value) {
+            let bytes = self.least_memtable_bytes();
             options.memtable.bytes = options.memtable.bytes.min(bytes as usize);
             options.memtable.filter_bytes = filter_bytes(options.memtable.bytes as u64);
         }
@@ -85,22 +114,24 @@ impl DlsmServerOptions {
                  compute server more, or divide its keys into fewer shards",
             ));
         }
-        let filter_bytes = filter_bytes(bytes);
-        let memtable =
-            MemTableOptions { bytes: bytes as usize, filter_bytes, ..self.tree.memtable };
-        // Tables, levels and chunks have the proportions that they have with the usual MemTables.
-        // Extents keep their size, which is the index's.
-        let whole = u128::from(self.tree.memtable.bytes as u64);
-        let scaled = |size: u64| (u128::from(size) * u128::from(bytes) / whole) as u64;
-        Ok(DlsmOptions {
-            memtable,
-            table_bytes: scaled(self.tree.table_bytes).max(self.tree.extent_bytes),
-            level1_bytes: scaled(self.tree.level1_bytes).max(1),
-            chunk_bytes: scaled(self.tree.chunk_bytes)
-                .max(LEAST_CHUNK_EXTENTS * self.tree.extent_bytes)
-                .min(self.tree.chunk_bytes),
-            ..self.tree.clone()
-        })
+        Ok(with_memtables(&self.tree, bytes))
+    }
+}
+
+/// The same tree with MemTables of `bytes` bytes: tables, levels and chunks have the proportions
+/// that they have with the usual MemTables. Extents keep their size, which is the index's.
+fn with_memtables(tree: &DlsmOptions, bytes: u64) -> DlsmOptions {
+    let filter_bytes = filter_bytes(bytes);
+    let whole = u128::from(tree.memtable.bytes as u64);
+    let scaled = |size: u64| (u128::from(size) * u128::from(bytes) / whole) as u64;
+    DlsmOptions {
+        memtable: MemTableOptions { bytes: bytes as usize, filter_bytes, ..tree.memtable },
+        table_bytes: scaled(tree.table_bytes).max(tree.extent_bytes),
+        level1_bytes: scaled(tree.level1_bytes).max(1),
+        chunk_bytes: scaled(tree.chunk_bytes)
+            .max(LEAST_CHUNK_EXTENTS * tree.extent_bytes)
+            .min(tree.chunk_bytes),
+        ..tree.clone()
     }
 }
 
@@ -196,6 +227,30 @@ impl<K: Clone + Debug + Send + Sync> PartitionOptions<K> for ShardedOptions<K> {
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use super::*;
+
+    /// With MemTables by the compute server's memory alone, three of them took most of a pool of
+    /// 48 MiB, and merges had no memory.
+    #[test]
+    fn a_small_pool_has_small_memtables() {
+        let options = DlsmServerOptions {
+            memtable_bytes: Some(32 << 20),
+            longest_value: Some(60 << 10),
+            ..DlsmServerOptions::default()
+        };
+        for (pool_bytes, shards) in [(48 << 20, 1), (48 << 20, 4), (1 << 30, 1)] {
+            let each = options.within(pool_bytes, shards).of_each(shards).unwrap();
+            each.check().unwrap();
+            let kept = each.spare_extents(each.memtable.bytes, each.extent_bytes);
+            let memtables = 3 * each.flush_extents(each.memtable.bytes, each.extent_bytes);
+            let all = (kept + memtables) * each.extent_bytes * shards as u64;
+            assert!(all <= pool_bytes / 5, "{all} bytes of {pool_bytes} for {shards} shards");
+        }
+        let tiny = options.within(1 << 20, 64).of_each(64).unwrap();
+        assert_eq!(tiny.memtable.bytes, 240 << 10, "the longest value has room");
+        let large = options.within(1 << 40, 1).of_each(1).unwrap();
+        assert_eq!(large.memtable, options.of_each(1).unwrap().memtable);
+        assert_eq!(large.extent_bytes, 1 << 20);
+    }
 
     #[test]
     fn shards_share_a_budget() {

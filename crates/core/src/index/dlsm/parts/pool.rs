@@ -25,6 +25,8 @@ use std::rc::Rc;
 pub struct DlsmPool<F: Fabric, L: Layout> {
     fabric: F,
     map: Arc<ShardMap>,
+    /// Bytes of the memory servers' pools.
+    pool_bytes: u64,
     /// Never set: no operation waits for one of unknown outcome.
     doubtful: Cell<bool>,
     /// The parts that were opened over this endpoint: a load writes into their trees.
@@ -42,12 +44,14 @@ impl<F: Fabric, L: Layout> DlsmPool<F, L> {
         let created = ShardMap::read::<F, L>(&fabric, found.root).await?;
         let map = created.divided(&divided_shards(&rpc).await?);
         let map = Arc::new(map.ok_or(IndexError::Damaged { at: found.root })?);
-        Ok(Self { fabric, map, doubtful: Cell::new(false), opened: OpenedParts::new() })
+        let pool_bytes = rpc.usages().await?.iter().map(|usage| usage.pool_bytes).sum();
+        let (doubtful, opened) = (Cell::new(false), OpenedParts::new());
+        Ok(Self { fabric, map, pool_bytes, doubtful, opened })
     }
 
     /// Tells a compute server which shards there are.
     pub(super) fn tell(&self, server: &DlsmServer<L>) -> Result<(), IndexError> {
-        server.learn(&self.map)
+        server.learn(&self.map, self.pool_bytes)
     }
 
     /// Opens all trees of a compute server. The first handle opens them from their directories.

@@ -29,6 +29,7 @@ use std::ops::Range;
 /// One compute server.
 #[derive(Debug)]
 pub struct DlsmServer<L: Layout> {
+    /// As they were given, whatever the pool's size.
     options: DlsmServerOptions,
     detector: Detector,
     /// Counts the changes of the range.
@@ -79,6 +80,8 @@ struct Known {
     dividing: Option<Dividing>,
     /// The number of divisions so far.
     divisions: u64,
+    /// Of the compute server, with this pool.
+    server: DlsmServerOptions,
     /// Of each tree, with the smallest MemTables that it may have.
     options: DlsmOptions,
     writers: Arc<Writers>,
@@ -107,8 +110,8 @@ impl<L: Layout> DlsmServer<L> {
         known.shards().iter().filter_map(|shard| known.trees.get(shard)).map(Arc::clone).collect()
     }
 
-    /// Notes that the index's shards are as in `map`.
-    pub(super) fn learn(&self, map: &Arc<ShardMap>) -> Result<(), IndexError> {
+    /// Notes that the index's shards are as in `map`, and the memory servers have `pool_bytes`.
+    pub(super) fn learn(&self, map: &Arc<ShardMap>, pool_bytes: u64) -> Result<(), IndexError> {
         let mut inner = lock(&self.inner);
         match &inner.known {
             // It may know of more divisions.
@@ -119,12 +122,15 @@ impl<L: Layout> DlsmServer<L> {
             None => {}
         }
         let owned = shards_of::<L>(map, &inner.range)?;
-        self.options.check(owned.len(), self.options.longest_value.unwrap_or(0))?;
-        let options = self.options.smallest(owned.len())?;
+        let shards = map.between(None, None).map_or(1, |all| all.len());
+        let server = self.options.within(pool_bytes, shards);
+        server.check(owned.len(), server.longest_value.unwrap_or(0))?;
+        let options = server.smallest(owned.len())?;
         let writers = Arc::new(Writers::new(options.writers));
         let (map, trees) = (Arc::clone(map), BTreeMap::new());
         let (dividing, divisions) = (None, 0);
-        inner.known = Some(Known { map, owned, dividing, divisions, options, writers, trees });
+        inner.known =
+            Some(Known { map, owned, dividing, divisions, server, options, writers, trees });
         Ok(())
     }
 
@@ -178,7 +184,7 @@ impl<L: Layout> DlsmServer<L> {
 
     fn division(&self, known: &Known, low: &[u8], servers: u16) -> Option<(usize, usize)> {
         let shards = known.owned.len() + 1;
-        let memtable = self.options.of_each(shards).ok()?.memtable;
+        let memtable = known.server.of_each(shards).ok()?.memtable;
         let has_room =
             shards <= self.options.most_shards && memtable.bytes >= known.options.memtable.bytes;
         let shard = known.map.shard_of(low);
@@ -242,7 +248,7 @@ impl<L: Layout> DlsmServer<L> {
         }
         let made = Shard::beside(shard as u64, &known.options, &known.writers);
         let tree = Arc::new(made.map_err(|error| RemoteError::from(IndexError::from(error)))?);
-        if let Ok(options) = self.options.of_each(known.owned.len()) {
+        if let Ok(options) = known.server.of_each(known.owned.len()) {
             tree.resize(&options.memtable);
         }
         tree.set_clip(known.map.clip(shard));
@@ -275,7 +281,7 @@ impl<L: Layout> DlsmServer<L> {
             return Err(IndexError::InvalidArgument("the compute server has not opened the index"));
         };
         let shards = shards_of::<L>(&known.map, range)?;
-        let memtable = self.options.of_each(shards.len())?.memtable;
+        let memtable = known.server.of_each(shards.len())?.memtable;
         if memtable.bytes < known.options.memtable.bytes {
             return Err(IndexError::InvalidArgument(
                 "too little memory for MemTables of more shards; give the compute server more, or \
@@ -294,7 +300,7 @@ impl<L: Layout> DlsmServer<L> {
         known.owned = shards_of::<L>(&known.map, range).unwrap_or(0..0);
         // Before any gate: who enters one sees the map of then.
         self.changes.fetch_add(1, Ordering::AcqRel);
-        let sizes = self.options.of_each(known.owned.len());
+        let sizes = known.server.of_each(known.owned.len());
         for (number, tree) in &known.trees {
             if let Ok(options) = &sizes {
                 tree.resize(&options.memtable);
@@ -376,7 +382,7 @@ mod tests {
         let some = OwnedRange { low: 0, high: Some(100) };
         let server =
             &DlsmServer::<Layout>::new(&DlsmServerOptions::default(), all.clone()).unwrap();
-        server.learn(&map).unwrap();
+        server.learn(&map, 1 << 30).unwrap();
         thread::scope(|scope| {
             scope.spawn(move || {
                 for _ in 0..50_000 {

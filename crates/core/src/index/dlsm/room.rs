@@ -1,0 +1,328 @@
+//! Room for more: what a full memory pool still takes, and merges that need little memory to give
+//! more back.
+//!
+//! The extents of a tree are promised before they are needed. A MemTable takes writes only if the
+//! extents for its flush are promised, and merges always find those for an output. In a full pool
+//! this leaves what is needed to make room: flushes, merges, and a MemTable for operations after
+//! which the merged tree is no larger.
+//!
+//! ```text
+//! all extents of the tree: tables | promised to MemTables | one output of a merge | a MemTable that shrinks
+//! Takes::Everything          needs         yes                      yes                     yes
+//! Takes::Shrinking           needs         yes                      yes
+//! Takes::Nothing             needs    (the active one has none)
+//! ```
+//!
+//! *Invariants* (`docs/internals/lsm-tree.md`)
+//! - lsm.S1. A MemTable takes writes only while extents for its flush are promised, and only flushes
+//!   take those. A shard owns them: no other one can.
+//! - lsm.S2. While the active MemTable takes writes, merges can count on the extents of an output; if
+//!   it takes everything, another MemTable that takes what shrinks the tree can be flushed beside.
+//! - lsm.S3. After each output of a merge in pieces, what it has read of its inputs is given back:
+//!   the directory has the change first, and no version in use has the extents.
+//! - lsm.S4. A write ends as out of memory only after everything was flushed and merged, and it has
+//!   changed nothing.
+//!
+//! *Thread safety*: that of the handle.
+
+use super::compact::{Input, STEP_WORDS, overlapping, range_of};
+use super::handle::{DlsmIndex, Wait};
+use super::shard::{Merging, Right, Shard};
+use super::table_writer::{TableWriter, merge_error};
+use super::version::{Table, Takes, TreeVersion};
+use crate::index::{Action, IndexError};
+use crate::page::Layout;
+use crate::remote::{ExtentUse, ROOT_SERVER};
+use crate::rules::MERGED_PARTS_PINNED;
+use crate::table::{KeyBuf, Merge, MergeOptions, Progress};
+use farleaf_fabric::sync::Arc;
+use farleaf_fabric::{Fabric, GlobalAddr, Work};
+
+/// Pause before memory servers that had no chunk left are asked again, in nanoseconds.
+const FULL_NS: u64 = 1_000_000_000;
+/// The same after a failure, for tasks in the background.
+const UNREACHED_NS: u64 = 100_000_000;
+/// Waits for extents that operations in flight still read, before a smaller output is begun.
+const PINNED_WAITS: u32 = 5;
+/// The length of such a wait, in nanoseconds.
+const PINNED_NS: u64 = 1_000_000;
+/// The most tables of level 0 that a merge in pieces takes: each keeps an extent until its end.
+const MOST_LEVEL0: usize = 16;
+
+impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
+    /// Whether an operation may go on, with the version that it has. If not, it looks at the
+    /// version again.
+    ///
+    /// # Errors
+    /// [`IndexError::OutOfMemory`] if there is no room for it, and nothing to gain by merges.
+    pub(super) async fn admit<'h>(
+        &'h self,
+        takes: Takes,
+        (key, action): (&[u8], &Action<&[u8]>),
+        wait: &mut Option<Wait<'h, F>>,
+    ) -> Result<bool, IndexError> {
+        if self.shard.grow(Takes::Everything) {
+            return Ok(false);
+        }
+        if takes == Takes::Shrinking && self.shrinks(key, action).await? {
+            return Ok(true);
+        }
+        if takes == Takes::Nothing && self.shard.grow(Takes::Shrinking) {
+            return Ok(false);
+        }
+        if self.until_room(wait).await? {
+            return Ok(false);
+        }
+        Err(IndexError::OutOfMemory { server: ROOT_SERVER })
+    }
+
+    /// Whether the merged tree has no more bytes after an operation than before.
+    async fn shrinks(&self, key: &[u8], action: &Action<&[u8]>) -> Result<bool, IndexError> {
+        let found = self.value_of(key).await?;
+        Ok(match (action, found) {
+            (Action::Remove, Some(value)) => {
+                self.shard.note_gain((key.len() + value.len()) as u64);
+                true
+            }
+            // They change nothing.
+            (Action::Get | Action::Remove, _) | (Action::Insert(_), Some(_)) => true,
+            (Action::Update(_) | Action::CompareExchange(..), None) => true,
+            (Action::Insert(_) | Action::Upsert(_), None) => false,
+            (
+                Action::Update(new) | Action::Upsert(new) | Action::CompareExchange(_, new),
+                Some(value),
+            ) => {
+                let is_no_longer = new.len() <= value.len();
+                self.shard.note_gain(value.len().saturating_sub(new.len()) as u64);
+                is_no_longer
+            }
+        })
+    }
+
+    /// Makes room, or waits until tasks in the background have. Returns whether it is worth another
+    /// look; otherwise nothing is to be gained.
+    async fn until_room<'h>(&'h self, wait: &mut Option<Wait<'h, F>>) -> Result<bool, IndexError> {
+        let shard = &self.shard;
+        let seen = shard.changed.count();
+        if shard.is_exhausted() {
+            return Ok(false);
+        }
+        let wait = wait.get_or_insert_with(|| self.wait());
+        if wait.works_itself(shard) {
+            self.make_room().await?;
+            return Ok(true);
+        }
+        shard.ask_for_room();
+        wait.for_change(shard, seen).await?;
+        Ok(true)
+    }
+
+    /// Makes sure that the tree has so many extents that are free or resting. Returns whether it
+    /// has: the memory servers may have no more.
+    async fn own(&self, extents: u64) -> Result<bool, IndexError> {
+        let now_ns = self.fabric().now_ns();
+        if self.shard.space.available().0 >= extents {
+            return Ok(true);
+        }
+        if self.shard.is_pool_full(now_ns) {
+            return Ok(false);
+        }
+        match self.extents.own(extents).await.map_err(IndexError::from) {
+            Ok(()) => Ok(true),
+            Err(IndexError::OutOfMemory { .. }) => {
+                self.shard.note_full_pool(now_ns + FULL_NS);
+                Ok(false)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Makes sure that there are extents for the next MemTable, if the memory servers have some.
+    pub(super) async fn own_next(&self) -> Result<bool, IndexError> {
+        self.own(self.shard.wanted_extents()).await
+    }
+
+    /// Allocates what writers will need soon, for a task in the background.
+    pub(super) async fn own_ahead(&self) {
+        let now_ns = self.fabric().now_ns();
+        match self.own_next().await {
+            Ok(true) => _ = self.shard.grow(Takes::Everything),
+            Ok(false) => {}
+            // Writers that need it learn of this by themselves.
+            Err(_) => self.shard.note_full_pool(now_ns + UNREACHED_NS),
+        }
+    }
+
+    /// Makes room for a MemTable that takes everything: by chunks, flushes and merges in pieces,
+    /// until there is enough or everything is merged.
+    pub(super) async fn make_room(&self) -> Result<(), IndexError> {
+        let is_exhausted = !self.find_room().await.inspect_err(|_| {
+            self.shard.looked_for_room(false);
+        })?;
+        self.shard.looked_for_room(is_exhausted);
+        Ok(())
+    }
+
+    /// Returns whether there is enough.
+    async fn find_room(&self) -> Result<bool, IndexError> {
+        let shard = &self.shard;
+        if self.own_next().await? && shard.grow(Takes::Everything) {
+            return Ok(true);
+        }
+        // What the active MemTable removes may be worth more than its flush takes.
+        if shard.has_gained() {
+            let active = Arc::clone(&shard.pin().active);
+            self.close_in_full_pool(&active)?;
+        }
+        let flushing = self.until_begun(Right::Flush, Shard::begin_flush).await?;
+        while self.flush_oldest(&flushing).await? {}
+        drop(flushing);
+        let merging = self.until_begun(Right::Merge, Shard::begin_merge).await?;
+        self.settle_loans().await;
+        loop {
+            self.settle_change().await?;
+            if shard.grow(Takes::Everything) {
+                return Ok(true);
+            }
+            let Some((sources, into)) = next_for_room(&shard.pin()) else { return Ok(false) };
+            self.merge_in_pieces(&merging, sources, into).await?;
+        }
+    }
+
+    /// Merges tables into a level, with memory for one output at a time: after each output, what it
+    /// was made from is given back (S3).
+    pub(super) async fn merge_in_pieces(
+        &self,
+        merging: &Merging,
+        sources: Vec<Vec<Arc<Table>>>,
+        into: usize,
+    ) -> Result<(), IndexError> {
+        let places: Vec<(u64, GlobalAddr)> =
+            sources.iter().flatten().map(|table| (table.id(), table.lease.place())).collect();
+        let failed = |error| merge_error(error, &places);
+        let (options, mut inputs) = {
+            // Not kept: a pinned version keeps what is given back.
+            let version = self.shard.pin();
+            let below = version.levels[into + 1..].iter().flatten();
+            let options = MergeOptions {
+                range: version.clip.clone(),
+                // Later snapshots are newer than all inputs (J5).
+                snapshots: self.snapshot_bounds(),
+                below: self.below(below),
+                cuts: Vec::new(),
+                table_words: 0,
+            };
+            let input = |tables: &Vec<Arc<Table>>| Input::new(self, tables, &version.clip);
+            let inputs = sources.iter().map(input).collect::<Result<Vec<_>, _>>()?;
+            (options, inputs)
+        };
+        let mut left: Vec<Arc<Table>> = sources.into_iter().flatten().collect();
+        let mut merge = Merge::new(inputs.len(), options);
+        let mut charged = 0;
+        loop {
+            merge.limit_tables(self.piece_words().await);
+            let mut writer = TableWriter::new(self, ExtentUse::Merge);
+            let written = async {
+                loop {
+                    let TableWriter { builder, out, .. } = &mut writer;
+                    let progress = merge.step(STEP_WORDS, builder, out).map_err(failed)?;
+                    let records = merge.counts().records_in;
+                    self.fabric().charge(Work::MergeRecords((records - charged) as u32)).await;
+                    charged = records;
+                    match progress {
+                        Progress::Spent => writer.send().await?,
+                        Progress::NeedsInput(source) => {
+                            self.feed(&mut merge, source, &mut inputs[source], &failed).await?;
+                        }
+                        progress => return Ok(progress),
+                    }
+                }
+            };
+            let progress = match written.await {
+                Ok(progress) => progress,
+                Err(error) => {
+                    writer.abandon().await;
+                    return Err(error);
+                }
+            };
+            let output = writer.finish(into as u8).await?;
+            let next = if progress == Progress::Done { None } else { merge.next_key() };
+            let parts = self.take_merged(&mut left, next.as_ref(), &mut inputs)?;
+            let (removed, parts) = parts;
+            self.publish(merging.merged_part(removed, into, output, parts)).await?;
+            if next.is_none() {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Takes from the inputs of a merge what is below `next`, or all. Returns the tables of which
+    /// nothing is left, and those of which a part is left, with that part.
+    fn take_merged(
+        &self,
+        left: &mut Vec<Arc<Table>>,
+        next: Option<&KeyBuf>,
+        inputs: &mut [Input],
+    ) -> Result<(Vec<Arc<Table>>, Parts), IndexError> {
+        let Some(next) = next else { return Ok((std::mem::take(left), Vec::new())) };
+        let is_merged = |table: &mut Arc<Table>| table.meta.largest < *next;
+        let removed = left.extract_if(.., is_merged).collect();
+        let is_shared = self.shard.has_lent();
+        let mut parts = Vec::new();
+        for table in left.iter_mut().filter(|table| table.meta.smallest < *next) {
+            let part = table.from_key(next, is_shared).map_err(|_| Self::damaged(table))?;
+            let whole = std::mem::replace(table, Arc::new(part));
+            if self.fabric().breaks(MERGED_PARTS_PINNED) {
+                whole.lease.end();
+            }
+            // The rest is READ from what is left.
+            inputs.iter_mut().for_each(|input| input.replace(&whole, table));
+            parts.push((whole, Arc::clone(table)));
+        }
+        Ok((removed, parts))
+    }
+
+    /// Words of records that the next output of a merge in pieces may have.
+    async fn piece_words(&self) -> u32 {
+        let (shard, options) = (&self.shard, &self.shard.options);
+        let mut free = 0;
+        for _ in 0..PINNED_WAITS {
+            let (available, promised) = shard.space.available();
+            free = available.saturating_sub(promised);
+            if free >= shard.merge_extents() {
+                break;
+            }
+            self.fabric().sleep(PINNED_NS).await;
+        }
+        let words = free * shard.space.extent_bytes() / 8;
+        let with_index = options.records_part(words);
+        // It ends at the first key beyond, which may have the longest record.
+        let words = with_index.saturating_sub(options.memtable.bytes as u64 / 32);
+        u32::try_from(words.clamp(1, options.table_bytes / 8)).unwrap_or(u32::MAX)
+    }
+}
+
+/// Tables of which a part was merged, with what is left.
+type Parts = Vec<(Arc<Table>, Arc<Table>)>;
+
+/// What is merged next to make room: level 0 into the first level that has tables, then all levels
+/// into the deepest of these. `None` if all is in one level.
+fn next_for_room(version: &TreeVersion) -> Option<(Vec<Vec<Arc<Table>>>, usize)> {
+    let (level0, others) = version.levels.split_first()?;
+    let filled: Vec<usize> =
+        (1..=others.len()).filter(|l| !version.levels[*l].is_empty()).collect();
+    if !level0.is_empty() {
+        // The oldest ones are at the end (V4).
+        let oldest = &level0[level0.len().saturating_sub(MOST_LEVEL0)..];
+        let into = filled.first().copied().unwrap_or(1);
+        let mut sources: Vec<_> = oldest.iter().map(|table| vec![Arc::clone(table)]).collect();
+        let range = range_of(oldest.iter())?;
+        let below = overlapping(&version.levels[into], (&range.0, &range.1));
+        sources.push(below.to_vec());
+        sources.retain(|tables| !tables.is_empty());
+        return Some((sources, into));
+    }
+    let into = *filled.last()?;
+    let sources = filled.iter().map(|level| version.levels[*level].clone()).collect();
+    (filled.len() > 1).then_some((sources, into))
+}
