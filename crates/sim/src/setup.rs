@@ -173,6 +173,7 @@ pub(crate) fn dlsm_options(scenario: &Scenario) -> Result<DlsmOptions, String> {
         levels,
         writers,
         workers: merges_together,
+        most_hidden: 16,
         merges: match merges {
             MergesSpec::Compute => MergePlace::Compute,
             MergesSpec::Memory => MergePlace::Memory,

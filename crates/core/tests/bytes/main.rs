@@ -14,6 +14,7 @@ mod dlsm;
 mod dlsm_directory;
 mod dlsm_divisions;
 mod dlsm_full;
+mod dlsm_heads;
 mod dlsm_moves;
 mod dlsm_near;
 mod dlsm_paper;

@@ -50,9 +50,13 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
 
     /// Merges what is due and others do not merge. Returns the number of merges.
     async fn merge_due(&self, worker: Option<&AtWork>) -> Result<u32, IndexError> {
-        if worker.is_some() && self.shard.is_room_wanted() {
+        if worker.is_some() && self.shard.needs.is_room_wanted() {
             let made = self.make_room().await;
             self.noted(made.map(|()| true), worker)?;
+        }
+        if worker.is_some() {
+            let merged = self.merge_hidden().await;
+            self.noted(merged, worker)?;
         }
         for step in 0..STEPS {
             let merged = self.merge_what_is_due().await;

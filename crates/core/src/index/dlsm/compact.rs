@@ -5,9 +5,10 @@
 //! *Thread safety*: that of the handle.
 
 use super::DlsmOptions;
+use super::claim::Claim;
 use super::handle::DlsmIndex;
 use super::near::MergePart;
-use super::shard::{Claim, Merging, Right, Shard};
+use super::shard::{Merging, Right, Shard};
 use super::table_writer::{TableWriter, merge_error};
 use super::version::{Table, TreeVersion};
 use crate::index::IndexError;
@@ -215,7 +216,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         sources.retain(|tables| !tables.is_empty());
         // A pinned version keeps what the merge gives back.
         drop(version);
-        self.merge_in_pieces(&merging, sources, into).await?;
+        self.merge_in_pieces(&merging, sources, (into, None)).await?;
         Ok(true)
     }
 
@@ -272,7 +273,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
                 self.settle_loans().await;
                 // A pinned version keeps what the merge gives back.
                 drop(version);
-                self.merge_in_pieces(merging, sources, deepest).await
+                self.merge_in_pieces(merging, sources, (deepest, None)).await
             }
             merged => merged,
         }

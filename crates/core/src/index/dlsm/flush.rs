@@ -84,6 +84,8 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         // Twice the usual size, so that mostly one table comes from a MemTable of that size.
         let most_words = (self.shard.options.table_bytes / 4).min(u64::from(MAX_TABLE_WORDS / 2));
         let (mut bytes, mut value) = (Vec::new(), Vec::new());
+        // Tombstones before the first value.
+        let (mut tombstones, mut lowest, mut has_values) = (0, None, false);
         let mut cursor = memtable.cursor(u64::MAX);
         cursor.seek_first();
         let written = async {
@@ -94,6 +96,13 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
                 if u64::from(writer.builder.data_words()) >= most_words {
                     tables.extend(writer.replace().finish(0).await?);
                 }
+                let is_value = cursor.version().is_some_and(|newest| newest.kind() == Kind::Value);
+                if is_value && !std::mem::replace(&mut has_values, true) {
+                    let lowest: Option<&Vec<u8>> = lowest.as_ref();
+                    self.shard.note_hidden((lowest.unwrap_or(&bytes), &bytes), tombstones);
+                }
+                lowest.get_or_insert_with(|| bytes.clone());
+                tombstones += 1;
                 let mut is_first = true;
                 for version in std::iter::successors(cursor.version(), Version::older) {
                     let kind = match version.kind() {
@@ -120,7 +129,12 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
             }
             Ok(())
         };
-        match written.await {
+        let written = written.await;
+        if !has_values && let Some(lowest) = &lowest {
+            bytes.push(0); // the next key
+            self.shard.note_hidden((lowest, &bytes), tombstones);
+        }
+        match written {
             Ok(()) => {
                 tables.extend(writer.finish(0).await?);
                 Ok(tables)

@@ -19,6 +19,7 @@
 //! `docs/internals/lsm-tree.md` those of versions, flushes and merges.
 
 mod background;
+mod claim;
 mod compact;
 mod counts;
 mod design;
@@ -31,6 +32,7 @@ mod lent;
 mod load;
 mod memtable;
 mod near;
+mod needs;
 mod operations;
 mod options;
 mod parts;

@@ -44,6 +44,9 @@ pub struct DlsmOptions {
     /// Merges of the tree that run at a time. Those on a memory server share its cores with
     /// requests, so choose fewer than it has.
     pub workers: usize,
+    /// So many records of tables that a scan READs for nothing, because they are removed, are merged
+    /// at once.
+    pub most_hidden: u64,
     /// Where merges run.
     pub merges: MergePlace,
     /// Whether writers take turns in a queue, as those of RocksDB. For comparisons: only the
@@ -68,6 +71,7 @@ impl Default for DlsmOptions {
             levels: 6,
             writers: 1024,
             workers: 4,
+            most_hidden: 512,
             merges: MergePlace::Compute,
             write_queue: false,
         }
@@ -108,6 +112,7 @@ impl DlsmOptions {
             level1_bytes: 24 << 10,
             level_ratio: 3,
             levels: 4,
+            most_hidden: 32,
             ..Self::default()
         }
     }
@@ -187,6 +192,9 @@ impl DlsmOptions {
         }
         if !(1..=MOST_WORKERS).contains(&self.workers) {
             return refused("1 to 16 merges of a tree run at a time");
+        }
+        if self.most_hidden == 0 {
+            return refused("a scan may READ a removed record");
         }
         if !(1..=1 << 16).contains(&self.writers) {
             return refused("1 to 65,536 operations write at a time");

@@ -34,7 +34,7 @@ use crate::index::{Action, IndexError};
 use crate::page::Layout;
 use crate::remote::{ExtentUse, ROOT_SERVER};
 use crate::rules::MERGED_PARTS_PINNED;
-use crate::table::{KeyBuf, Merge, MergeOptions, Progress};
+use crate::table::{Clip, KeyBuf, Merge, MergeOptions, Progress};
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, GlobalAddr, Work};
 
@@ -46,6 +46,8 @@ const UNREACHED_NS: u64 = 100_000_000;
 const PINNED_WAITS: u32 = 5;
 /// The length of such a wait, in nanoseconds.
 const PINNED_NS: u64 = 1_000_000;
+/// So many records are merged for each that scans READ for nothing.
+const HIDDEN_PART: u64 = 8;
 /// The most tables of level 0 that a merge in pieces takes: each keeps an extent until its end.
 const MOST_LEVEL0: usize = 16;
 
@@ -81,7 +83,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         let found = self.value_of(key).await?;
         Ok(match (action, found) {
             (Action::Remove, Some(value)) => {
-                self.shard.note_gain((key.len() + value.len()) as u64);
+                self.shard.needs.note_gain((key.len() + value.len()) as u64);
                 true
             }
             // They change nothing.
@@ -93,7 +95,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
                 Some(value),
             ) => {
                 let is_no_longer = new.len() <= value.len();
-                self.shard.note_gain(value.len().saturating_sub(new.len()) as u64);
+                self.shard.needs.note_gain(value.len().saturating_sub(new.len()) as u64);
                 is_no_longer
             }
         })
@@ -124,13 +126,13 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         if self.shard.space.available().0 >= extents {
             return Ok(true);
         }
-        if self.shard.is_pool_full(now_ns) {
+        if self.shard.needs.is_pool_full(now_ns) {
             return Ok(false);
         }
         match self.extents.own(extents).await.map_err(IndexError::from) {
             Ok(()) => Ok(true),
             Err(IndexError::OutOfMemory { .. }) => {
-                self.shard.note_full_pool(now_ns + FULL_NS);
+                self.shard.needs.note_full_pool(now_ns + FULL_NS);
                 Ok(false)
             }
             Err(error) => Err(error),
@@ -145,11 +147,14 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     /// Allocates what writers will need soon, for a task in the background.
     pub(super) async fn own_ahead(&self) {
         let now_ns = self.fabric().now_ns();
+        if self.shard.epoch() == 0 {
+            return;
+        }
         match self.own_next().await {
             Ok(true) => _ = self.shard.grow(Takes::Everything),
             Ok(false) => {}
             // Writers that need it learn of this by themselves.
-            Err(_) => self.shard.note_full_pool(now_ns + UNREACHED_NS),
+            Err(_) => self.shard.needs.note_full_pool(now_ns + UNREACHED_NS),
         }
     }
 
@@ -185,17 +190,72 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
                 return Ok(true);
             }
             let Some((sources, into)) = next_for_room(&shard.pin()) else { return Ok(false) };
-            self.merge_in_pieces(&merging, sources, into).await?;
+            self.merge_in_pieces(&merging, sources, (into, None)).await?;
         }
     }
 
-    /// Merges tables into a level, with memory for one output at a time: after each output, what it
-    /// was made from is given back (S3).
+    /// Merges the tombstones at the beginning of a range, and what they hide, if a scan has met many
+    /// of them or a flush has written them: scans of the head of a queue would READ them all, again
+    /// and again. Returns whether it has.
+    pub(super) async fn merge_hidden(&self) -> Result<bool, IndexError> {
+        let shard = &self.shard;
+        let Some((first, end, records)) = shard.needs.take_hidden() else { return Ok(false) };
+        // The newest tombstones are in MemTables.
+        self.flush_everything().await?;
+        let merging = self.until_begun(Right::Merge, Shard::begin_merge).await?;
+        self.settle_change().await?;
+        let Some((sources, into)) = self.before((first, &end), records) else { return Ok(false) };
+        self.merge_in_pieces(&merging, sources, (into, Some(end))).await?;
+        Ok(true)
+    }
+
+    /// The tables with keys before `end`, and the deepest level that has one. `None` if that is not
+    /// worth it: they have much more before it than `records` records.
+    fn before(
+        &self,
+        (first, end): (KeyBuf, &KeyBuf),
+        records: u64,
+    ) -> Option<(Vec<Vec<Arc<Table>>>, usize)> {
+        let version = self.shard.pin();
+        // All tables that have keys between the lowest one of these tables and the end, so that all
+        // versions of each key are merged (V4).
+        let mut low = first;
+        let is_before = |table: &Arc<Table>, low: &KeyBuf| {
+            table.meta.largest >= *low && table.meta.smallest < *end
+        };
+        for _ in 0..version.levels.len() + version.levels[0].len() {
+            let tables = version.tables().filter(|table| is_before(table, &low));
+            low = tables.map(|table| table.meta.smallest.clone()).min()?.min(low);
+        }
+        let taken = |tables: &[Arc<Table>]| -> Vec<Arc<Table>> {
+            tables.iter().filter(|table| is_before(table, &low)).cloned().collect()
+        };
+        let (level0, others) = version.levels.split_first()?;
+        let level0 = taken(level0).into_iter().map(|table| vec![table]);
+        let sources: Vec<_> = level0.chain(others.iter().map(|tables| taken(tables))).collect();
+        let range = Clip { lower: None, upper: Some(end.clone()) };
+        let held = |table: &Arc<Table>| {
+            let words = self.words_of(table, &range).map_or(0, |words| words.len() as u64);
+            let footer = &table.meta.footer;
+            words.saturating_mul(footer.records) / u64::from(footer.data_words.max(1))
+        };
+        let all: u64 = sources.iter().flatten().map(held).sum();
+        if all > records.saturating_mul(HIDDEN_PART) {
+            return None;
+        }
+        let into =
+            others.iter().rposition(|tables| !taken(tables).is_empty()).map_or(1, |at| at + 1);
+        let sources: Vec<_> = sources.into_iter().filter(|tables| !tables.is_empty()).collect();
+        (!sources.is_empty()).then_some((sources, into))
+    }
+
+    /// Merges tables into a level, or their keys before `end`, with memory for one output at a time:
+    /// after each output, what it was made from is given back (S3).
     pub(super) async fn merge_in_pieces(
         &self,
         merging: &Merging,
         sources: Vec<Vec<Arc<Table>>>,
-        into: usize,
+        (into, end): (usize, Option<KeyBuf>),
     ) -> Result<(), IndexError> {
         let places: Vec<(u64, GlobalAddr)> =
             sources.iter().flatten().map(|table| (table.id(), table.lease.place())).collect();
@@ -204,15 +264,16 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
             // Not kept: a pinned version keeps what is given back.
             let version = self.shard.pin();
             let below = version.levels[into + 1..].iter().flatten();
+            let range = version.clip.within(&Clip { lower: None, upper: end.clone() });
             let options = MergeOptions {
-                range: version.clip.clone(),
+                range: range.clone(),
                 // Later snapshots are newer than all inputs (J5).
                 snapshots: self.snapshot_bounds(),
                 below: self.below(below),
                 cuts: Vec::new(),
                 table_words: 0,
             };
-            let input = |tables: &Vec<Arc<Table>>| Input::new(self, tables, &version.clip);
+            let input = |tables: &Vec<Arc<Table>>| Input::new(self, tables, &range);
             let inputs = sources.iter().map(input).collect::<Result<Vec<_>, _>>()?;
             (options, inputs)
         };
@@ -246,11 +307,12 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
                 }
             };
             let output = writer.finish(into as u8).await?;
-            let next = if progress == Progress::Done { None } else { merge.next_key() };
+            let is_done = progress == Progress::Done;
+            let next = if is_done { end.clone() } else { merge.next_key() };
             let parts = self.take_merged(&mut left, next.as_ref(), &mut inputs)?;
             let (removed, parts) = parts;
             self.publish(merging.merged_part(removed, into, output, parts)).await?;
-            if next.is_none() {
+            if is_done || next.is_none() {
                 return Ok(());
             }
         }

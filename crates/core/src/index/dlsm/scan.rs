@@ -334,6 +334,10 @@ fn share(sources: &mut [Source<'_>], limit: usize, most_bytes: usize) {
 }
 
 impl<'v> Source<'v> {
+    fn is_of_tables(&self) -> bool {
+        matches!(self, Self::Tables(_))
+    }
+
     fn tables(&self) -> Option<&TableSource<'v>> {
         match self {
             Self::MemTable(_) => None,
@@ -368,7 +372,13 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         let version = self.shard.pin();
         let bound = view.bound;
         drop(view); // the version has everything
-        self.records_in(&version, bound, scan, usize::MAX).await
+        let records = self.records_in(&version, bound, scan, usize::MAX).await?;
+        drop(version);
+        if self.shard.workers().0 == 0 {
+            // If it fails, the next scan tries again.
+            let _ = self.merge_hidden().await;
+        }
+        Ok(records)
     }
 
     /// Checks the lengths of the keys that bound a scan.
@@ -419,6 +429,8 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         let first = all(sources.iter_mut().map(|source| source.next(self, scan, bound))).await;
         let mut heads = first.into_iter().collect::<Result<Vec<_>, _>>()?;
         let (mut records, mut bytes) = (Vec::new(), 0);
+        // Records and tombstones of tables that were READ for nothing, before the first result.
+        let (mut hidden, mut range_hidden) = (0, None);
         while records.len() < scan.limit && (records.len() < 2 || bytes <= most_bytes) {
             let comes_first = |one: &Entry, other: &Entry| {
                 let order = one.key.cmp(&other.key);
@@ -434,15 +446,28 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
             let following = sources[next].next(self, scan, bound).await?;
             let Some(entry) = std::mem::replace(&mut heads[next], following) else { break };
             // Older versions of the key.
+            let is_first = records.is_empty() && !scan.reverse;
+            let is_hidden = is_first && entry.value.is_none();
+            if is_hidden {
+                let range: &mut (Vec<u8>, Vec<u8>) =
+                    range_hidden.get_or_insert_with(|| (entry.key.clone(), Vec::new()));
+                range.1.clone_from(&entry.key);
+            }
+            hidden += u64::from(is_hidden && sources[next].is_of_tables());
             for (source, head) in sources.iter_mut().zip(&mut heads) {
                 if head.as_ref().is_some_and(|head| head.key == entry.key) {
                     *head = source.next(self, scan, bound).await?;
+                    hidden += u64::from(is_hidden && source.is_of_tables());
                 }
             }
             if let Some(value) = entry.value {
                 bytes += entry.key.len() + value.len();
                 records.push((entry.key, value));
             }
+        }
+        if let Some((first, mut last)) = range_hidden {
+            last.push(0); // the next key
+            self.shard.note_hidden((&first, &last), hidden);
         }
         Ok(records)
     }

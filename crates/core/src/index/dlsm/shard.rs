@@ -11,16 +11,18 @@
 //! *Thread safety*: any number of threads. One mutex holds the version and the rights; those for
 //! costs of merges and sleepers have no other inside. None is held across a wait.
 
+use super::claim::Claim;
 use super::counts::TreeCounts;
 use super::gate::Gate;
 use super::lent::Lent;
+use super::needs::Needs;
 use super::place::{MergeCosts, MergePlace};
 use super::signal::Signal;
-use super::version::{Change, Table, Takes, TreeVersion};
+use super::version::{Change, Switched, Table, Takes, TreeVersion};
 use super::writers::Writers;
 use super::{DlsmOptions, MemTable, MemTableError, MemTableOptions, Sequences};
 use crate::remote::{ExtentSpace, ExtentUsage, JobId, Lease};
-use crate::table::{Clip, KeyBuf, Meta};
+use crate::table::{Clip, KeyBuf, MAX_KEY_BYTES, Meta};
 use farleaf_fabric::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
 use farleaf_fabric::{GlobalAddr, Region, ServerId};
 use std::collections::{BTreeMap, BTreeSet};
@@ -54,6 +56,7 @@ pub struct Shard {
     /// Raised by everything that flushes and merges do, so that waiting for them has a bound.
     steps: AtomicU64,
     pub(super) merge_costs: Mutex<MergeCosts>,
+    pub(super) needs: Needs,
     state: Mutex<State>,
 }
 
@@ -92,20 +95,6 @@ struct State {
     clip: Clip,
     lent: Lent,
     counts: TreeCounts,
-    room: Room,
-}
-
-/// What is known about memory for more.
-#[derive(Debug, Default)]
-struct Room {
-    /// Writers wait for some.
-    is_wanted: bool,
-    /// Until when the memory servers are not asked for more chunks: they have none.
-    full_until_ns: u64,
-    /// The number of flushes after which everything was merged, and there was too little.
-    exhausted: Option<u64>,
-    /// Bytes that changes since then free.
-    gained: u64,
 }
 
 /// A table of a tree, for tests and inspectors.
@@ -119,19 +108,6 @@ pub struct TableView {
     pub pieces: Vec<(GlobalAddr, u64)>,
     /// The numbers of its extents; none if it was borrowed from another shard.
     pub extents: Vec<u32>,
-}
-
-/// What became of a MemTable that no longer takes writes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Switched {
-    /// This call added the next one.
-    Here,
-    /// Another call did.
-    Before,
-    /// Too many closed ones wait for their flush, or too many tables of level 0 for a merge.
-    NoRoom,
-    /// The extents for the next one's flush are not there.
-    NoSpace,
 }
 
 /// A change that the directory may have made (V6).
@@ -221,7 +197,6 @@ impl Shard {
             clip: Clip::default(),
             lent: Lent::default(),
             counts: TreeCounts::default(),
-            room: Room::default(),
         };
         space.keep(options.spare_extents(options.memtable.bytes, space.extent_bytes()));
         Ok(Self {
@@ -235,6 +210,7 @@ impl Shard {
             sequences,
             space: Arc::new(space),
             merge_costs: Mutex::default(),
+            needs: Needs::default(),
             writers: Arc::clone(writers),
             changed: Signal::default(),
             steps: AtomicU64::new(0),
@@ -509,61 +485,43 @@ impl Shard {
         self.kept_for(Takes::Shrinking)
     }
 
-    /// Whether the memory servers have just had no more chunks.
-    pub(super) fn is_pool_full(&self, now_ns: u64) -> bool {
-        now_ns < lock(&self.state).room.full_until_ns
-    }
-
-    /// The memory servers have no more chunks, and are asked again at `until_ns`.
-    pub(super) fn note_full_pool(&self, until_ns: u64) {
-        lock(&self.state).room.full_until_ns = until_ns;
-    }
-
     /// Asks the tasks in the background for room.
     pub(super) fn ask_for_room(&self) {
-        let was_wanted = std::mem::replace(&mut lock(&self.state).room.is_wanted, true);
-        if !was_wanted {
+        if self.needs.ask_for_room() {
             self.changed.raise();
         }
     }
 
-    /// Whether writers wait for room.
-    pub(super) fn is_room_wanted(&self) -> bool {
-        lock(&self.state).room.is_wanted
-    }
-
-    /// Room was looked for. `exhausted`: everything is merged, and there is too little.
+    /// Room was looked for. `is_exhausted`: everything is merged, and there is too little.
     pub(super) fn looked_for_room(&self, is_exhausted: bool) {
-        let mut state = lock(&self.state);
-        let flushes = state.counts.flushes;
-        state.room.is_wanted = false;
-        if is_exhausted {
-            (state.room.exhausted, state.room.gained) = (Some(flushes), 0);
-        }
-        drop(state);
+        let flushes = self.counts().flushes;
+        self.needs.looked_for_room(is_exhausted.then_some(flushes));
         self.changed.raise();
     }
 
     /// Whether merges cannot make enough room, as far as is known.
     pub(super) fn is_exhausted(&self) -> bool {
-        let state = lock(&self.state);
-        let is_merged = state.room.exhausted == Some(state.counts.flushes);
-        is_merged && state.version.immutables.is_empty() && !self.has_gained_in(&state.room)
+        let (flushes, is_flushed) = {
+            let state = lock(&self.state);
+            (state.counts.flushes, state.version.immutables.is_empty())
+        };
+        is_flushed && self.needs.are_exhausted(flushes) && !self.has_gained()
     }
 
     /// Whether changes of the active MemTable free as much as another MemTable needs.
     pub(super) fn has_gained(&self) -> bool {
-        self.has_gained_in(&lock(&self.state).room)
+        let extents = self.flush_extents(self.memtable().bytes);
+        self.needs.gained() >= extents * self.space.extent_bytes()
     }
 
-    fn has_gained_in(&self, room: &Room) -> bool {
-        let wanted = self.flush_extents(self.memtable().bytes) * self.space.extent_bytes();
-        room.gained >= wanted
-    }
-
-    /// Notes that a change frees so many bytes, once it is merged.
-    pub(super) fn note_gain(&self, bytes: u64) {
-        lock(&self.state).room.gained += bytes;
+    /// Notes that tombstones hide so many records in tables, from the first key on and before the
+    /// second one.
+    pub(super) fn note_hidden(&self, range: (&[u8], &[u8]), records: u64) {
+        let (first, end) = range;
+        if records >= self.options.most_hidden && end.len() <= MAX_KEY_BYTES {
+            self.needs.note_hidden((KeyBuf::from_bytes(first), KeyBuf::from_bytes(end), records));
+            self.changed.raise();
+        }
     }
 
     /// The id of a new table. Tables of a tree have different ids.
@@ -837,30 +795,6 @@ impl Flushing {
     }
 }
 
-/// What a merge beside others takes, and where it puts it.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Claim {
-    /// The ids of the tables. None: the lane is taken for a part of a merge.
-    pub(super) inputs: Vec<u64>,
-    /// The level of the outputs, which is not 0.
-    pub(super) into: usize,
-    /// The smallest and the largest key of all inputs.
-    pub(super) keys: (KeyBuf, KeyBuf),
-}
-
-impl Claim {
-    /// Whether both have an input in common.
-    pub(super) fn shares(&self, other: &Self) -> bool {
-        self.inputs.iter().any(|input| other.inputs.contains(input))
-    }
-
-    /// Whether both cannot run at the same time (V7).
-    pub(super) fn conflicts(&self, other: &Self) -> bool {
-        let overlap = self.keys.0 <= other.keys.1 && other.keys.0 <= self.keys.1;
-        (self.into == other.into && overlap) || self.shares(other)
-    }
-}
-
 /// A claim. Dropping it ends it.
 #[derive(Debug)]
 pub(super) struct Claimed {
@@ -993,7 +927,8 @@ impl Editing {
         let former = std::mem::replace(&mut state.version, Arc::new(version));
         let retired = (std::mem::take(&mut state.retired), std::mem::take(&mut state.lent));
         state.leaves = Some(std::mem::take(&mut state.epoch));
-        (state.edit, state.pending, state.room) = (0, None, Room::default());
+        (state.edit, state.pending) = (0, None);
+        shard.needs.forget();
         shard.promise(Takes::Nothing, 0);
         shard.opened.store(0, Ordering::Release);
         drop(state);

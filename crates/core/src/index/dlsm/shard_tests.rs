@@ -1,8 +1,9 @@
 //! Tests of the state that handles share.
 
 use super::DlsmOptions;
-use super::shard::{Claim, Right, Shard, Switched};
-use super::version::{Table, Takes};
+use super::claim::Claim;
+use super::shard::{Right, Shard};
+use super::version::{Switched, Table, Takes};
 use crate::remote::ExtentSpace;
 use crate::table::{Builder, Index, IndexKind, KeyBuf, Kind};
 use farleaf_fabric::sync::Arc;

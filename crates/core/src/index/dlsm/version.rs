@@ -28,6 +28,19 @@ pub(super) enum Takes {
     Everything,
 }
 
+/// What became of a MemTable that no longer takes writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Switched {
+    /// This call added the next one.
+    Here,
+    /// Another call did.
+    Before,
+    /// Too many closed ones wait for their flush, or too many tables of level 0 for a merge.
+    NoRoom,
+    /// The extents for the next one's flush are not there.
+    NoSpace,
+}
+
 /// A table in the memory pool, as its compute server knows it.
 #[derive(Debug)]
 pub(super) struct Table {

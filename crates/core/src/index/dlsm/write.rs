@@ -4,8 +4,7 @@
 
 use super::handle::DlsmIndex;
 use super::memtable::{Edit, MemTable, Step};
-use super::shard::Switched;
-use super::version::Takes;
+use super::version::{Switched, Takes};
 use crate::index::{Action, Answer, IndexError, LeafEdit};
 use crate::page::Layout;
 use crate::rules::BELOW_SETTLED;
@@ -117,7 +116,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
                         self.close_in_full_pool(full)?;
                     }
                 }
-                Switched::NoSpace if self.shard.is_pool_full(self.fabric().now_ns()) => {
+                Switched::NoSpace if self.shard.needs.is_pool_full(self.fabric().now_ns()) => {
                     self.close_in_full_pool(full)?;
                 }
                 Switched::NoSpace => {

@@ -1,0 +1,88 @@
+//! What a tree needs beside the merges that its levels make due: memory, and merges of ranges that
+//! tombstones hide.
+//!
+//! *Thread safety*: any number of threads; a mutex that is never held across a wait.
+
+use crate::table::KeyBuf;
+use farleaf_fabric::sync::{Mutex, lock};
+
+/// The first key of a range that tombstones hide, its end, and how many records they hide there.
+pub(super) type Hidden = (KeyBuf, KeyBuf, u64);
+
+/// What a tree needs.
+#[derive(Debug, Default)]
+pub(super) struct Needs(Mutex<Inner>);
+
+#[derive(Debug, Default)]
+struct Inner {
+    /// Writers wait for room.
+    is_room_wanted: bool,
+    /// Until when the memory servers are not asked for more chunks: they have none.
+    full_until_ns: u64,
+    /// The number of flushes after which everything was merged, and there was too little room.
+    exhausted: Option<u64>,
+    /// Bytes that changes since then free.
+    gained: u64,
+    hidden: Option<Hidden>,
+}
+
+impl Needs {
+    /// Whether the memory servers have just had no more chunks.
+    pub(super) fn is_pool_full(&self, now_ns: u64) -> bool {
+        now_ns < lock(&self.0).full_until_ns
+    }
+
+    /// The memory servers have no more chunks, and are asked again at `until_ns`.
+    pub(super) fn note_full_pool(&self, until_ns: u64) {
+        lock(&self.0).full_until_ns = until_ns;
+    }
+
+    /// Notes that writers wait for room. Returns whether that is new.
+    pub(super) fn ask_for_room(&self) -> bool {
+        !std::mem::replace(&mut lock(&self.0).is_room_wanted, true)
+    }
+
+    /// Whether writers wait for room.
+    pub(super) fn is_room_wanted(&self) -> bool {
+        lock(&self.0).is_room_wanted
+    }
+
+    /// Room was looked for: in vain, after so many flushes.
+    pub(super) fn looked_for_room(&self, exhausted: Option<u64>) {
+        let mut inner = lock(&self.0);
+        inner.is_room_wanted = false;
+        if exhausted.is_some() {
+            (inner.exhausted, inner.gained) = (exhausted, 0);
+        }
+    }
+
+    /// Whether room was looked for in vain after so many flushes.
+    pub(super) fn are_exhausted(&self, flushes: u64) -> bool {
+        lock(&self.0).exhausted == Some(flushes)
+    }
+
+    /// Bytes that changes have freed since then, once they are merged.
+    pub(super) fn gained(&self) -> u64 {
+        lock(&self.0).gained
+    }
+
+    /// Notes that a change frees so many bytes, once it is merged.
+    pub(super) fn note_gain(&self, bytes: u64) {
+        lock(&self.0).gained += bytes;
+    }
+
+    /// Notes a range that tombstones hide, instead of the one of before.
+    pub(super) fn note_hidden(&self, hidden: Hidden) {
+        lock(&self.0).hidden = Some(hidden);
+    }
+
+    /// Takes what was noted last.
+    pub(super) fn take_hidden(&self) -> Option<Hidden> {
+        lock(&self.0).hidden.take()
+    }
+
+    /// Forgets everything: the shard is left.
+    pub(super) fn forget(&self) {
+        *lock(&self.0) = Inner::default();
+    }
+}
