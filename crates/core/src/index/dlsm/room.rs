@@ -201,7 +201,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         let shard = &self.shard;
         let Some((first, end, records)) = shard.needs.take_hidden() else { return Ok(false) };
         // The newest tombstones are in MemTables.
-        self.flush_everything().await?;
+        Box::pin(self.flush_everything()).await?;
         let merging = self.until_begun(Right::Merge, Shard::begin_merge).await?;
         self.settle_change().await?;
         let Some((sources, into)) = self.before((first, &end), records) else { return Ok(false) };
