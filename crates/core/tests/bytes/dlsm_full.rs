@@ -5,7 +5,7 @@
 //! and what was in MemTables was lost at the end of the process, however clean. Six loads of the
 //! same 400,000 records into 48 MiB, of which they take a quarter, were enough.
 
-use super::dlsm::{KINDS, compute, setup, tiny};
+use super::dlsm::{KINDS, compute, setup};
 use super::dlsm_work::{beside_workers, check_extents, key, open};
 use super::providers::{AnyProvider, local, rough, sim};
 use farleaf_core::index::conformance::Setup;
@@ -13,6 +13,7 @@ use farleaf_core::index::dlsm::{Dlsm, DlsmOptions, Shard};
 use farleaf_core::index::{IndexAdmin, IndexError, RangeIndex, Scan};
 use farleaf_core::page::Bytes;
 use farleaf_core::server::MemoryServerConfig;
+use farleaf_core::table::IndexKind;
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::SimConfig;
 use farleaf_fabric::sync::Arc;
@@ -29,6 +30,18 @@ const POOL_BYTES: usize = 1 << 20;
 fn full(provider: &AnyProvider, options: DlsmOptions) -> Setup<'_, AnyProvider, DlsmOptions> {
     let server = MemoryServerConfig { pool_bytes: POOL_BYTES, ..Default::default() };
     Setup { memory_servers: 1, server, ..setup(provider, options) }
+}
+
+/// Tables of some 16 extents, as small pools of clusters have at least.
+fn small(index: IndexKind) -> DlsmOptions {
+    DlsmOptions {
+        index,
+        table_bytes: 16 << 10,
+        extent_bytes: 1 << 10,
+        chunk_bytes: 16 << 10,
+        level1_bytes: 48 << 10,
+        ..DlsmOptions::tiny()
+    }
 }
 
 fn value(number: u64, round: u64) -> Vec<u8> {
@@ -124,7 +137,7 @@ fn a_full_pool_takes_what_does_not_grow() {
         (sim(SimConfig::default()), KINDS[1]),
         (rough(9), KINDS[2]),
     ] {
-        let setup = full(&provider, tiny(kind));
+        let setup = full(&provider, small(kind));
         let cluster = setup.with_index::<Small, Dlsm>();
         let (tree, options) = (&compute(&setup.options), &setup.options);
         cluster.run_one(|fabric| async move {
@@ -142,7 +155,7 @@ fn a_full_pool_takes_what_does_not_grow() {
 fn background_tasks_make_room() {
     for workers in [1, 4] {
         let provider = &sim(SimConfig::default());
-        let setup = full(provider, DlsmOptions { workers, ..tiny(KINDS[0]) });
+        let setup = full(provider, DlsmOptions { workers, ..small(KINDS[0]) });
         let tree = &compute(&setup.options);
         beside_workers(&setup, tree, 2, &[1], async |fabric, _| {
             let (index, mut model) = (open(fabric, tree).await, Model::new());
@@ -157,7 +170,7 @@ fn background_tasks_make_room() {
 fn the_same_records_fit_again_and_again() {
     for workers in [1, 3] {
         let provider = &sim(SimConfig::default());
-        let setup = full(provider, DlsmOptions { workers, ..tiny(KINDS[0]) });
+        let setup = full(provider, DlsmOptions { workers, ..small(KINDS[0]) });
         let tree = &compute(&setup.options);
         beside_workers(&setup, tree, 1, &[1, 1], async |fabric, client| {
             let index = open(fabric, tree).await;
@@ -177,7 +190,7 @@ fn the_same_records_fit_again_and_again() {
 #[test]
 fn parts_of_tables_are_tables() {
     let provider = &sim(SimConfig::default());
-    let setup = full(provider, tiny(KINDS[0]));
+    let setup = full(provider, small(KINDS[0]));
     let mut parts = 0;
     for cut in 1..40_u64 {
         let cluster = setup.with_index::<Small, Dlsm>();
@@ -198,7 +211,10 @@ fn parts_of_tables_are_tables() {
             index.settle().await.unwrap();
             let seen = tree.tables().iter().filter(|t| t.meta.clip.lower.is_some()).count();
             check(&index, &model).await;
-            check_extents(tree);
+            // A change of unknown outcome keeps its tables.
+            if !tree.is_changing() {
+                check_extents(tree);
+            }
             taken_over(&fabric, options, &model).await;
             seen
         });

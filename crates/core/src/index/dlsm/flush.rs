@@ -9,7 +9,7 @@ use super::handle::DlsmIndex;
 use super::memtable::{Kind, MemTable, Version};
 use super::shard::Flushing;
 use super::table_writer::{TableWriter, refused};
-use super::version::{Table, TreeVersion};
+use super::version::Table;
 use crate::index::IndexError;
 use crate::page::Layout;
 use crate::remote::ExtentUse;
@@ -22,22 +22,28 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     /// Flushes the oldest closed MemTable. Returns whether there was one.
     pub(super) async fn flush_oldest(&self, flushing: &Flushing) -> Result<bool, IndexError> {
         self.settle_change().await?;
-        let version = self.shard.pin();
-        let closed = match self.fabric().breaks(OLDEST_FLUSHED_FIRST) {
-            true => version.immutables.first(),
-            false => version.immutables.last(),
+        let (oldest, ranges) = {
+            // Not kept: a pinned version keeps what merges give back meanwhile.
+            let version = self.shard.pin();
+            let closed = match self.fabric().breaks(OLDEST_FLUSHED_FIRST) {
+                true => version.immutables.first(),
+                false => version.immutables.last(),
+            };
+            let Some(oldest) = closed else { return Ok(false) };
+            // Merges move keys only further down, or drop them: these cover all that follow.
+            (Arc::clone(oldest), self.ranges_below(version.tables()))
         };
-        let Some(oldest) = closed else { return Ok(false) };
+        let oldest = &oldest;
         let last = oldest.last().unwrap_or(u64::MAX);
         if !self.fabric().breaks(FLUSHES_SETTLED) {
             // No more versions appear in it (Q7).
             self.until_settled(last).await?;
         }
         self.shard.space.turn_to_flush();
-        let tables = match self.write_memtable(&version, oldest).await {
+        let tables = match self.write_memtable(ranges.clone(), oldest).await {
             // What other shards have returned is free now.
             Err(IndexError::OutOfMemory { .. }) if self.settle_loans().await => {
-                self.write_memtable(&version, oldest).await
+                self.write_memtable(ranges, oldest).await
             }
             written => written,
         };
@@ -74,11 +80,11 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
 
     async fn write_memtable(
         &self,
-        version: &TreeVersion,
+        ranges_below: Vec<(KeyBuf, KeyBuf)>,
         memtable: &MemTable,
     ) -> Result<Vec<Table>, IndexError> {
         // Later snapshots are newer than all versions of the closed MemTable (J5).
-        let below = self.below(version.tables());
+        let below = Below::tables(ranges_below);
         let mut survival = Survival::new(self.snapshot_bounds(), below);
         let (mut tables, mut writer) = (Vec::new(), TableWriter::new(self, ExtentUse::Flush));
         // Twice the usual size, so that mostly one table comes from a MemTable of that size.

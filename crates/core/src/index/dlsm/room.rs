@@ -43,7 +43,7 @@ const FULL_NS: u64 = 1_000_000_000;
 /// The same after a failure, for tasks in the background.
 const UNREACHED_NS: u64 = 100_000_000;
 /// Waits for extents that operations in flight still read, before a smaller output is begun.
-const PINNED_WAITS: u32 = 5;
+const PINNED_WAITS: u32 = 50;
 /// The length of such a wait, in nanoseconds.
 const PINNED_NS: u64 = 1_000_000;
 /// So many records are merged for each that scans READ for nothing.
@@ -189,9 +189,20 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
             if shard.grow(Takes::Everything) {
                 return Ok(true);
             }
-            let Some((sources, into)) = next_for_room(&shard.pin()) else { return Ok(false) };
+            let Some((sources, into)) = next_for_room(&shard.pin()) else { break };
             self.merge_in_pieces(&merging, sources, (into, None)).await?;
         }
+        // What operations in flight still read comes back, too.
+        for _ in 0..PINNED_WAITS {
+            if shard.has_landed() {
+                break;
+            }
+            self.fabric().sleep(PINNED_NS).await;
+            if shard.grow(Takes::Everything) {
+                return Ok(true);
+            }
+        }
+        Ok(shard.grow(Takes::Everything))
     }
 
     /// Merges the tombstones at the beginning of a range, and what they hide, if a scan has met many
@@ -351,7 +362,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         for _ in 0..PINNED_WAITS {
             let (available, promised) = shard.space.available();
             free = available.saturating_sub(promised);
-            if free >= shard.merge_extents() {
+            if free >= shard.merge_extents() || shard.has_landed() {
                 break;
             }
             self.fabric().sleep(PINNED_NS).await;

@@ -438,7 +438,11 @@ impl Shard {
     fn kept_for(&self, takes: Takes) -> u64 {
         match takes {
             Takes::Everything => {
-                self.options.spare_extents(self.memtable().bytes, self.space.extent_bytes())
+                let extent_bytes = self.space.extent_bytes();
+                let spare = self.options.spare_extents(self.memtable().bytes, extent_bytes);
+                // Merged anew, each table may leave an extent of its own that is not full.
+                let of_table = (self.options.table_bytes / extent_bytes).max(1);
+                spare + self.space.usage().leased / of_table
             }
             Takes::Shrinking => self.options.merge_extents(self.space.extent_bytes()),
             Takes::Nothing => 0,
