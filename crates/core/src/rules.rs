@@ -73,7 +73,6 @@ rules! {
     BLOCKS_CHECKED: "believes_blocks", "blocks.X5", "A block is accepted only if its check matches and the look at its leaf is recent.";
     // Leaves that are written entry by entry.
     ENTRIES_CHECKED: "reads_torn_entries_as_absent", "entries.N1", "A copy of a leaf is accepted only if the checks of all its entries match.";
-    EMPTY_UNDER_LOCK: "joins_a_leaf_seen_empty", "entrywise.J1", "A leaf dies only if it has no record in a copy that was read under its entry lock.";
     READ_UNDER_LOCK: "changes_an_older_copy", "entries.E1", "The holder of an entry lock acts on a copy that it has read since it took the lock.";
     ENTRIES_BEFORE_UNLOCK: "unlocks_before_the_entry", "entries.E2", "The WRITE that releases an entry lock is posted after the WRITEs of the entry.";
     HANDED_AFTER_WRITE: "hands_over_in_flight", "entries.E2", "An entry lock is handed over only after the WRITEs of the entry have completed.";

@@ -193,7 +193,6 @@ pub const MUTANTS: &[Mutant] = &[
         "reads_torn_entries_as_absent",
         &["canary-sherman-torn-entry", "canary-chime-torn-window"],
     ),
-    seen("joins_a_leaf_seen_empty", &["canary-sherman-seen-empty"]),
     seen("changes_an_older_copy", &["canary-sherman-older-copy", "canary-chime-older-copy"]),
     seen("unlocks_before_the_entry", &["canary-sherman-early-unlock"]),
     seen("hands_over_in_flight", &["canary-sherman-early-hand-over"]),

@@ -125,7 +125,6 @@ pub const SCENARIOS: &[(&str, &str)] = &[
         include_str!("../scenarios/canary-sherman-locked-changes.toml"),
     ),
     ("canary-sherman-older-copy", include_str!("../scenarios/canary-sherman-older-copy.toml")),
-    ("canary-sherman-seen-empty", include_str!("../scenarios/canary-sherman-seen-empty.toml")),
     ("canary-sherman-torn-entry", include_str!("../scenarios/canary-sherman-torn-entry.toml")),
     ("canary-skipped-validation", include_str!("../scenarios/canary-skipped-validation.toml")),
     ("canary-smart-alike", include_str!("../scenarios/canary-smart-alike.toml")),

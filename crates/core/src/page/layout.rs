@@ -364,10 +364,6 @@ pub trait Layout: Copy + Debug + Send + Sync + 'static {
     ) -> bool {
         false
     }
-    /// The window of `key`: whether none of its entries has a record.
-    fn window_is_empty(_page: Page<'_, Self>, _key: &Self::Key) -> bool {
-        false
-    }
     /// Leaf, or its window: the words that, with the page's version, show the record of `key`.
     /// `None` if the key is absent.
     fn record_place(_page: Page<'_, Self>, _key: &Self::Key) -> Option<Range<usize>> {

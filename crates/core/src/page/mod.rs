@@ -25,7 +25,6 @@ mod restructure;
 mod stored;
 mod stubborn;
 mod superblock;
-mod trend;
 mod view;
 mod walk;
 mod weight;

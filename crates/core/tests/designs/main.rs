@@ -16,7 +16,7 @@ mod fine;
 mod fresh_nodes;
 mod hybrid;
 mod other_pages;
+mod queues;
 mod sherman;
 mod smart;
-mod space;
 mod tickets;

@@ -118,12 +118,6 @@ pub trait Locate: Sized {
     /// [`Miss::Restart`] if concurrent changes are in the way; nothing has changed in that case.
     fn emptied(&self, key: &Key<Self>) -> impl Future<Output = Result<(), Miss>>;
 
-    /// Forgets how the leaf of the probe was located, because that led to a leaf that has been
-    /// joined with another one.
-    fn forget_way(&self, probe: Probe<'_, Key<Self>>) {
-        let _ = probe;
-    }
-
     /// Splits a full leaf, adds `entry`, and updates the level above. Takes nodes from `spare`, and
     /// puts back unused ones.
     ///

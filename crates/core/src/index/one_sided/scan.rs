@@ -43,35 +43,10 @@ pub(super) async fn scan_all<I: Locate>(
         match scanned {
             Ok(()) => {}
             Err(Miss::Failed(error)) => return Err(error.into()),
-            Err(Miss::Restart) => {
-                index.forget_way(next_probe::<I>(scan, &progress));
-                index.pages().before_retry(&mut backoff).await?;
-            }
+            Err(Miss::Restart) => index.pages().before_retry(&mut backoff).await?,
         }
     }
     Ok(records)
-}
-
-/// The probe of the next leaf.
-fn next_probe<'k, I: Locate>(
-    scan: &'k Scan<OwnedKey<I::Layout>>,
-    progress: &'k Progress<OwnedKey<I::Layout>>,
-) -> Probe<'k, Key<I>> {
-    let at = |key: &'k OwnedKey<I::Layout>| Probe::At(I::Layout::key(key));
-    match (&progress.cursor, scan.reverse) {
-        (Some(cursor), false) => at(cursor),
-        (Some(cursor), true) => Probe::Before(I::Layout::key(cursor)),
-        (None, false) => match &scan.lower {
-            Bound::Included(key) | Bound::Excluded(key) => at(key),
-            // The first leaf is never joined with one before it.
-            Bound::Unbounded => Probe::Last,
-        },
-        (None, true) => match &scan.upper {
-            Bound::Included(key) => at(key),
-            Bound::Excluded(key) => Probe::Before(I::Layout::key(key)),
-            Bound::Unbounded => Probe::Last,
-        },
-    }
 }
 
 /// The planted bug: one scan per record.

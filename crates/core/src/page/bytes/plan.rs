@@ -3,7 +3,6 @@
 //! *Thread safety*: plain functions over private memory.
 
 use super::content::{Content, Fences, shared};
-use std::ops::Range;
 
 /// A division of entries between two pages.
 #[derive(Debug)]
@@ -63,33 +62,6 @@ pub(super) fn divide(
     };
     let (_, at, separator) = *candidates.iter().find(fitting)?;
     Some(Division { at, separator: separator.to_vec() })
-}
-
-/// Divides entries after the first `at`, if both pages have room for theirs. The place of `pending`
-/// is as for [`divide`]; neither page may have this entry alone.
-pub(super) fn divide_at(
-    content: &Content,
-    fences: Fences<'_>,
-    inner: bool,
-    (at, pending): (usize, Option<usize>),
-    words: usize,
-) -> Option<Division> {
-    let count = content.len();
-    let is_alone = |range: Range<usize>| range.len() == 1 && pending == Some(range.start);
-    if at == 0 || at >= count || is_alone(0..at) || is_alone(at..count) {
-        return None;
-    }
-    if inner && pending == Some(at) {
-        return None;
-    }
-    let separator = match inner {
-        true => content.key(at),
-        false => shortest(content.key(at - 1), content.key(at)),
-    };
-    let (left, right) = halves(fences, separator);
-    let fits = content.words(&(0..at), left, inner) <= words
-        && content.words(&(at..count), right, inner) <= words;
-    fits.then(|| Division { at, separator: separator.to_vec() })
 }
 
 /// The fences of the two pages on either side of a separator.

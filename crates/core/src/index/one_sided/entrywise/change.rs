@@ -1,9 +1,8 @@
 //! Changes under a leaf's entry lock: lock, READ, WRITE of one entry with the unlock.
 
-use super::super::tidy;
 use super::EntryTree;
 use crate::index::IndexError;
-use crate::page::{Action, Answer, Layout, LeafEdit, LeafOutcome, OwnedValue, Probe, Step, step};
+use crate::page::{Answer, Layout, LeafEdit, LeafOutcome, OwnedValue, Probe, Step, step};
 use crate::remote::{EntryHold, EntryWords, Image, Miss, PageCopy, Pointer, RemoteError};
 use crate::rules;
 use farleaf_fabric::{Fabric, GlobalAddr, Work};
@@ -31,13 +30,9 @@ impl<F: Fabric, L: Layout> EntryTree<F, L> {
     ) -> Result<Answer<OwnedValue<L>>, IndexError> {
         let pages = &self.tree.pages;
         pages.settle_doubts().await;
-        let (mut spare, mut is_emptied) = (Vec::new(), false);
-        let attempt = async || self.try_change(edit, &mut spare, &mut is_emptied).await;
-        let outcome = pages.attempts(attempt).await;
+        let mut spare = Vec::new();
+        let outcome = pages.attempts(async || self.try_change(edit, &mut spare).await).await;
         spare.into_iter().for_each(|node| pages.give_back_unseen(node));
-        if is_emptied && outcome.is_ok() {
-            Box::pin(tidy(self, edit.key)).await;
-        }
         Ok(outcome?)
     }
 
@@ -45,7 +40,6 @@ impl<F: Fabric, L: Layout> EntryTree<F, L> {
         &self,
         edit: Edit<'_, L>,
         spare: &mut Vec<GlobalAddr>,
-        is_emptied: &mut bool,
     ) -> Result<Answer<OwnedValue<L>>, Miss> {
         let mut at = self.leaf_of(Probe::At(edit.key)).await?;
         if at == self.tree.root() && !self.tree.knows_root() {
@@ -56,7 +50,7 @@ impl<F: Fabric, L: Layout> EntryTree<F, L> {
         }
         let mut owner = self.sides.owner_of(Probe::At(edit.key));
         for _ in 0..MAX_STEPS {
-            match self.change_at(at, owner, edit, spare, is_emptied).await? {
+            match self.change_at(at, owner, edit, spare).await? {
                 Turn::Done(answer) => return Ok(answer),
                 Turn::Right(to) => at = to,
                 Turn::Of(other) => owner = other,
@@ -72,7 +66,6 @@ impl<F: Fabric, L: Layout> EntryTree<F, L> {
         owner: usize,
         edit: Edit<'_, L>,
         spare: &mut Vec<GlobalAddr>,
-        is_emptied: &mut bool,
     ) -> Result<Turn<Answer<OwnedValue<L>>>, Miss> {
         let pages = &self.tree.pages;
         let earlier = match pages.fabric().breaks(rules::READ_UNDER_LOCK) {
@@ -89,10 +82,7 @@ impl<F: Fabric, L: Layout> EntryTree<F, L> {
         };
         if L::WINDOWS && at != self.tree.root() && earlier.is_none() {
             hold = match self.change_window(hold, at, edit).await? {
-                Ok((answer, may_be_empty)) => {
-                    *is_emptied = may_be_empty;
-                    return Ok(Turn::Done(answer));
-                }
+                Ok(answer) => return Ok(Turn::Done(answer)),
                 Err(hold) => hold,
             };
         }
@@ -104,7 +94,6 @@ impl<F: Fabric, L: Layout> EntryTree<F, L> {
             Ok(copy) => copy,
             Err(miss) => {
                 pages.release_entries(hold).await;
-                self.misled(Probe::At(edit.key), &miss);
                 return Err(miss);
             }
         };
@@ -134,7 +123,6 @@ impl<F: Fabric, L: Layout> EntryTree<F, L> {
             }
             LeafOutcome::Changed { answer, words, .. } => {
                 pages.fabric().charge(Work::ChangeNode).await;
-                let image_is_empty = image.page().live_count() == 0;
                 if let Some(writes) = L::entry_writes(words.front()) {
                     pages.write_entries(hold, &image, &listed(writes)).await?;
                 } else if pages.fabric().breaks(rules::MOVES_VERSIONED) {
@@ -145,7 +133,6 @@ impl<F: Fabric, L: Layout> EntryTree<F, L> {
                     pages.end_entries(hold).await;
                     rewritten?;
                 }
-                *is_emptied = is_removal(edit) && image_is_empty;
                 Ok(Turn::Done(answer))
             }
             LeafOutcome::Full => {
@@ -177,8 +164,8 @@ impl<F: Fabric, L: Layout> EntryTree<F, L> {
         Ok(copy)
     }
 
-    /// Changes the leaf at `at` by the window of its key. Returns the answer, and whether the leaf
-    /// may have lost its last record; or the hold, with nothing changed, if that takes the whole leaf: the window is torn, it is not of the key's leaf, or has no
+    /// Changes the leaf at `at` by the window of its key. Returns the hold, with nothing changed,
+    /// if that takes the whole leaf: the window is torn, it is not of the key's leaf, or has no
     /// room.
     ///
     /// A window does not show a lock on the whole page. A client without the entry lock can have
@@ -190,7 +177,7 @@ impl<F: Fabric, L: Layout> EntryTree<F, L> {
         hold: EntryHold<'a>,
         at: GlobalAddr,
         edit: Edit<'_, L>,
-    ) -> Result<Result<(Answer<OwnedValue<L>>, bool), EntryHold<'a>>, Miss> {
+    ) -> Result<Result<Answer<OwnedValue<L>>, EntryHold<'a>>, Miss> {
         let pages = &self.tree.pages;
         let window = match pages.read_window(at, edit.key).await {
             Ok(window) => self.covering(window, edit.key),
@@ -204,14 +191,13 @@ impl<F: Fabric, L: Layout> EntryTree<F, L> {
         match edit.apply(image.page()) {
             LeafOutcome::Nothing(answer) => {
                 pages.release_entries(hold).await;
-                Ok(Ok((answer, false)))
+                Ok(Ok(answer))
             }
             LeafOutcome::Changed { answer, words, .. } => {
                 let Some(writes) = L::entry_writes(words.front()) else { return Ok(Err(hold)) };
                 pages.fabric().charge(Work::ChangeNode).await;
                 pages.write_entries(hold, &image, &listed(writes)).await?;
-                let may_be_empty = is_removal(edit) && L::window_is_empty(image.page(), edit.key);
-                Ok(Ok((answer, may_be_empty)))
+                Ok(Ok(answer))
             }
             LeafOutcome::Full => Ok(Err(hold)),
         }
@@ -224,10 +210,6 @@ impl<F: Fabric, L: Layout> EntryTree<F, L> {
         self.tree.pages.fabric().charge(Work::VisitNode).await;
         Ok(copy)
     }
-}
-
-fn is_removal<K, V>(edit: LeafEdit<K, V>) -> bool {
-    matches!(edit.action, Action::Remove)
 }
 
 fn listed((first, second): (EntryWords, Option<EntryWords>)) -> SmallVec<[EntryWords; 2]> {

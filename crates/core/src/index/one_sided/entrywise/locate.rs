@@ -3,7 +3,7 @@
 //! No node that clients could reach is ever freed, and a leaf keeps its address and its lowest key.
 //! So a cached parent leads to the leaf of a key, or to one on the left of it, however old it is.
 
-use super::super::{Locate, change_whole_leaf, tidy_path};
+use super::super::{Locate, change_whole_leaf};
 use super::EntryTree;
 use super::cache::{named_down, named_up};
 use crate::index::{IndexError, Scan};
@@ -25,14 +25,6 @@ impl<F: Fabric, L: Layout> EntryTree<F, L> {
     /// Drops the cached parent of the probe's leaf (entrywise.C1).
     pub(super) fn forget(&self, probe: Probe<'_, L::Key>) {
         self.sides.cache(probe).forget(probe);
-    }
-
-    /// A leaf that the cached parent of the probe has named cannot be read: it may have been joined
-    /// with another one, so the parent is forgotten.
-    pub(super) fn misled(&self, probe: Probe<'_, L::Key>, miss: &Miss) {
-        if matches!(miss, Miss::Restart) {
-            self.forget(probe);
-        }
     }
 
     /// Reads the parent of the probe's leaf, and caches it.
@@ -70,7 +62,7 @@ impl<F: Fabric, L: Layout> Locate for EntryTree<F, L> {
 
     async fn find(&self, probe: Probe<'_, L::Key>) -> Result<PageCopy<L>, Miss> {
         let at = self.leaf_of(probe).await?;
-        let copy = self.read_unlocked(at).await.inspect_err(|miss| self.misled(probe, miss))?;
+        let copy = self.read_unlocked(at).await?;
         match step(copy.page(), probe, 0) {
             Step::Here => Ok(copy),
             _ if copy.page().level() == 0
@@ -128,12 +120,9 @@ impl<F: Fabric, L: Layout> Locate for EntryTree<F, L> {
         }
     }
 
-    async fn emptied(&self, key: &L::Key) -> Result<(), Miss> {
-        tidy_path(self, key).await
-    }
-
-    fn forget_way(&self, probe: Probe<'_, L::Key>) {
-        self.forget(probe);
+    /// Empty leaves stay (entrywise.S1).
+    async fn emptied(&self, _key: &L::Key) -> Result<(), Miss> {
+        Ok(())
     }
 
     async fn split_and_add(
