@@ -7,12 +7,11 @@
 //! And free blocks of one size never became larger ones.
 
 use super::blocks::with_blocks;
-use super::designs::{caches, dex, fine};
+use super::designs::{caches, dex};
 use super::providers::{AnyProvider, local, sim};
 use farleaf_core::index::blocks::{BlockOptions, Blocks};
 use farleaf_core::index::conformance::Setup;
 use farleaf_core::index::dex::Dex;
-use farleaf_core::index::fine::Fine;
 use farleaf_core::index::{Design, IndexError, RangeIndex};
 use farleaf_core::page::{Action, Bytes, LeafEdit};
 use farleaf_fabric::Cluster;
@@ -73,7 +72,6 @@ fn operations_wait_for_the_flush_that_frees_memory() {
         replaces_at_the_brim::<Dex>(&dex_on(&provider), 1);
         // 16 clients want 8 blocks at a time: two thirds of the pool.
         replaces_at_the_brim::<Dex>(&dex_on(&provider), 8);
-        replaces_at_the_brim::<Fine>(&small(fine(&provider), 1 << 20), 8);
     }
 }
 
