@@ -36,6 +36,9 @@ pub enum Error {
     /// An argument or an option is invalid, or the index is not in the required state.
     #[error(transparent)]
     Invalid(Cause),
+    /// The source of a bulk load's records failed. Nothing has changed.
+    #[error(transparent)]
+    Source(Cause),
     /// A server sent an invalid reply, or a part of the index is damaged.
     #[error(transparent)]
     Damaged(Cause),
@@ -52,6 +55,10 @@ impl Error {
     /// and will not.
     pub fn is_indeterminate(&self) -> bool {
         matches!(self, Self::Indeterminate(_))
+    }
+
+    pub(crate) fn source_of_load(error: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
+        Self::Source(Cause(Arc::from(error.into())))
     }
 
     pub(crate) fn system(what: &'static str, error: std::io::Error) -> Self {
@@ -108,6 +115,7 @@ impl From<IndexError> for Error {
             IndexError::ChangesLost { .. } => Self::Lost,
             IndexError::InvalidArgument(_)
             | IndexError::NotSorted { .. }
+            | IndexError::SourceFailed
             | IndexError::KeyTooLong { .. }
             | IndexError::ValueTooLong { .. }
             | IndexError::Refused { refusal: Refusal::NotEmpty, .. } => Self::Invalid,

@@ -2,11 +2,13 @@
 
 use crate::cores::Cores;
 use crate::data::{Data, Given};
+use crate::error::Error;
 use crate::operation::Operation;
 use crate::request::{Record, Request, Response};
 use crate::scan::Scan;
 use farleaf_cluster::text::Textual;
 use farleaf_core::index::Exchange;
+use std::error::Error as StdError;
 use std::fmt;
 use std::ops::{Bound, RangeBounds};
 use std::sync::Arc;
@@ -112,7 +114,36 @@ impl<K: ?Sized + Data> Index<K> {
         I: IntoIterator<Item = (K::Owned, K::Owned)>,
         I::IntoIter: Send + 'static,
     {
-        self.run(Request::BulkLoad(Box::new(records.into_iter())), take!(Count))
+        self.run(Request::BulkLoad(Box::new(records.into_iter().map(Ok))), take!(Count))
+    }
+
+    /// As [`Index::bulk_load`], from a source that can fail, such as a file. Its first error ends
+    /// the load, and the index stays empty: do not let an iterator end at its error, because the
+    /// records before it would be loaded.
+    ///
+    /// ```
+    /// use farleaf::{Embedded, EmbeddedOptions, Error};
+    ///
+    /// let index = Embedded::open(EmbeddedOptions::default().memory_bytes(16 << 20))?;
+    /// let file = "1,10\n2,20\nthree,30\n";
+    /// let record = |line: &str| {
+    ///     let (key, value) = line.split_once(',').ok_or("no comma")?;
+    ///     Ok((key.parse()?, value.parse()?))
+    /// };
+    /// let records: Vec<Result<(u64, u64), Box<dyn std::error::Error + Send + Sync>>> =
+    ///     file.lines().map(record).collect();
+    /// assert!(matches!(index.try_bulk_load(records).wait(), Err(Error::Source(_))));
+    /// assert_eq!(index.get(1).wait()?, None);
+    /// # Ok::<(), Error>(())
+    /// ```
+    pub fn try_bulk_load<I, E>(&self, records: I) -> Operation<u64, K>
+    where
+        I: IntoIterator<Item = Result<(K::Owned, K::Owned), E>>,
+        I::IntoIter: Send + 'static,
+        E: Into<Box<dyn StdError + Send + Sync>>,
+    {
+        let records = records.into_iter().map(|record| record.map_err(Error::source_of_load));
+        self.run(Request::BulkLoad(Box::new(records)), take!(Count))
     }
 
     /// Returns when the memory servers have every change that was acknowledged before the call: a

@@ -13,8 +13,8 @@ use std::borrow::Borrow;
 use std::fmt;
 use std::future::Future;
 
-/// The records of a bulk load.
-pub(crate) type Source<K> = Box<dyn Iterator<Item = Record<K>> + Send>;
+/// The source of a bulk load's records.
+pub(crate) type Source<K> = Box<dyn Iterator<Item = Result<Record<K>, Error>> + Send>;
 
 /// A key with its value.
 pub(crate) type Record<K> = (Owned<K>, Owned<K>);
@@ -132,7 +132,7 @@ pub(crate) async fn serve<K: ?Sized + Data>(
             })?;
             Response::Done
         }
-        Request::BulkLoad(records) => Response::Count(index.bulk_load(records, FILL).await?),
+        Request::BulkLoad(source) => Response::Count(index.try_bulk_load(source, FILL).await?),
         Request::Scan(scan) => Response::Records(index.scan(&scan).await?),
         Request::Flush => {
             index.flush().await?;

@@ -7,7 +7,7 @@ use farleaf_core::index::smart::{
     PSmart, PSmartOptions, Smart, SmartCompute, SmartIndex, SmartOptions,
 };
 use farleaf_core::index::{
-    Answer, Design, IndexAdmin, IndexError, LeafEdit, Owned, RangeIndex, RecordsOf, Scan,
+    Answer, Design, IndexAdmin, IndexError, LeafEdit, Owned, RangeIndex, RecordOf, RecordsOf, Scan,
 };
 use farleaf_core::page::{Layout, Named, OwnedKey};
 use farleaf_fabric::Fabric;
@@ -153,13 +153,13 @@ where
         self.index.multi_get(&keys).await
     }
 
-    async fn bulk_load(
+    async fn bulk_load_from(
         &self,
-        records: impl Iterator<Item = (Owned<L::Key>, Owned<L::Value>)>,
+        source: impl Iterator<Item = Result<RecordOf<Self>, IndexError>>,
         fill: f64,
     ) -> Result<u64, IndexError> {
         let inward = |(key, value): (OwnedKey<L>, _)| (self.inward(L::key(&key)), value);
-        self.index.bulk_load(records.map(inward), fill).await
+        self.index.bulk_load_from(source.map(|record| record.map(inward)), fill).await
     }
 
     async fn flush(&self) -> Result<(), IndexError> {

@@ -34,12 +34,12 @@ impl RangeIndex for Idle {
         Ok(Vec::new())
     }
 
-    async fn bulk_load(
+    async fn bulk_load_from(
         &self,
-        records: impl Iterator<Item = (u64, u64)>,
+        mut source: impl Iterator<Item = Result<(u64, u64), IndexError>>,
         _fill: f64,
     ) -> Result<u64, IndexError> {
-        Ok(records.count() as u64)
+        source.try_fold(0, |count, record| record.map(|_| count + 1))
     }
 
     async fn flush(&self) -> Result<(), IndexError> {

@@ -153,12 +153,13 @@ impl<F: Fabric, L: Layout> SingleMachineIndex<F, L> {
     fn append(
         &self,
         loader: &mut Loader<L>,
-        records: impl Iterator<Item = (OwnedKey<L>, OwnedValue<L>)>,
+        source: impl Iterator<Item = Result<(OwnedKey<L>, OwnedValue<L>), IndexError>>,
     ) -> Result<u64, IndexError> {
         let tree = self.machine.tree();
         let mut batch: Records<OwnedKey<L>, OwnedValue<L>> = Vec::with_capacity(BATCH_RECORDS);
         let mut order = Ascending::<L>::default();
-        for (key, value) in records {
+        for record in source {
+            let (key, value) = record?;
             order.take(&key, &value)?;
             batch.push((key, value));
             if batch.len() == BATCH_RECORDS {
@@ -244,15 +245,15 @@ impl<F: Fabric, L: Layout> RangeIndex for SingleMachineIndex<F, L> {
         answers
     }
 
-    async fn bulk_load(
+    async fn bulk_load_from(
         &self,
-        records: impl Iterator<Item = (OwnedKey<L>, OwnedValue<L>)>,
+        source: impl Iterator<Item = Result<(OwnedKey<L>, OwnedValue<L>), IndexError>>,
         fill: f64,
     ) -> Result<u64, IndexError> {
         check_fill(fill)?;
         let tree = self.machine.tree();
         let mut loader = tree.load_begin((fill * 1000.0).round() as u16).map_err(refused)?;
-        match self.append(&mut loader, records) {
+        match self.append(&mut loader, source) {
             Ok(count) => {
                 if let Err(refusal) = tree.load_end(&self.cpu, &mut loader).await {
                     tree.load_abort(loader);

@@ -32,7 +32,7 @@ impl Builders {
 impl<F: Fabric, L: Layout> ClientIndex<F, L> {
     pub(super) async fn load_all(
         &self,
-        records: impl Iterator<Item = (OwnedKey<L>, OwnedValue<L>)>,
+        source: impl Iterator<Item = Result<(OwnedKey<L>, OwnedValue<L>), IndexError>>,
         fill: f64,
     ) -> Result<u64, IndexError> {
         check_fill(fill)?;
@@ -46,7 +46,7 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
             fill_permille,
             waiting_since_ns: self.fabric().now_ns(),
         };
-        let outcome = self.send_all(records, &mut builders).await;
+        let outcome = self.send_all(source, &mut builders).await;
         if outcome.is_err() {
             for builder in builders.all {
                 let _ = self.done(builder, &ClientRequest::LoadAbort).await;
@@ -93,7 +93,7 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
 
     async fn send_all(
         &self,
-        records: impl Iterator<Item = (OwnedKey<L>, OwnedValue<L>)>,
+        source: impl Iterator<Item = Result<(OwnedKey<L>, OwnedValue<L>), IndexError>>,
         builders: &mut Builders,
     ) -> Result<u64, IndexError> {
         let mut order = Ascending::<L>::default();
@@ -101,7 +101,8 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
         let mut owner = None;
         let mut together = Vec::with_capacity(RECORDS_TOGETHER);
         let mut room = RecordRoom::for_records(RECORDS_TOGETHER);
-        for (key, value) in records {
+        for record in source {
+            let (key, value) = record?;
             check_sent::<L>(L::key(&key), L::value(&value))?;
             order.ascends(&key)?;
             // A request has the records of one owner.

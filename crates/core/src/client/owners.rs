@@ -274,10 +274,10 @@ impl<F: Fabric, L: Layout> Owners for RemoteOwners<F, L> {
 
     fn load(
         client: &ClientIndex<F, L>,
-        records: impl Iterator<Item = (OwnedKey<L>, OwnedValue<L>)>,
+        source: impl Iterator<Item = Result<(OwnedKey<L>, OwnedValue<L>), IndexError>>,
         fill: f64,
     ) -> impl Future<Output = Result<u64, IndexError>> {
-        client.load_all(records, fill)
+        client.load_all(source, fill)
     }
 
     fn flush(client: &ClientIndex<F, L>) -> impl Future<Output = Result<(), IndexError>> {

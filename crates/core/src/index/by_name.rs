@@ -141,14 +141,13 @@ where
         Ok(records.into_iter().map(name).collect())
     }
 
-    async fn bulk_load(
+    async fn bulk_load_from(
         &self,
-        records: impl Iterator<Item = (u64, u64)>,
+        source: impl Iterator<Item = Result<(u64, u64), IndexError>>,
         fill: f64,
     ) -> Result<u64, IndexError> {
-        let named = records
-            .map(|(key, value)| (self.naming.key_named(key), self.naming.value_named(value)));
-        self.index.bulk_load(named, fill).await
+        let named = |(key, value)| (self.naming.key_named(key), self.naming.value_named(value));
+        self.index.bulk_load_from(source.map(|record| record.map(named)), fill).await
     }
 
     async fn flush(&self) -> Result<(), IndexError> {

@@ -453,7 +453,24 @@ where
     });
 }
 
+/// Why a load from a source ended.
+#[derive(Debug, PartialEq, Eq)]
+enum SourceError {
+    Source,
+    Index(IndexError),
+}
+
+impl From<IndexError> for SourceError {
+    fn from(error: IndexError) -> Self {
+        Self::Index(error)
+    }
+}
+
 /// Bulk loading: contents, order, and rejected loads that leave the index unchanged.
+///
+/// A load from a file with a bad row once committed the rows before it and reported that it had
+/// loaded none, so the next attempt found an index that was not empty: a failed source was taken for
+/// its end.
 pub fn bulk_load<L, D, P>(setup: &Setup<'_, P, D::Options>, beside: &Beside)
 where
     L: Named,
@@ -475,6 +492,15 @@ where
             assert!(matches!(refused, Err(IndexError::NotSorted { .. })), "{refused:?}");
             same_contents(&index, &Model::new()).await;
             assert!(index.bulk_load(records(), 0.05).await.is_err(), "too empty pages");
+            for good in [0, 1.min(count), count / 2, count] {
+                // More records follow: the load must not ask for them.
+                let failing = records().take(good as usize).map(Ok);
+                let failing = failing.chain([Err(SourceError::Source)]);
+                let failing = failing.chain(records().skip(good as usize).map(Ok));
+                let failed = index.try_bulk_load(failing, fill).await;
+                assert_eq!(failed, Err(SourceError::Source), "after {good} records");
+                same_contents(&index, &Model::new()).await;
+            }
 
             assert_eq!(index.bulk_load(records(), fill).await, Ok(count));
             same_contents(&index, &model).await;

@@ -66,6 +66,9 @@ pub enum IndexError {
         /// The offending record, counted from 0.
         position: u64,
     },
+    /// The source of a bulk load's records failed before its end.
+    #[error("the source of a bulk load's records failed before its end: nothing was loaded")]
+    SourceFailed,
     /// No page of the index can hold the key.
     #[error("{}", TooLong::Key { bytes: *bytes, most: *most })]
     KeyTooLong {
@@ -167,6 +170,9 @@ impl From<IndexError> for RemoteError {
             }
             IndexError::NotItsKeys => Self::NotItsKeys,
             IndexError::NotSorted { .. } => Self::InvalidArgument("the keys must ascend strictly"),
+            IndexError::SourceFailed => {
+                Self::InvalidArgument("the source of a bulk load's records failed")
+            }
             IndexError::InvalidArgument(what) => Self::InvalidArgument(what),
             IndexError::NotOwner { .. } => Self::Moved,
             IndexError::NotServed { .. }

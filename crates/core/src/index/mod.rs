@@ -33,7 +33,7 @@ pub use error::IndexError;
 pub use memory_use::MemoryUse;
 pub use partition_options::{BalanceOptions, Boundaries, PartitionOptions};
 pub use partitioned::{Built, BulkBuilder, PartIndex, PartPool, PartState, Partitioned, Released};
-pub use range_index::{Exchange, Owned, RangeIndex, Records, RecordsOf, Scan};
+pub use range_index::{Exchange, Owned, RangeIndex, RecordOf, Records, RecordsOf, Scan};
 pub(crate) use range_index::{OPERATIONS_TOGETHER, rounds};
 pub use reshape::{KeyRange, Reshape, Reshaped};
 pub use values::{InLeaves, InTables, PartValues, Reclaimed, Scanned, ValueForm};

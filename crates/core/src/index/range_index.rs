@@ -5,6 +5,7 @@ use crate::page::{Action, Answer, Layout, LeafEdit, check_bounds};
 use crate::together::all;
 use smallvec::{SmallVec, smallvec};
 use std::borrow::Borrow;
+use std::cell::Cell;
 use std::fmt::Debug;
 use std::future::Future;
 use std::ops::{Bound, RangeBounds};
@@ -24,7 +25,7 @@ pub(crate) const OPERATIONS_TOGETHER: usize = 32;
 /// An operation on a key or value that no page can hold fails with [`IndexError::KeyTooLong`] or
 /// [`IndexError::ValueTooLong`]; so does a scan with such a bound.
 ///
-/// A design implements `get`, `execute`, `scan`, `bulk_load` and `flush`; the other operations are
+/// A design implements `get`, `execute`, `scan`, `bulk_load_from` and `flush`; the other operations are
 /// built on these. [`super::IndexAdmin`] has the functions for operators.
 ///
 /// *Thread safety*: a handle belongs to the thread of its endpoint; operations of one handle may be
@@ -58,11 +59,46 @@ pub trait RangeIndex {
     /// Fills an empty index from strictly ascending records, with pages filled to `fill` (0.1 to
     /// 1.0). Returns the number of records. No other client may use the index meanwhile. The load
     /// becomes visible only when it is complete; if it fails, the index stays empty.
-    fn bulk_load(
+    ///
+    /// An error of `source` is not its end: it ends the load, which then has loaded nothing.
+    fn bulk_load_from(
         &self,
-        records: impl Iterator<Item = (Owned<Self::Key>, Owned<Self::Value>)>,
+        source: impl Iterator<Item = Result<RecordOf<Self>, IndexError>>,
         fill: f64,
     ) -> impl Future<Output = Result<u64, IndexError>>;
+
+    /// As [`RangeIndex::bulk_load_from`], from records that are there.
+    fn bulk_load(
+        &self,
+        records: impl Iterator<Item = RecordOf<Self>>,
+        fill: f64,
+    ) -> impl Future<Output = Result<u64, IndexError>> {
+        self.bulk_load_from(records.map(Ok), fill)
+    }
+
+    /// As [`RangeIndex::bulk_load_from`], from a source with errors of its own, such as a file.
+    /// Returns the first one if the source has failed.
+    fn try_bulk_load<E: From<IndexError>>(
+        &self,
+        records: impl Iterator<Item = Result<RecordOf<Self>, E>>,
+        fill: f64,
+    ) -> impl Future<Output = Result<u64, E>> {
+        async move {
+            let failed = Cell::new(None);
+            let source = records.map(|record| {
+                record.map_err(|error| {
+                    failed.set(Some(error));
+                    IndexError::SourceFailed
+                })
+            });
+            let loaded = self.bulk_load_from(source, fill).await;
+            // The load ends at the first error, so this is the first one.
+            match failed.take() {
+                Some(error) => Err(error),
+                None => Ok(loaded?),
+            }
+        }
+    }
 
     /// Returns when the memory servers have every change that was acknowledged before the call.
     /// Does nothing in designs that cache no changes on clients.
@@ -208,6 +244,9 @@ pub(crate) fn rounds<K: ?Sized + Eq, V: ?Sized>(
 
 /// The owned form of a key or a value.
 pub type Owned<T> = <T as ToOwned>::Owned;
+
+/// A key with its value, of one index.
+pub type RecordOf<I> = (Owned<<I as RangeIndex>::Key>, Owned<<I as RangeIndex>::Value>);
 
 /// Keys with their values, of one index.
 pub type RecordsOf<I> = Records<Owned<<I as RangeIndex>::Key>, Owned<<I as RangeIndex>::Value>>;

@@ -22,7 +22,7 @@ type BuiltOf<D, F, L> = <<D as Partitioned>::Pool<F, L> as PartPool<F, L>>::Buil
 impl<D: Partitioned, F: Fabric, L: Layout> RoutedIndex<D, F, L> {
     pub(super) async fn load_all(
         &self,
-        records: impl Iterator<Item = (OwnedKey<L>, OwnedValue<L>)>,
+        source: impl Iterator<Item = Result<(OwnedKey<L>, OwnedValue<L>), IndexError>>,
         fill: f64,
     ) -> Result<u64, IndexError> {
         check_fill(fill)?;
@@ -44,7 +44,8 @@ impl<D: Partitioned, F: Fabric, L: Layout> RoutedIndex<D, F, L> {
         let is_shown = Cell::new(false);
         let outcome = async {
             let mut order = Ascending::<L>::default();
-            for (key, value) in records {
+            for record in source {
+                let (key, value) = record?;
                 order.take(&key, &value)?;
                 builder.append(L::key(&key), L::value(&value)).await?;
             }

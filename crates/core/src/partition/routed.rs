@@ -225,10 +225,10 @@ impl<D: Partitioned, F: Fabric, L: Layout> Owners for PoolOwners<D, F, L> {
 
     fn load(
         router: &Router<Self>,
-        records: impl Iterator<Item = (OwnedKey<L>, OwnedValue<L>)>,
+        source: impl Iterator<Item = Result<(OwnedKey<L>, OwnedValue<L>), IndexError>>,
         fill: f64,
     ) -> impl Future<Output = Result<u64, IndexError>> {
-        router.load_all(records, fill)
+        router.load_all(source, fill)
     }
 
     async fn flush(router: &Router<Self>) -> Result<(), IndexError> {

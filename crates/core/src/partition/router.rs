@@ -137,10 +137,10 @@ pub trait Owners: Sized {
         OPERATIONS_TOGETHER
     }
 
-    /// Fills an empty index ([`RangeIndex::bulk_load`]).
+    /// Fills an empty index ([`RangeIndex::bulk_load_from`]).
     fn load(
         router: &Router<Self>,
-        records: impl Iterator<Item = (OwnedKeyOf<Self>, OwnedValueOf<Self>)>,
+        source: impl Iterator<Item = Result<(OwnedKeyOf<Self>, OwnedValueOf<Self>), IndexError>>,
         fill: f64,
     ) -> impl Future<Output = Result<u64, IndexError>>;
 
@@ -487,12 +487,12 @@ impl<O: Owners> RangeIndex for Router<O> {
         Ok(records)
     }
 
-    async fn bulk_load(
+    async fn bulk_load_from(
         &self,
-        records: impl Iterator<Item = (OwnedKeyOf<O>, OwnedValueOf<O>)>,
+        source: impl Iterator<Item = Result<(OwnedKeyOf<O>, OwnedValueOf<O>), IndexError>>,
         fill: f64,
     ) -> Result<u64, IndexError> {
-        O::load(self, records, fill).await
+        O::load(self, source, fill).await
     }
 
     async fn flush(&self) -> Result<(), IndexError> {

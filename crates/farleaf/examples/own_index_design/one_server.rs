@@ -61,11 +61,12 @@ impl<F: Fabric, L: Layout> OneServerIndex<F, L> {
     async fn load(
         &self,
         load: u64,
-        records: impl Iterator<Item = (OwnedKey<L>, OwnedValue<L>)>,
+        source: impl Iterator<Item = Result<(OwnedKey<L>, OwnedValue<L>), IndexError>>,
     ) -> Result<u64, IndexError> {
         let (mut order, mut batch) = (Ascending::<L>::default(), Vec::new());
         let mut room = RecordRoom::for_records(BATCH_RECORDS);
-        for (key, value) in records {
+        for record in source {
+            let (key, value) = record?;
             order.take(&key, &value)?;
             if !room.takes::<L>(L::key(&key), L::value(&value)) {
                 let records = std::mem::take(&mut batch);
@@ -132,15 +133,15 @@ impl<F: Fabric, L: Layout> RangeIndex for OneServerIndex<F, L> {
         Ok(found)
     }
 
-    async fn bulk_load(
+    async fn bulk_load_from(
         &self,
-        records: impl Iterator<Item = (OwnedKey<L>, OwnedValue<L>)>,
+        source: impl Iterator<Item = Result<(OwnedKey<L>, OwnedValue<L>), IndexError>>,
         fill: f64,
     ) -> Result<u64, IndexError> {
         check_fill(fill)?;
         let (load, fill_permille) = (self.client.fabric().unique(), (fill * 1000.0) as u16);
         self.client.begin_load(SERVER, load, fill_permille).await?;
-        let outcome = self.load(load, records).await;
+        let outcome = self.load(load, source).await;
         if outcome.is_err() {
             // Best effort: the first error counts.
             let _ = self.client.abort_load(SERVER, load).await;

@@ -489,12 +489,12 @@ where
         Ok(records)
     }
 
-    async fn bulk_load(
+    async fn bulk_load_from(
         &self,
-        records: impl Iterator<Item = (Vec<u8>, Vec<u8>)>,
+        source: impl Iterator<Item = Result<(Vec<u8>, Vec<u8>), IndexError>>,
         fill: f64,
     ) -> Result<u64, IndexError> {
-        self.load(records, fill).await
+        self.load(source, fill).await
     }
 
     async fn flush(&self) -> Result<(), IndexError> {

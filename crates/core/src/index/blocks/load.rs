@@ -47,11 +47,11 @@ where
 {
     pub(super) async fn load(
         &self,
-        records: impl Iterator<Item = (Vec<u8>, Vec<u8>)>,
+        source: impl Iterator<Item = Result<(Vec<u8>, Vec<u8>), IndexError>>,
         fill: f64,
     ) -> Result<u64, IndexError> {
         let mut collected = Collected::default();
-        let loaded = match self.collect_records(records, &mut collected).await {
+        let loaded = match self.collect_records(source, &mut collected).await {
             Ok(()) => self.design.bulk_load(collected.records(), fill).await,
             Err(error) => Err(error),
         };
@@ -70,13 +70,13 @@ where
 
     async fn collect_records(
         &self,
-        mut records: impl Iterator<Item = (Vec<u8>, Vec<u8>)>,
+        mut source: impl Iterator<Item = Result<(Vec<u8>, Vec<u8>), IndexError>>,
         collected: &mut Collected,
     ) -> Result<(), IndexError> {
         let mut position = 0;
         let mut last: Option<Vec<u8>> = None;
         loop {
-            let together: Vec<_> = records.by_ref().take(BLOCKS_TOGETHER).collect();
+            let together = source.by_ref().take(BLOCKS_TOGETHER).collect::<Result<Vec<_>, _>>()?;
             if together.is_empty() {
                 return Ok(());
             }

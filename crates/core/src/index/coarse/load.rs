@@ -25,7 +25,7 @@ impl<L: Layout> Default for Batch<L> {
 impl<F: Fabric, L: Layout> CoarseIndex<F, L> {
     pub(super) async fn load_all(
         &self,
-        records: impl Iterator<Item = (OwnedKey<L>, OwnedValue<L>)>,
+        source: impl Iterator<Item = Result<(OwnedKey<L>, OwnedValue<L>), IndexError>>,
         fill: f64,
     ) -> Result<u64, IndexError> {
         check_fill(fill)?;
@@ -36,7 +36,7 @@ impl<F: Fabric, L: Layout> CoarseIndex<F, L> {
                 begun.push(server);
                 self.client.begin_load(server, load, fill_permille).await?;
             }
-            let loaded = self.load_records(load, records).await?;
+            let loaded = self.load_records(load, source).await?;
             let mut are_shown = false;
             for server in self.map.servers() {
                 self.client.end_load(server, load).await.map_err(|error| match are_shown {
@@ -60,11 +60,12 @@ impl<F: Fabric, L: Layout> CoarseIndex<F, L> {
     async fn load_records(
         &self,
         load: u64,
-        records: impl Iterator<Item = (OwnedKey<L>, OwnedValue<L>)>,
+        source: impl Iterator<Item = Result<(OwnedKey<L>, OwnedValue<L>), IndexError>>,
     ) -> Result<u64, IndexError> {
         let mut batches: Vec<Batch<L>> = self.map.servers().map(|_| Batch::default()).collect();
         let mut order = Ascending::<L>::default();
-        for (key, value) in records {
+        for record in source {
+            let (key, value) = record?;
             order.take(&key, &value)?;
             let server = self.map.server_of::<L>(L::key(&key));
             let batch = &mut batches[server.index()];

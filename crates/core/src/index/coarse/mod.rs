@@ -160,12 +160,12 @@ impl<F: Fabric, L: Layout> RangeIndex for CoarseIndex<F, L> {
         Ok(values)
     }
 
-    fn bulk_load(
+    fn bulk_load_from(
         &self,
-        records: impl Iterator<Item = (OwnedKey<L>, OwnedValue<L>)>,
+        source: impl Iterator<Item = Result<(OwnedKey<L>, OwnedValue<L>), IndexError>>,
         fill: f64,
     ) -> impl Future<Output = Result<u64, IndexError>> {
-        self.load_all(records, fill)
+        self.load_all(source, fill)
     }
 
     /// Returns at once: clients cache nothing.

@@ -83,7 +83,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     /// Writes ascending records into the deepest level of an empty tree.
     pub(super) async fn load(
         &self,
-        records: impl Iterator<Item = (Vec<u8>, Vec<u8>)>,
+        source: impl Iterator<Item = Result<(Vec<u8>, Vec<u8>), IndexError>>,
         fill: f64,
     ) -> Result<u64, IndexError> {
         check_fill(fill)?;
@@ -99,7 +99,8 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         // One number for all: they become visible together. Later versions are newer.
         let mut loader = Loader::new(self, self.shard.sequences.take());
         let written = async {
-            for (key, value) in records {
+            for record in source {
+                let (key, value) = record?;
                 loader.add(&key, &value).await?;
             }
             Ok(())

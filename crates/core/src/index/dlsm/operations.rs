@@ -6,7 +6,7 @@ use super::background::LOOK_NS;
 use super::handle::DlsmIndex;
 use crate::index::{
     Action, Answer, Background, Encoded, IndexAdmin, IndexError, LeafEdit, Owned, RangeIndex,
-    Records, RecordsOf, Reshaped, Scan,
+    RecordOf, Records, RecordsOf, Reshaped, Scan,
 };
 use crate::page::{Layout, OwnedKey, OwnedValue};
 use farleaf_fabric::{Fabric, GlobalAddr, Work};
@@ -92,13 +92,13 @@ impl<F: Fabric, L: Layout> RangeIndex for DlsmIndex<F, L> {
         decoded_records::<L>(self.records(&encoded_scan::<L::Key>(scan)).await?)
     }
 
-    async fn bulk_load(
+    async fn bulk_load_from(
         &self,
-        records: impl Iterator<Item = (Owned<L::Key>, Owned<L::Value>)>,
+        source: impl Iterator<Item = Result<RecordOf<Self>, IndexError>>,
         fill: f64,
     ) -> Result<u64, IndexError> {
         let bytes = |(key, value)| (L::Key::of_owned(&key), L::Value::of_owned(&value));
-        self.load(records.map(bytes), fill).await
+        self.load(source.map(|record| record.map(bytes)), fill).await
     }
 
     async fn flush(&self) -> Result<(), IndexError> {

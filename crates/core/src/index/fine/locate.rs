@@ -118,9 +118,9 @@ impl<F: Fabric, L: Layout> Locate for FineIndex<F, L> {
 
     async fn load_all(
         &self,
-        records: impl Iterator<Item = (OwnedKey<L>, OwnedValue<L>)>,
+        source: impl Iterator<Item = Result<(OwnedKey<L>, OwnedValue<L>), IndexError>>,
         fill: f64,
     ) -> Result<u64, IndexError> {
-        self.tree.load(records, fill, self.options.leaves_per_head).await
+        self.tree.load(source, fill, self.options.leaves_per_head).await
     }
 }

@@ -239,7 +239,7 @@ impl<'a, F: Fabric, L: Layout> Load<'a, F, L> {
 impl<F: Fabric, L: Layout> HybridIndex<F, L> {
     pub(super) async fn load_records(
         &self,
-        records: impl Iterator<Item = (OwnedKey<L>, OwnedValue<L>)>,
+        source: impl Iterator<Item = Result<(OwnedKey<L>, OwnedValue<L>), IndexError>>,
         fill: f64,
     ) -> Result<u64, IndexError> {
         check_fill(fill)?;
@@ -262,7 +262,8 @@ impl<F: Fabric, L: Layout> HybridIndex<F, L> {
         let mut is_shown = false;
         let outcome = async {
             let mut order = Ascending::<L>::default();
-            for (key, value) in records {
+            for record in source {
+                let (key, value) = record?;
                 order.take(&key, &value)?;
                 load.append(L::key(&key), L::value(&value)).await?;
             }

@@ -295,9 +295,9 @@ impl<F: Fabric, L: Layout> Locate for HybridIndex<F, L> {
 
     async fn load_all(
         &self,
-        records: impl Iterator<Item = (OwnedKey<L>, OwnedValue<L>)>,
+        source: impl Iterator<Item = Result<(OwnedKey<L>, OwnedValue<L>), IndexError>>,
         fill: f64,
     ) -> Result<u64, IndexError> {
-        self.load_records(records, fill).await
+        self.load_records(source, fill).await
     }
 }

@@ -257,7 +257,7 @@ impl<F: Fabric, L: Layout> BlinkTree<F, L> {
     /// with 0 there are none.
     pub(crate) async fn load(
         &self,
-        records: impl Iterator<Item = (OwnedKey<L>, OwnedValue<L>)>,
+        source: impl Iterator<Item = Result<(OwnedKey<L>, OwnedValue<L>), IndexError>>,
         fill: f64,
         leaves_per_head: u16,
     ) -> Result<u64, IndexError> {
@@ -275,7 +275,8 @@ impl<F: Fabric, L: Layout> BlinkTree<F, L> {
         };
         let outcome = async {
             let mut order = Ascending::<L>::default();
-            for (key, value) in records {
+            for record in source {
+                let (key, value) = record?;
                 order.take(&key, &value)?;
                 load.append(L::key(&key), L::value(&value)).await?;
             }

@@ -28,7 +28,7 @@ pub(crate) use collect::{Joined, Pair, compact, join, join_below, lock_all};
 pub(crate) use tidy::{JoinPair, sparse_pair, tidy, tidy_path};
 pub(crate) use tree::BlinkTree;
 
-use super::{IndexAdmin, IndexError, RangeIndex, Records, Scan};
+use super::{IndexAdmin, IndexError, RangeIndex, RecordOf, Records, Scan};
 use crate::page::{Answer, Entry, Layout, LeafEdit, OwnedKey, OwnedValue, Probe};
 use crate::remote::{LeafStream, Miss, PageClient, PageCopy, Pointer};
 use farleaf_fabric::{Fabric, GlobalAddr};
@@ -164,13 +164,13 @@ pub trait Locate: Sized {
         window: usize,
     ) -> impl Future<Output = Result<Vec<Led<Self>>, Miss>>;
 
-    /// Loads ascending records into an empty index.
+    /// Loads ascending records into an empty index. An error of `source` ends the load.
     ///
     /// # Errors
-    /// As [`RangeIndex::bulk_load`].
+    /// As [`RangeIndex::bulk_load_from`].
     fn load_all(
         &self,
-        records: impl Iterator<Item = (OwnedKey<Self::Layout>, OwnedValue<Self::Layout>)>,
+        source: impl Iterator<Item = Result<RecordOf<Self>, IndexError>>,
         fill: f64,
     ) -> impl Future<Output = Result<u64, IndexError>>;
 }
@@ -213,12 +213,12 @@ impl<I: Locate> RangeIndex for I {
         change::get_all(self, keys).await
     }
 
-    fn bulk_load(
+    fn bulk_load_from(
         &self,
-        records: impl Iterator<Item = (OwnedKey<I::Layout>, OwnedValue<I::Layout>)>,
+        source: impl Iterator<Item = Result<RecordOf<Self>, IndexError>>,
         fill: f64,
     ) -> impl Future<Output = Result<u64, IndexError>> {
-        self.load_all(records, fill)
+        self.load_all(source, fill)
     }
 
     /// Returns at once: clients write every change through.

@@ -9,7 +9,8 @@ use super::cache::SmartCache;
 use super::sides::{OwnSides, SmartCompute};
 use super::together::Unsettled;
 use crate::index::{
-    Answer, Design, Encoded, IndexAdmin, IndexError, LeafEdit, Owned, RangeIndex, RecordsOf, Scan,
+    Answer, Design, Encoded, IndexAdmin, IndexError, LeafEdit, Owned, RangeIndex, RecordOf,
+    RecordsOf, Scan,
 };
 use crate::page::{
     self, Action, DesignId, Layout, MOST_RADIX_SERVERS, Octets, OwnedKey, RadixForm,
@@ -256,16 +257,17 @@ impl<F: Fabric, L: Layout> RangeIndex for SmartIndex<F, L> {
         records.map(record).collect()
     }
 
-    async fn bulk_load(
+    async fn bulk_load_from(
         &self,
-        records: impl Iterator<Item = (Owned<L::Key>, Owned<L::Value>)>,
+        source: impl Iterator<Item = Result<RecordOf<Self>, IndexError>>,
         fill: f64,
     ) -> Result<u64, IndexError> {
-        let record = |(key, value): (Owned<L::Key>, Owned<L::Value>)| {
+        let record = |record: Result<RecordOf<Self>, IndexError>| {
+            let (key, value) = record?;
             L::check_record(key.borrow(), value.borrow())?;
             Ok((key_of::<L>(key.borrow()), value_of::<L::Value>(value.borrow())))
         };
-        self.load(records.map(record), fill).await
+        self.load(source.map(record), fill).await
     }
 
     /// Returns at once: clients write every change through.

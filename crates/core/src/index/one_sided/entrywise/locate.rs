@@ -205,9 +205,9 @@ impl<F: Fabric, L: Layout> Locate for EntryTree<F, L> {
 
     async fn load_all(
         &self,
-        records: impl Iterator<Item = (OwnedKey<L>, OwnedValue<L>)>,
+        source: impl Iterator<Item = Result<(OwnedKey<L>, OwnedValue<L>), IndexError>>,
         fill: f64,
     ) -> Result<u64, IndexError> {
-        self.tree.load(records, fill, 0).await
+        self.tree.load(source, fill, 0).await
     }
 }
