@@ -3,7 +3,7 @@
 //! *Thread safety*: none needed; one thread opens and reads a file.
 
 use crate::content::{self, Content};
-use csv::StringRecord;
+use crate::rows::{Row, RowError, RowReader};
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use thiserror::Error;
@@ -87,7 +87,7 @@ pub enum InputError {
     },
 }
 
-/// Longest line, in bytes. It bounds memory when a file without line breaks is not a CSV file.
+/// Longest line of a file of lines, in bytes. It bounds memory when a file has no line breaks.
 const LINE_BYTES: usize = 1 << 20;
 /// How much of a file an error message quotes: characters per field, and fields per row.
 const SHOWN_CHARACTERS: usize = 40;
@@ -101,8 +101,8 @@ pub(crate) fn shortened(text: &str) -> String {
     }
 }
 
-fn shown(row: &StringRecord) -> Vec<String> {
-    shown_fields(row.iter().map(shortened))
+fn shown(row: &[String]) -> Vec<String> {
+    shown_fields(row.iter().map(|field| shortened(field)))
 }
 
 /// The first of these fields, and the number of the others, for an error message.
@@ -174,33 +174,25 @@ impl LineReader {
 /// A CSV file with its first row already read.
 pub(crate) struct Columns {
     path: PathBuf,
-    reader: csv::Reader<Lines<Content>>,
-    header: StringRecord,
-    row: StringRecord,
+    reader: RowReader<Content>,
+    /// The names of the columns.
+    header: Vec<String>,
+    row: Row,
     /// Set if the first row is data: [`Columns::next_row`] returns it first.
     is_first_next: bool,
 }
 
 impl Columns {
-    /// Opens a file, or stdin for `-`, and reads its first row.
-    pub(crate) fn open(path: &Path) -> Result<Self, InputError> {
-        let (path, inner) = content::open(path)?;
-        let mut options = csv::ReaderBuilder::new();
-        let mut reader =
-            options.trim(csv::Trim::All).has_headers(false).from_reader(Lines { inner, bytes: 0 });
-        let mut header = StringRecord::new();
-        reader.read_record(&mut header).map_err(|error| row_error(&path, error))?;
-        let row = StringRecord::new();
+    /// Opens a file, or stdin for `-`, and reads its first row. Fields have at most
+    /// `max_field_bytes`.
+    pub(crate) fn open(path: &Path, max_field_bytes: usize) -> Result<Self, InputError> {
+        let (path, content) = content::open(path)?;
+        let unreadable = |source| InputError::Read { path: path.clone(), source };
+        let mut reader = RowReader::new(content, max_field_bytes).map_err(unreadable)?;
+        let mut row = Row::default();
+        reader.read(&mut row).map_err(|error| row_error(&path, error))?;
+        let header = row.iter().map(str::to_owned).collect();
         Ok(Self { path, reader, header, row, is_first_next: false })
-    }
-
-    /// As [`Columns::open`], for a file with at least one row.
-    pub(crate) fn of(path: &Path) -> Result<Self, InputError> {
-        let columns = Self::open(path)?;
-        match columns.width() {
-            0 => Err(columns.empty()),
-            _ => Ok(columns),
-        }
     }
 
     /// Index of the column called `name`.
@@ -224,21 +216,25 @@ impl Columns {
 
     /// Treats the first row as data if all its fields are numbers; returns whether it did.
     pub(crate) fn without_header(&mut self) -> bool {
-        self.is_first_next =
-            !self.header.is_empty() && self.header.iter().all(|field| field.parse::<u64>().is_ok());
-        self.is_first_next
+        let is_number = |field: &String| field.trim().parse::<u64>().is_ok();
+        let are_numbers = !self.header.is_empty() && self.header.iter().all(is_number);
+        if are_numbers {
+            self.take_first_row();
+        }
+        are_numbers
     }
 
     /// Treats the first row as data.
     pub(crate) fn take_first_row(&mut self) {
-        self.is_first_next = true;
+        self.is_first_next = self.width() > 0;
+        self.header = (1..=self.header.len()).map(|number| number.to_string()).collect();
     }
 
     /// The error for a first row that is neither numbers nor a header with the column `name`.
     pub(crate) fn no_header(&self, name: &str) -> InputError {
         InputError::NoHeader {
             path: self.path.clone(),
-            line: self.header.position().map_or(1, csv::Position::line),
+            line: self.row.line(),
             column: name.to_owned(),
             fields: shown(&self.header),
         }
@@ -247,21 +243,45 @@ impl Columns {
     /// Advances to the next row; returns `false` at the end.
     pub(crate) fn next_row(&mut self) -> Result<bool, InputError> {
         if std::mem::take(&mut self.is_first_next) {
-            self.row = self.header.clone();
-            self.header = (1..=self.row.len()).map(|number| number.to_string()).collect();
             return Ok(true);
         }
-        self.reader.read_record(&mut self.row).map_err(|error| row_error(&self.path, error))
+        if !self.reader.read(&mut self.row).map_err(|error| row_error(&self.path, error))? {
+            return Ok(false);
+        }
+        let (fields, expected) = (self.row.len(), self.header.len());
+        match fields == expected {
+            true => Ok(true),
+            false => Err(self.bad_row(format!(
+                "the number of fields is {fields}, expected {expected} as in the first row"
+            ))),
+        }
     }
 
-    /// The current row's field in a column. Every row has as many fields as the header.
+    /// The current row's field in a column, without blanks at its ends unless they are within
+    /// quotes. Every row has as many fields as the header.
     pub(crate) fn field(&self, column: usize) -> &str {
-        &self.row[column]
+        self.row.field(column)
+    }
+
+    /// The current row's field in a column as it was written.
+    ///
+    /// # Errors
+    /// [`InputError::BadRow`] if blanks at its ends are not within quotes: some writers mean them,
+    /// and others do not.
+    pub(crate) fn exact(&self, column: usize) -> Result<&str, InputError> {
+        self.row.exact(column).ok_or_else(|| {
+            self.bad_row(format!(
+                "column `{}` is `{}` with blanks at its ends: put it into quotes, with the blanks or \
+                 without",
+                &self.header[column],
+                shortened(self.field(column)),
+            ))
+        })
     }
 
     /// The current row's field as a number.
     pub(crate) fn number(&self, column: usize) -> Result<u64, InputError> {
-        self.field(column).parse().map_err(|_| {
+        self.field(column).trim().parse().map_err(|_| {
             self.bad_row(format!(
                 "column `{}` is `{}`, expected a whole number from 0 to {}",
                 &self.header[column],
@@ -273,9 +293,7 @@ impl Columns {
 
     /// An error about the current row.
     pub(crate) fn bad_row(&self, problem: String) -> InputError {
-        let row = if self.is_first_next { &self.header } else { &self.row };
-        let line = row.position().map_or(0, csv::Position::line);
-        InputError::BadRow { path: self.path.clone(), line, problem }
+        InputError::BadRow { path: self.path.clone(), line: self.row.line(), problem }
     }
 
     /// The error for a file without rows.
@@ -284,21 +302,11 @@ impl Columns {
     }
 }
 
-fn row_error(path: &Path, error: csv::Error) -> InputError {
+fn row_error(path: &Path, error: RowError) -> InputError {
     let path = path.to_owned();
-    let line = error.position().map_or(0, csv::Position::line);
-    match error.into_kind() {
-        csv::ErrorKind::Io(source) => InputError::Read { path, source },
-        csv::ErrorKind::UnequalLengths { expected_len, len, .. } => {
-            let problem = format!(
-                "the number of fields is {len}, expected {expected_len} as in the first row"
-            );
-            InputError::BadRow { path, line, problem }
-        }
-        csv::ErrorKind::Utf8 { .. } => {
-            InputError::BadRow { path, line, problem: "not UTF-8 text".to_owned() }
-        }
-        other => InputError::BadRow { path, line, problem: format!("{other:?}") },
+    match error {
+        RowError::Io(source) => InputError::Read { path, source },
+        RowError::Malformed(line, problem) => InputError::BadRow { path, line, problem },
     }
 }
 
@@ -306,9 +314,10 @@ fn row_error(path: &Path, error: csv::Error) -> InputError {
 mod tests {
     use super::*;
     use crate::content::tests::{TestFile, gzip};
+    use crate::rows::MAX_FIELD_BYTES;
 
     fn sum(path: &Path) -> Result<u64, InputError> {
-        let mut columns = Columns::open(path)?;
+        let mut columns = Columns::open(path, MAX_FIELD_BYTES)?;
         let column = columns.column("n")?;
         let mut sum = 0;
         while columns.next_row()? {
@@ -352,7 +361,7 @@ mod tests {
         let long = error("long.csv", long.as_bytes());
         assert!(long.contains("… (5000 bytes)`, expected") && long.len() < 300, "{long}");
         let endless = error("endless.csv", &[&b"a,n\nx,"[..], &vec![b'1'; 2 << 20]].concat());
-        assert!(endless.contains("a line has more than 1048576 bytes"), "{endless}");
+        assert!(endless.contains("line 2: a field has more than 1048576 bytes"), "{endless}");
         let absent = sum(Path::new("/nonexistent/x.csv")).unwrap_err().to_string();
         assert!(absent.starts_with("cannot read /nonexistent/x.csv"), "{absent}");
     }

@@ -4,6 +4,7 @@
 
 use crate::InputError;
 use crate::columns::Columns;
+use crate::rows::MAX_FIELD_BYTES;
 use rand::rngs::Xoshiro256PlusPlus;
 use rand::{RngExt, SeedableRng};
 use std::path::Path;
@@ -17,13 +18,21 @@ pub struct Input {
     pub duplicates: u64,
 }
 
-/// Names of a file's columns.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ColumnNames {
+/// How to read a CSV file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CsvOptions {
     /// The column of keys; `key` by default.
     pub key: Option<String>,
     /// The column of values; by default `value`, if the file has one.
     pub value: Option<String>,
+    /// Refuse a row with a longer field, and so bound the memory for a row.
+    pub max_field_bytes: usize,
+}
+
+impl Default for CsvOptions {
+    fn default() -> Self {
+        Self { key: None, value: None, max_field_bytes: MAX_FIELD_BYTES }
+    }
 }
 
 /// A row of text.
@@ -39,7 +48,7 @@ pub struct TextRow<'a> {
 
 /// Reads the records of a file row by row.
 ///
-/// The first row is a header with the names of the columns. If [`ColumnNames`] has no names, a file
+/// The first row is a header with the names of the columns. If [`CsvOptions`] names no columns, a file
 /// of one or two columns needs no header if its first row consists of numbers: its columns are then
 /// keys and values. If there is no column of values, the value is the row's number, from 0.
 pub struct Rows {
@@ -61,18 +70,23 @@ impl Rows {
     /// # Errors
     /// [`InputError`] if the file cannot be read, or if its first row does not identify the
     /// columns.
-    pub fn open(path: &Path, names: &ColumnNames) -> Result<Self, InputError> {
-        let mut columns = Columns::of(path)?;
-        let is_named = names.key.is_some() || names.value.is_some();
-        if !is_named && columns.width() <= 2 && columns.without_header() {
+    pub fn open(path: &Path, options: &CsvOptions) -> Result<Self, InputError> {
+        let mut columns = Columns::open(path, options.max_field_bytes)?;
+        let is_named = options.key.is_some() || options.value.is_some();
+        // An empty file is one without rows, like the export of an empty index.
+        let is_empty = columns.width() == 0;
+        if is_named && is_empty {
+            return Err(columns.empty());
+        }
+        if !is_named && columns.width() <= 2 && (is_empty || columns.without_header()) {
             let value = (columns.width() == 2).then_some(1);
             return Ok(Self { columns, key: 0, value, read: 0 });
         }
-        let key = match &names.key {
+        let key = match &options.key {
             Some(name) => columns.column(name)?,
             None => columns.find("key").ok_or_else(|| columns.no_header("key"))?,
         };
-        let value = match &names.value {
+        let value = match &options.value {
             Some(name) => Some(columns.column(name)?),
             None => columns.find("value"),
         };
@@ -86,10 +100,10 @@ impl Rows {
     /// [`InputError`] as for [`Rows::open`].
     pub fn open_text(
         path: &Path,
-        names: &ColumnNames,
+        options: &CsvOptions,
         has_header: bool,
     ) -> Result<Self, InputError> {
-        let mut columns = Columns::of(path)?;
+        let mut columns = Columns::open(path, options.max_field_bytes)?;
         if !has_header {
             let width = columns.width();
             columns.take_first_row();
@@ -99,25 +113,29 @@ impl Rows {
             }
             return Ok(Self { columns, key: 0, value: (width == 2).then_some(1), read: 0 });
         }
-        let key = columns.column(names.key.as_deref().unwrap_or("key"))?;
-        let value = match &names.value {
+        if columns.width() == 0 {
+            return Err(columns.empty());
+        }
+        let key = columns.column(options.key.as_deref().unwrap_or("key"))?;
+        let value = match &options.value {
             Some(name) => Some(columns.column(name)?),
             None => columns.find("value"),
         };
         Ok(Self { columns, key, value, read: 0 })
     }
 
-    /// Returns the next row; `None` at the end.
+    /// Returns the next row, whose fields are as they were written; `None` at the end.
     ///
     /// # Errors
-    /// [`InputError`] if the file cannot be read further.
+    /// [`InputError`] if the file cannot be read further, or the row is malformed.
     pub fn next_text(&mut self) -> Result<Option<TextRow<'_>>, InputError> {
         if !self.columns.next_row()? {
             return Ok(None);
         }
-        let value = self.value.map(|column| self.columns.field(column));
+        let number = self.read;
         self.read += 1;
-        Ok(Some(TextRow { key: self.columns.field(self.key), value, number: self.read - 1 }))
+        let value = self.value.map(|column| self.columns.exact(column)).transpose()?;
+        Ok(Some(TextRow { key: self.columns.exact(self.key)?, value, number }))
     }
 
     /// Creates an error about the row that was read last.
@@ -153,33 +171,58 @@ const SAMPLED: usize = 100_000;
 /// # Errors
 /// That of `next`.
 pub fn sample<K: Ord, E>(mut next: impl FnMut() -> Result<Option<K>, E>) -> Result<Vec<K>, E> {
-    let mut rng = Xoshiro256PlusPlus::seed_from_u64(1);
-    let mut keys: Vec<K> = Vec::new();
-    let mut read = 0_u64;
-    // Algorithm R: each key read so far is in the sample with the same probability.
+    let mut sample = Sample::new(SAMPLED);
     while let Some(key) = next()? {
-        read += 1;
-        match keys.len() < SAMPLED {
-            true => keys.push(key),
+        sample.offer(key);
+    }
+    Ok(sample.into_sorted())
+}
+
+/// An even sample of keys that come one after the other (algorithm R): each key so far is in it
+/// with the same probability.
+#[derive(Debug)]
+pub struct Sample<K> {
+    rng: Xoshiro256PlusPlus,
+    keys: Vec<K>,
+    most: usize,
+    offered: u64,
+}
+
+impl<K: Ord> Sample<K> {
+    /// A sample of at most `most` keys.
+    pub fn new(most: usize) -> Self {
+        let rng = Xoshiro256PlusPlus::seed_from_u64(1);
+        Self { rng, keys: Vec::new(), most, offered: 0 }
+    }
+
+    /// Takes a key into the sample, or not.
+    pub fn offer(&mut self, key: K) {
+        self.offered += 1;
+        match self.keys.len() < self.most {
+            true => self.keys.push(key),
             false => {
-                let place = rng.random_range(0..read);
-                if let Some(kept) = keys.get_mut(place as usize) {
+                let place = self.rng.random_range(0..self.offered);
+                if let Some(kept) = self.keys.get_mut(place as usize) {
                     *kept = key;
                 }
             }
         }
     }
-    keys.sort_unstable();
-    keys.dedup();
-    Ok(keys)
+
+    /// The keys, ascending and without duplicates.
+    pub fn into_sorted(mut self) -> Vec<K> {
+        self.keys.sort_unstable();
+        self.keys.dedup();
+        self.keys
+    }
 }
 
 /// Reads all records of a file ([`Rows`]). Rows may come in any order.
 ///
 /// # Errors
 /// [`InputError`] if the file cannot be read, lacks a column, has no rows or a malformed one.
-pub fn read_records(path: &Path, names: &ColumnNames) -> Result<Input, InputError> {
-    let mut rows = Rows::open(path, names)?;
+pub fn read_records(path: &Path, options: &CsvOptions) -> Result<Input, InputError> {
+    let mut rows = Rows::open(path, options)?;
     let mut records = Vec::new();
     while let Some(record) = rows.next_record()? {
         records.push(record);
@@ -200,8 +243,9 @@ mod tests {
     use super::*;
     use crate::content::tests::TestFile;
 
-    fn named(key: &str, value: Option<&str>) -> ColumnNames {
-        ColumnNames { key: Some(key.to_owned()), value: value.map(str::to_owned) }
+    fn named(key: &str, value: Option<&str>) -> CsvOptions {
+        let (key, value) = (Some(key.to_owned()), value.map(str::to_owned));
+        CsvOptions { key, value, ..Default::default() }
     }
 
     #[test]
@@ -218,16 +262,16 @@ mod tests {
 
     #[test]
     fn text_has_a_header_unless_it_is_said_to_have_none() {
-        let read = |name: &str, content: &[u8], names: &ColumnNames, has_header| {
+        let read = |name: &str, content: &[u8], options: &CsvOptions, has_header| {
             let file = TestFile::new(name, content);
-            let mut rows = Rows::open_text(file.path(), names, has_header)?;
+            let mut rows = Rows::open_text(file.path(), options, has_header)?;
             let mut read = Vec::new();
             while let Some(TextRow { key, value, number }) = rows.next_text()? {
                 read.push(format!("{key}={}", value.map_or(number.to_string(), str::to_owned)));
             }
             Ok::<_, InputError>(read)
         };
-        let any = ColumnNames::default();
+        let any = CsvOptions::default();
         let file = b"value,key\n\"a, b\",x\n,\n";
         assert_eq!(read("text.csv", file, &any, true).unwrap(), ["x=a, b", "="]);
         assert_eq!(read("rows.csv", file, &any, false).unwrap(), ["value=key", "a, b=x", "="]);
@@ -243,11 +287,52 @@ mod tests {
         assert!(said.ends_with("has no rows"), "{said}");
     }
 
+    /// The reader of before trimmed fields after it had taken their quotes away, so that `" "` was
+    /// an empty value, and left the quotes of `"a", "b"` in the value. What is stored is what was
+    /// written, or the row is refused.
+    #[test]
+    fn text_is_what_was_written_or_refused() {
+        let read = |content: &[u8]| {
+            let file = TestFile::new("written.csv", content);
+            let mut rows = Rows::open_text(file.path(), &CsvOptions::default(), true).unwrap();
+            let mut read = Vec::new();
+            while let Some(TextRow { key, value, .. }) =
+                rows.next_text().map_err(|error| error.to_string())?
+            {
+                read.push((key.to_owned(), value.unwrap().to_owned()));
+            }
+            Ok::<_, String>(read)
+        };
+        let one = |key: &str, value: &str| Ok(vec![(key.to_owned(), value.to_owned())]);
+        assert_eq!(read(b"key, value\nk2,\" \"\n"), one("k2", " "));
+        assert_eq!(read(b"key,value\n\"b2\", \"vb\"\n"), one("b2", "vb"));
+        assert_eq!(read(b"key,value\n \"c3\",vc\n"), one("c3", "vc"));
+        for blanks in ["a, 1", "a,1 ", " a,1", "a\t,1", "a, "] {
+            let said = read(format!("key,value\nx,1\n{blanks}\n").as_bytes()).unwrap_err();
+            assert!(said.contains("line 3: column") && said.contains("into quotes"), "{said}");
+        }
+    }
+
+    /// The export of an empty index of numbers is an empty file, and was refused.
+    #[test]
+    fn an_empty_file_has_no_rows_where_it_needs_no_header() {
+        let file = TestFile::new("void.csv", b"");
+        let any = CsvOptions::default();
+        assert_eq!(Rows::open(file.path(), &any).unwrap().next_record().unwrap(), None);
+        assert_eq!(Rows::open_text(file.path(), &any, false).unwrap().next_text().unwrap(), None);
+        for error in [
+            Rows::open(file.path(), &named("k", None)).unwrap_err(),
+            Rows::open_text(file.path(), &any, true).unwrap_err(),
+        ] {
+            assert!(error.to_string().ends_with("has no rows"), "{error}");
+        }
+    }
+
     #[test]
     fn a_header_is_needed_unless_there_are_only_keys_and_values() {
         let read = |name: &str, content: &[u8]| {
             let file = TestFile::new(name, content);
-            read_records(file.path(), &ColumnNames::default())
+            read_records(file.path(), &CsvOptions::default())
                 .map(|input| input.records)
                 .map_err(|error| error.to_string())
         };
@@ -265,6 +350,7 @@ mod tests {
             read("later.csv", b"1,2\nx,3\n").unwrap_err().contains("line 2: column `1` is `x`")
         );
         assert!(read("nothing.csv", b"").unwrap_err().ends_with("has no rows"));
+        assert_eq!(read("tens.csv", b"\" 7\", 70\n").unwrap(), [(7, 70)]);
     }
 
     #[test]
@@ -272,7 +358,7 @@ mod tests {
         let rows: String = (0..250_000).map(|key| format!("{}\n", key * 3)).collect();
         let file = TestFile::new("many.csv", rows.as_bytes());
         let keys_of = |file: &TestFile| {
-            let mut rows = Rows::open(file.path(), &ColumnNames::default()).unwrap();
+            let mut rows = Rows::open(file.path(), &CsvOptions::default()).unwrap();
             sample(|| Ok::<_, InputError>(rows.next_record()?.map(|(key, _)| key))).unwrap()
         };
         let keys = keys_of(&file);

@@ -19,6 +19,7 @@ pub mod driver;
 pub mod input;
 pub mod keys;
 pub mod report;
+mod rows;
 pub mod single_machine;
 pub mod strings;
 pub mod table;

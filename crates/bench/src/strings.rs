@@ -184,7 +184,7 @@ impl<const WORDS: usize> Strings<WORDS> {
         Ok(strings)
     }
 
-    /// These keys, which must ascend strictly, instead of generated ones; values as for
+    /// These keys, which must ascend strictly, instead of generated ones; the rest as for
     /// [`Strings::with_blocks`].
     ///
     /// # Errors
@@ -196,11 +196,12 @@ impl<const WORDS: usize> Strings<WORDS> {
         keys: Vec<Vec<u8>>,
         value_bytes: RangeInclusive<usize>,
         inline_bytes: Option<usize>,
+        grows: bool,
     ) -> Result<Self, StringsError> {
         debug_assert!(keys.is_sorted_by(|left, right| left < right), "T1");
         let n = keys.len() as u64;
         let loaded = Loaded::Lines { lines: keys, tiles: 1, digits: 0 };
-        Self::of(loaded, n, value_bytes, inline_bytes, false)
+        Self::of(loaded, n, value_bytes, inline_bytes, grows)
     }
 
     /// The same byte strings, for indexes that may also have other records and for runs in real

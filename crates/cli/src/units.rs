@@ -60,6 +60,13 @@ pub(crate) fn bytes(text: &str) -> Result<u64, String> {
     scaled(text, &suffixes).ok_or_else(|| expected.to_owned())
 }
 
+/// Parses the greatest length of a field of a CSV file.
+pub(crate) fn field_bytes(text: &str) -> Result<usize, String> {
+    let bytes = bytes(text)?;
+    let bytes = usize::try_from(bytes).ok().filter(|bytes| (1..=1 << 30).contains(bytes));
+    bytes.ok_or_else(|| "expected a number of bytes from 1 to 1Gi".to_owned())
+}
+
 /// Parses the fill of pages.
 pub(crate) fn fill(text: &str) -> Result<f64, String> {
     within(text, 0.1, 1.0, "expected a number from 0.1 to 1.0")

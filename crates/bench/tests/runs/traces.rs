@@ -181,7 +181,7 @@ fn each_form_is_read_as_it_is_described_and_replays() {
                 check::<Fine, _>(&trace, &FineOptions::default(), &Numbers);
             }
             Some(keys) => {
-                let form = Strings::<128>::listed(keys, 8..=40, None).unwrap();
+                let form = Strings::<128>::listed(keys, 8..=40, None, false).unwrap();
                 check::<Fine, _>(&trace, &FineOptions::default(), &form);
             }
         }

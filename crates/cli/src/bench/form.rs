@@ -84,7 +84,7 @@ impl KeysAndValues {
         let grows = arguments.workload.insert_share() > 0.0;
         Bytes::choose(arguments.page_bytes as usize / 8);
         let strings = match (listed, form) {
-            (Some(keys), _) => Strings::listed(keys, values, inline),
+            (Some(keys), _) => Strings::listed(keys, values, inline, false),
             (None, Some(form)) => Strings::with_blocks(form, n, values, inline, grows),
             (None, None) => return Ok(Self::Numbers),
         };

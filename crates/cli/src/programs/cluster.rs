@@ -7,7 +7,7 @@ use crate::{units, usage};
 use anyhow::Context;
 use clap::Args;
 use farleaf_bench::InputError;
-use farleaf_bench::input::{ColumnNames, sample};
+use farleaf_bench::input::{CsvOptions, sample};
 use farleaf_cluster::balance::balance_until;
 use farleaf_cluster::compute::{boundaries_of, first_map};
 use farleaf_cluster::launch::{self, LaunchOptions};
@@ -129,9 +129,9 @@ impl Arguments {
         let keys = match &self.boundaries_from {
             None => boundaries_of::<L>(&self.boundaries)?,
             Some(path) => {
-                let names = ColumnNames { key: self.key_column.clone(), value: None };
+                let csv = CsvOptions { key: self.key_column.clone(), ..Default::default() };
                 let notation = Notation::Escaped;
-                let reading = Reading { names, has_header: !self.no_header };
+                let reading = Reading { csv, has_header: !self.no_header };
                 let mut rows = L::open(path, &reading)?;
                 let keys =
                     sample(|| Ok::<_, InputError>(L::next(&mut rows, notation)?.map(first)))?;

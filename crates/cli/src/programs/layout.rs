@@ -4,7 +4,7 @@ use crate::{units, usage};
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use farleaf_bench::InputError;
-use farleaf_bench::input::{ColumnNames, Rows, TextRow};
+use farleaf_bench::input::{CsvOptions, Rows, TextRow};
 use farleaf_cluster::config::ConfigError;
 use farleaf_cluster::layouts::{BlockSettings, ClusterLayout, LayoutName};
 use farleaf_cluster::records::IndexName;
@@ -77,7 +77,7 @@ impl BlockArguments {
 /// How to read a CSV file of records.
 #[derive(Debug)]
 pub(super) struct Reading {
-    pub(super) names: ColumnNames,
+    pub(super) csv: CsvOptions,
     /// Whether the first row is a header. For files of numbers, this is detected.
     pub(super) has_header: bool,
 }
@@ -97,7 +97,7 @@ impl FromRows for Fixed8 {
         if !reading.has_header {
             return usage("--no-header is for byte strings: files of numbers need no header");
         }
-        Ok(Rows::open(path, &reading.names)?)
+        Ok(Rows::open(path, &reading.csv)?)
     }
 
     fn next(rows: &mut Rows, _notation: Notation) -> Result<Option<(u64, u64)>, InputError> {
@@ -110,7 +110,7 @@ where
     Self: ClusterLayout + Layout<Key = [u8], Value = [u8]>,
 {
     fn open(path: &Path, reading: &Reading) -> anyhow::Result<Rows> {
-        Ok(Rows::open_text(path, &reading.names, reading.has_header)?)
+        Ok(Rows::open_text(path, &reading.csv, reading.has_header)?)
     }
 
     fn next(rows: &mut Rows, notation: Notation) -> Result<Option<(Vec<u8>, Vec<u8>)>, InputError> {

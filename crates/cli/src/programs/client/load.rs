@@ -3,13 +3,13 @@
 use super::{Abandon, Outcome, sending};
 use crate::output;
 use crate::programs::layout::{FromRows, Reading};
-use anyhow::Context;
+use crate::units;
 use clap::Args;
-use farleaf_bench::input::{ColumnNames, Rows};
+use farleaf_bench::input::{CsvOptions, Rows};
 use farleaf_cluster::client::{Client, Connection};
 use farleaf_cluster::text::Notation;
 use farleaf_core::index::{IndexError, RangeIndex};
-use farleaf_core::page::{Layout, OwnedKey, OwnedValue};
+use farleaf_core::page::{Layout, OwnedKey, OwnedRecord};
 use farleaf_core::partition::PartitionMap;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -31,11 +31,14 @@ pub(crate) struct Arguments {
     /// row numbers from 0]
     #[arg(long, value_name = "NAME")]
     value_column: Option<String>,
+    /// Refuse rows with a longer field, whatever its column; bounds the memory for a row
+    #[arg(long, value_name = "N", default_value = "1Mi", value_parser = units::field_bytes)]
+    max_field_bytes: usize,
     /// Load strictly ascending keys into an empty index that no other program uses meanwhile
     #[arg(long)]
     bulk: bool,
     /// Fill pages to this share with --bulk, from 0.1 to 1.0
-    #[arg(long, value_name = "FILL", default_value = "0.7", value_parser = crate::units::fill, requires = "bulk")]
+    #[arg(long, value_name = "FILL", default_value = "0.7", value_parser = units::fill, requires = "bulk")]
     fill: f64,
 }
 
@@ -44,7 +47,8 @@ pub(crate) struct Arguments {
 const ENOUGH_RECORDS: u64 = 1_000;
 const FILLED: f64 = 0.9;
 
-/// Records from the rows of a file. The first error ends them and is kept in `error`.
+/// Records from the rows of a file. The first error ends those of [`Iterator::next`] and is kept in
+/// `error`.
 struct Records<L: Layout> {
     rows: Rows,
     notation: Notation,
@@ -80,25 +84,29 @@ impl<L: Layout> Owners<L> {
     }
 }
 
+impl<L: FromRows> Records<L> {
+    /// The next record; `None` at the end of the file. An error is not its end.
+    fn read(&mut self) -> anyhow::Result<Option<OwnedRecord<L>>> {
+        self.abandon.check()?;
+        let record = L::next(&mut self.rows, self.notation)?;
+        if let Some((key, _)) = &record {
+            self.owners.count(L::key(key));
+        }
+        Ok(record)
+    }
+}
+
 impl<L: FromRows> Iterator for Records<L> {
-    type Item = (OwnedKey<L>, OwnedValue<L>);
+    type Item = OwnedRecord<L>;
 
     fn next(&mut self) -> Option<Self::Item> {
         if self.error.is_some() {
             return None;
         }
-        let record = match self.abandon.check() {
-            Ok(()) => L::next(&mut self.rows, self.notation).map_err(anyhow::Error::from),
-            Err(abandoned) => Err(abandoned),
-        };
-        let record = record.unwrap_or_else(|error| {
+        self.read().unwrap_or_else(|error| {
             self.error = Some(error);
             None
-        });
-        if let Some((key, _)) = &record {
-            self.owners.count(L::key(key));
-        }
-        record
+        })
     }
 }
 
@@ -108,18 +116,16 @@ async fn bulk<L: FromRows>(
     fill: f64,
     count: &dyn Fn(u64),
 ) -> Result<(), anyhow::Error> {
-    let counted = std::iter::from_fn(|| records.borrow_mut().next()).inspect(|_| count(1));
-    let loaded = client.bulk_load(counted, fill).await;
-    // Report an error of the file first, because it may be the cause of the others.
-    if let Some(error) = records.borrow_mut().error.take() {
-        return Err(error);
-    }
-    loaded.map(drop).map_err(|error| match error {
-        IndexError::NotSorted { position } => anyhow::Error::from(crate::UsageError(format!(
-            "--bulk needs strictly ascending keys: record {} is out of order",
+    let counted = std::iter::from_fn(|| records.borrow_mut().read().transpose());
+    let counted = counted.inspect(|record| count(u64::from(record.is_ok())));
+    let loaded = client.try_bulk_load(counted, fill).await;
+    loaded.map(drop).map_err(|error| match error.downcast_ref() {
+        Some(IndexError::NotSorted { position }) => anyhow::Error::from(crate::UsageError(format!(
+            "--bulk needs strictly ascending keys: record {} is out of order; nothing was loaded",
             position + 1
         ))),
-        error => error.into(),
+        Some(IndexError::Indeterminate(_)) => error,
+        _ => error.context("nothing was loaded"),
     })
 }
 
@@ -131,8 +137,8 @@ pub(super) fn run<L: FromRows>(
     abandon: &Abandon,
 ) -> anyhow::Result<Outcome> {
     let (key, value) = (arguments.key_column.clone(), arguments.value_column.clone());
-    let names = ColumnNames { key, value };
-    let reading = Reading { names, has_header: !arguments.no_header };
+    let csv = CsvOptions { key, value, max_field_bytes: arguments.max_field_bytes };
+    let reading = Reading { csv, has_header: !arguments.no_header };
     let bar = output::bar("records", None);
     let (loaded, warning) = connection.run(async |client| {
         let rows = L::open(&arguments.file, &reading)?;
@@ -142,8 +148,7 @@ pub(super) fn run<L: FromRows>(
         let records = RefCell::new(records);
         let count = |sent| bar.inc(sent);
         if arguments.bulk {
-            let outcome = bulk(&client, &records, arguments.fill, &count).await;
-            outcome.context("records loaded before this: 0")?;
+            bulk(&client, &records, arguments.fill, &count).await?;
         } else {
             let loaded =
                 sending::send(&client, &mut || records.borrow_mut().next(), &count).await?;
