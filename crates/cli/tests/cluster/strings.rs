@@ -350,6 +350,62 @@ fn the_commands_of_a_client_take_byte_strings() {
     assert_eq!(cluster.end(Signal::TERM), Some(0));
 }
 
+/// The shell stored U+FFFD for bytes that are not UTF-8, and files of quoted fields lost the white
+/// space within their quotes, or kept the quotes.
+#[test]
+fn what_is_stored_is_what_was_written_or_nothing() {
+    use std::io::Write;
+    let mut cluster = serving("tcp", &["--keys", "bytes"]);
+    let mut shell = std::process::Command::new(env!("CARGO_BIN_EXE_farleaf"))
+        .args(["shell", "--dir", cluster.dir()])
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    shell.stdin.take().unwrap().write_all(b"put k \xff\xfe\ncount\nput '\xc3\xa4' x\n").unwrap();
+    let said = shell.wait_with_output().unwrap();
+    assert_eq!((said.status.code(), text(&said.stdout)), (Some(1), "0\nok\n".to_owned()));
+    assert!(text(&said.stderr).contains("line 1: the line is not UTF-8"), "{said:?}");
+
+    let load = |bulk: &[&str], rows: &str| {
+        let file = path(&cluster, "rows.csv");
+        std::fs::write(&file, format!("key,value\n{rows}")).unwrap();
+        client(&cluster, &[&["load", &file][..], bulk].concat())
+    };
+    let rows = "k2,\" \"\n\"b2\", \"vb\"\n \"c3\",vc\nd4,\"1\n2\"\n";
+    assert_eq!(load(&[], rows).1, "4 records\n");
+    let stored = "b2,vb\nc3,vc\nd4,1\\x0a2\nk2,\\x20\nä,x\n";
+    assert_eq!(client(&cluster, &["scan"]).1, stored);
+    for (row, why) in [
+        ("e5, x\n", "line 2: column `value` is `x` with blanks"),
+        ("e5,\"x\nf6,y\ng7,z\n", "line 2: a quote is not closed"),
+        ("e5,x\"y\n", "line 2: a quote within a field"),
+    ] {
+        let (code, _, said) = load(&[], row);
+        assert_eq!(code, Some(2), "{said}");
+        assert!(said.contains(why), "{said}");
+    }
+    assert_eq!(client(&cluster, &["scan"]).1, stored);
+
+    // Ranges of keys with a prefix.
+    assert_eq!(load(&[], "p1,1\np2,2\np3,3\nq1,4\n").1, "4 records\n");
+    let scan = |words: &[&str]| client(&cluster, &[&["scan"][..], words].concat()).1;
+    assert_eq!(scan(&["p2", "--prefix", "p"]), "p2,2\np3,3\n");
+    assert_eq!(scan(&["--prefix", "p", "--end", "p3"]), "p1,1\np2,2\n");
+    assert_eq!(scan(&["--prefix", "p", "p2", "--reverse"]), "p2,2\np1,1\n");
+    assert_eq!(scan(&["--prefix", "p", "--end", "p1", "--reverse"]), "p3,3\np2,2\n");
+    assert_eq!(client(&cluster, &["count", "--prefix", "p"]).1, "3\n");
+    assert_eq!(client(&cluster, &["compare-exchange", "p1", "1", "9"]).0, Some(0));
+    let (code, _, said) = client(&cluster, &["compare-exchange", "p1", "1", "8"]);
+    assert_eq!((code, &*said), (Some(1), "key p1 has the value 9\n"));
+    let (code, json, said) =
+        client(&cluster, &["bench", "--existing", "--operations", "500", "--json"]);
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap_or_else(|_| panic!("{said}"));
+    assert_eq!((code, &json["keys"], &json["absent"]), (Some(0), &9.into(), &0.into()));
+    assert_eq!(cluster.end(Signal::TERM), Some(0));
+}
+
 /// A cluster of byte strings without boundaries, and with larger pages. A bulk load gives each
 /// compute server its part, and a program with another layout is refused.
 #[test]

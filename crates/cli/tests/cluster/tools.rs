@@ -114,7 +114,6 @@ fn a_load_and_the_demo_read_the_same_files() {
             "id,amount\n1,2\n".to_owned(),
             "neither numbers nor a header with a column `key`",
         ),
-        ("nothing.csv", String::new(), "has no rows"),
         ("long.csv", long.clone(), "line 5001: column `1` is `oops`, expected a whole number"),
         ("huge.csv", format!("1,2\n3,{}\n", "x".repeat(9000)), "… (9000 bytes)`, expected"),
     ];
@@ -127,6 +126,10 @@ fn a_load_and_the_demo_read_the_same_files() {
             assert!(said.contains(why) && said.len() < 600, "{name}: {said}");
         }
     }
+    let nothing = file(&cluster, "nothing.csv", b"");
+    let demo = farleaf(&["demo", "--input", &nothing]);
+    assert_eq!(demo.status.code(), Some(2));
+    assert!(text(&demo.stderr).contains("has no rows"), "{demo:?}");
     // The rows before the error are loaded and counted.
     let path = file(&cluster, "again.csv", long.replace("1000,0\n", "1000,99\n").as_bytes());
     let (_, _, said) = client(&cluster, &["load", &path]);
@@ -136,5 +139,77 @@ fn a_load_and_the_demo_read_the_same_files() {
     let (code, _, said) = client(&cluster, &["load", &packed, "--key-column", "none"]);
     assert_eq!(code, Some(2));
     assert!(said.contains("no column `none`; its columns are: note, amount, id"), "{said}");
+    cluster.end(Signal::TERM);
+}
+
+/// A bulk load of a file with a bad row committed the rows before it, and said that it had loaded
+/// none: the iterator of rows ended at its error, which the load took for the end of the file. The
+/// next attempt then failed because the index was not empty.
+#[test]
+fn a_bulk_load_that_fails_loads_nothing_and_can_be_repeated() {
+    let mut cluster = serving("tcp", &[]);
+    let rows: String = (0..5_000).map(|row| format!("{row},{row}\n")).collect();
+    let packed = gzip(rows.as_bytes());
+    let files: [(&str, &[u8], &str); 6] = [
+        ("bad.csv", b"1,1\n2,2\nx,3\n", "line 3: column `1` is `x`"),
+        ("ragged.csv", b"1,1\n2,2\n3\n", "line 3: the number of fields is 1"),
+        ("cut.csv.gz", &packed[..packed.len() - 100], "cannot read "),
+        ("quote.csv", b"1,1\n2,\"2\n3,3\n4,4", "line 2: a quote is not closed"),
+        ("unsorted.csv", b"1,1\n3,3\n2,2\n", "record 3 is out of order"),
+        ("long.csv", b"1,1\n2,000000002\n", "line 2: a field has more than 8 bytes"),
+    ];
+    for (name, content, why) in files {
+        let path = file(&cluster, name, content);
+        let (code, out, said) =
+            client(&cluster, &["load", "--bulk", "--max-field-bytes", "8", &path]);
+        assert_eq!((code, &*out), (Some(2), ""), "{name}: {said}");
+        assert!(said.contains(why) && said.contains("nothing was loaded"), "{name}: {said}");
+        assert_eq!(client(&cluster, &["count"]).1, "0\n", "{name}");
+    }
+    // What is read from a file in another form is not taken for rows.
+    let other = file(&cluster, "rows.csv.xz", b"\xfd7zXZ\0\0\x04");
+    let (code, _, said) = client(&cluster, &["load", "--bulk", &other]);
+    assert_eq!(code, Some(2));
+    assert!(said.contains("this is xz") && said.contains("xz -dc"), "{said}");
+    // The zeros of a tape behind the data are no error.
+    let good = file(&cluster, "good.csv.gz", &[&packed[..], &[0; 3000]].concat());
+    let (code, out, said) = client(&cluster, &["load", "--bulk", &good]);
+    assert_eq!((code, &*out), (Some(0), "5000 records\n"), "{said}");
+    assert_eq!(client(&cluster, &["count"]).1, "5000\n");
+    cluster.end(Signal::TERM);
+}
+
+/// The export of an empty index was an empty file, which no load accepted. A benchmark on one's own
+/// records asked for keys that were not there.
+#[test]
+fn an_index_is_exported_and_measured_as_it_is() {
+    let mut cluster = serving("tcp", &[]);
+    let path = cluster.folder.path().join("export.csv").to_str().unwrap().to_owned();
+    let exported = || {
+        let (code, _, said) = client(&cluster, &["export", &path]);
+        assert_eq!(code, Some(0), "{said}");
+        std::fs::read_to_string(&path).unwrap()
+    };
+    assert_eq!(exported(), "");
+    for bulk in [&["--bulk"][..], &[]] {
+        let (code, out, said) = client(&cluster, &[&["load", &path], bulk].concat());
+        assert_eq!((code, &*out), (Some(0), "0 records\n"), "{said}");
+    }
+    let (code, _, said) = client(&cluster, &["bench", "--existing", "--operations", "10"]);
+    assert_eq!(code, Some(1));
+    assert!(said.contains("the index is empty"), "{said}");
+    let rows: String = (0..3_000_u64).map(|row| format!("{},{row}\n", row * row)).collect();
+    let own = file(&cluster, "own.csv", rows.as_bytes());
+    assert_eq!(client(&cluster, &["load", "--bulk", &own]).0, Some(0));
+    for keys in ["1M", "100"] {
+        let words = ["bench", "--existing", "--keys", keys, "--operations", "4000", "--json"];
+        let (code, json, said) = client(&cluster, &words);
+        assert_eq!(code, Some(0), "{said}");
+        let json: Value = serde_json::from_str(&json).unwrap();
+        assert_eq!((&json["absent"], &json["workload"]), (&0.into(), &"read-only".into()));
+        let sampled = if keys == "100" { 100 } else { 3_000 };
+        assert_eq!((&json["keys"], &json["operations"]), (&sampled.into(), &4_000.into()));
+    }
+    assert_eq!(exported(), rows);
     cluster.end(Signal::TERM);
 }

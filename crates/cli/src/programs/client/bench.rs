@@ -1,5 +1,6 @@
 //! `farleaf client bench`: a closed loop per client, with several operations in flight.
 
+use super::commands::{Part, parts};
 use super::tally::{Progress, Tally};
 use super::{Abandon, Access, Outcome};
 use crate::output;
@@ -8,7 +9,7 @@ use crate::{bench, units, usage};
 use anyhow::Context;
 use clap::Args;
 use farleaf_bench::driver::{Amount, Due, Form, Moment, Numbers, execute, first_key};
-use farleaf_bench::input::{ColumnNames, read_records};
+use farleaf_bench::input::{CsvOptions, Sample, read_records};
 use farleaf_bench::keys::KeySpace;
 use farleaf_bench::strings::{KeyForm, Strings};
 use farleaf_bench::workload::{
@@ -17,7 +18,7 @@ use farleaf_bench::workload::{
 use farleaf_cluster::client::Connection;
 use farleaf_cluster::layouts::{ClusterLayout, LayoutName};
 use farleaf_core::index::{IndexAdmin, IndexError, RangeIndex};
-use farleaf_core::page::{Bytes, CHOSEN};
+use farleaf_core::page::{Bytes, CHOSEN, OwnedKey};
 use farleaf_core::wire::MOST_VALUE_BYTES;
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::Arc;
@@ -33,14 +34,15 @@ type OptionalForm = Option<KeyForm>;
 #[command(
     after_help = "Examples:\n  farleaf client --dir /tmp/farleaf bench --load --workload ycsb-b --keys 1M \
     --operations 1M --in-flight 64\n  farleaf client --dir /tmp/farleaf bench --keys-from keys.csv --seconds 30 \
-    --distribution zipfian:0.99\n\nLatencies are those of a closed loop: a client sends the next operation when it has \
+    --distribution zipfian:0.99\n  farleaf client --dir /tmp/farleaf bench --existing --seconds 10\n\nLatencies are those of a closed loop: a client sends the next operation when it has \
     the answer. They do not include failed operations.\n\nExit codes: 0 success, 1 failure, also of operations, \
     2 invalid command line or file."
 )]
 pub(crate) struct Arguments {
-    /// Run this mix of operations: `farleaf bench --help` lists the names
-    #[arg(long, value_name = "NAME", default_value = "ycsb-b", value_parser = mix)]
-    workload: Mix,
+    /// Run this mix of operations: `farleaf bench --help` lists the names [default: ycsb-b, with
+    /// --existing read-only]
+    #[arg(long, value_name = "NAME", value_parser = mix)]
+    workload: Option<Mix>,
     /// Use this many keys, evenly spread over all 64-bit numbers
     #[arg(long, value_name = "N", default_value = "1M", value_parser = units::positive)]
     keys: u64,
@@ -60,6 +62,10 @@ pub(crate) struct Arguments {
     /// a header]
     #[arg(long, value_name = "NAME", requires = "keys_from")]
     key_column: Option<String>,
+    /// Use keys that the index has instead, an even sample of up to --keys. It is scanned first.
+    /// Workloads with changes change these records
+    #[arg(long, conflicts_with_all = ["key_form", "keys_from", "load"])]
+    existing: bool,
     /// Load the keys first, into an empty index
     #[arg(long)]
     load: bool,
@@ -118,18 +124,61 @@ struct Loaded {
     bytes: (f64, f64),
 }
 
+/// A sample of at most `most` keys of the index.
+fn existing_keys<L: ClusterLayout>(
+    connection: &Connection<L>,
+    most: u64,
+    abandon: &Abandon,
+) -> anyhow::Result<Vec<OwnedKey<L>>> {
+    let bar = output::bar("records", None);
+    let sampled = connection.run(async |client| {
+        let mut sample = Sample::new(usize::try_from(most).unwrap_or(usize::MAX));
+        parts::<L>(&client, Part::everything(), |records| {
+            records.iter().for_each(|(key, _)| sample.offer(key.clone()));
+            bar.inc(records.len() as u64);
+            abandon.check()
+        })
+        .await?;
+        Ok::<_, anyhow::Error>(sample.into_sorted())
+    })?;
+    bar.finish_and_clear();
+    anyhow::ensure!(!sampled.is_empty(), "--existing: the index is empty");
+    Ok(sampled)
+}
+
 impl Arguments {
-    fn numbers(&self) -> anyhow::Result<Loaded> {
+    /// The mix of operations.
+    fn mix(&self) -> anyhow::Result<Mix> {
+        let default = if self.existing { "read-only" } else { "ycsb-b" };
+        Ok(match &self.workload {
+            Some(mix) => mix.clone(),
+            None => Mix::named(default)?,
+        })
+    }
+
+    fn numbers(&self, connection: &Connection, abandon: &Abandon) -> anyhow::Result<Loaded> {
         if !matches!(self.key_form, None | Some(None)) || self.value_bytes.is_some() {
             return usage(
                 "--key-form of byte strings and --value-bytes are for byte strings, and this \
                  cluster has u64 keys",
             );
         }
-        Ok(Loaded { keys: self.key_space()?, form: "u64".to_owned(), bytes: (8.0, 8.0) })
+        let keys = match self.existing {
+            true => {
+                let keys = existing_keys(connection, self.keys, abandon)?;
+                let records: Vec<_> = keys.into_iter().map(|key| (key, 0)).collect();
+                KeySpace::listed(&records).context("a scan ascends")?
+            }
+            false => self.key_space()?,
+        };
+        Ok(Loaded { keys, form: "u64".to_owned(), bytes: (8.0, 8.0) })
     }
 
-    fn strings(&self) -> anyhow::Result<(Loaded, Strings<CHOSEN>)> {
+    fn strings(
+        &self,
+        connection: &Connection<Bytes<CHOSEN>>,
+        abandon: &Abandon,
+    ) -> anyhow::Result<(Loaded, Strings<CHOSEN>)> {
         if self.keys_from.is_some() {
             return usage(
                 "--keys-from is for numbers, and this cluster has byte strings: use --key-form \
@@ -144,22 +193,31 @@ impl Arguments {
             }
         };
         let values = self.value_bytes.clone().unwrap_or(8..=8);
-        let grows = self.workload.insert_share() > 0.0;
+        let grows = self.mix()?.insert_share() > 0.0;
         if *values.end() > MOST_VALUE_BYTES {
             return usage(format!(
                 "--value-bytes: a message has values of at most {MOST_VALUE_BYTES} bytes"
             ));
         }
-        let strings = Strings::with_blocks(form, self.keys, values, Some(INLINE_BYTES), grows)
-            .or_else(|error| usage(error.to_string()))?;
+        let inline = Some(INLINE_BYTES);
+        let (form, strings) = match self.existing {
+            true => {
+                let keys = existing_keys(connection, self.keys, abandon)?;
+                ("existing".to_owned(), Strings::listed(keys, values, inline, grows))
+            }
+            false => {
+                (form.to_string(), Strings::with_blocks(form, self.keys, values, inline, grows))
+            }
+        };
+        let strings = strings.or_else(|error| usage(error.to_string()))?;
         let (keys, bytes) = (strings.keys().clone(), strings.record_bytes());
-        Ok((Loaded { keys, form: form.to_string(), bytes }, strings.undecoded()))
+        Ok((Loaded { keys, form, bytes }, strings.undecoded()))
     }
 
     fn key_space(&self) -> anyhow::Result<KeySpace> {
         let Some(path) = &self.keys_from else { return Ok(KeySpace::spread(self.keys)) };
-        let names = ColumnNames { key: self.key_column.clone(), value: None };
-        let input = read_records(path, &names)?;
+        let csv = CsvOptions { key: self.key_column.clone(), ..Default::default() };
+        let input = read_records(path, &csv)?;
         KeySpace::listed(&input.records).context("the input is sorted and not empty")
     }
 
@@ -251,9 +309,12 @@ async fn load(
     bar: &indicatif::ProgressBar,
 ) -> anyhow::Result<u64> {
     let start_ns = fabric.now_ns();
-    let records = keys.records().take_while(|_| !abandon.is_wished()).inspect(|_| bar.inc(1));
-    index.bulk_load(records, 0.7).await.context("cannot load the keys")?;
-    abandon.check()?;
+    let records = keys.records().map(|record| {
+        abandon.check()?;
+        bar.inc(1);
+        Ok::<_, anyhow::Error>(record)
+    });
+    index.try_bulk_load(records, 0.7).await.context("cannot load the keys")?;
     Ok(fabric.now_ns() - start_ns)
 }
 
@@ -267,13 +328,15 @@ pub(super) fn run(
     let located = access.locate(usize::from(arguments.in_flight).max(64) * 2)?;
     match located.layout() {
         LayoutName::Numbers => {
-            let loaded = arguments.numbers()?;
-            run_on(&located.connect()?, &Numbers, loaded, arguments, abandon)
+            let connection = located.connect()?;
+            let loaded = arguments.numbers(&connection, abandon)?;
+            run_on(&connection, &Numbers, loaded, arguments, abandon)
         }
         strings => {
             Bytes::choose(strings.page_words());
-            let (loaded, form) = arguments.strings()?;
-            run_on(&located.connect()?, &form, loaded, arguments, abandon)
+            let connection = located.connect()?;
+            let (loaded, form) = arguments.strings(&connection, abandon)?;
+            run_on(&connection, &form, loaded, arguments, abandon)
         }
     }
 }
@@ -296,7 +359,7 @@ fn run_on<O: Form<Layout: ClusterLayout>>(
         bar.finish_and_clear();
     }
     let config = StreamConfig {
-        mix: arguments.workload.clone(),
+        mix: arguments.mix()?,
         distribution: arguments.distribution,
         clustered: arguments.clustered,
         keys: keys.clone(),
@@ -355,7 +418,7 @@ fn report(
     let load_keys_per_s = load_ns.map(|ns| keys as f64 / (ns as f64 / 1e9));
     if arguments.json {
         let json = serde_json::json!({
-            "workload": arguments.workload.name,
+            "workload": arguments.mix()?.name,
             "keys": keys,
             "key_form": loaded.form,
             "key_bytes": loaded.bytes.0,

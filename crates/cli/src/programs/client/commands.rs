@@ -1,13 +1,14 @@
 //! Operations on single keys and ranges, for the command line and the shell.
 
-use super::{Abandon, ScanArguments};
+use super::{Abandon, RangeArguments, ScanArguments};
 use crate::programs::layout::{key, value};
 use crate::usage;
 use farleaf_cluster::client::Client;
 use farleaf_cluster::layouts::ClusterLayout;
 use farleaf_cluster::text::{Bounds, Notation, Textual};
-use farleaf_core::index::{RangeIndex, Scan};
-use farleaf_core::page::OwnedKey;
+use farleaf_core::index::{Exchange, RangeIndex, Scan};
+use farleaf_core::page::{OwnedKey, OwnedRecord};
+use std::cmp::Ordering;
 use std::io::Write;
 use std::ops::Bound;
 
@@ -19,14 +20,16 @@ pub(crate) enum Line {
     Insert { key: String, value: String },
     Update { key: String, value: String },
     Remove { key: String },
+    CompareExchange { key: String, expected: String, new: String },
     Scan(ScanArguments),
+    Count(RangeArguments),
     Flush,
 }
 
 impl Line {
     /// Whether it changes nothing.
     pub(crate) fn is_reading(&self) -> bool {
-        matches!(self, Self::Get { .. } | Self::Scan(_) | Self::Flush)
+        matches!(self, Self::Get { .. } | Self::Scan(_) | Self::Count(_) | Self::Flush)
     }
 }
 
@@ -89,8 +92,33 @@ pub(super) async fn run_line<L: ClusterLayout>(
             let key = key_of(key)?;
             done_if(client.remove(L::key(&key)).await?, || absent(&key))
         }
+        Line::CompareExchange { key, expected, new } => {
+            let (key, expected) = record(key, expected)?;
+            let new = value::<L>(new, notation)?;
+            let (expected, new) = (L::value(&expected), L::value(&new));
+            match client.compare_exchange(L::key(&key), expected, new).await? {
+                Exchange::Exchanged => Outcome::Done,
+                Exchange::Differs(None) => Outcome::No(absent(&key)),
+                Exchange::Differs(Some(found)) => {
+                    let found = L::value(&found).text(notation);
+                    Outcome::No(format!("{} has the value {found}", named(&key)))
+                }
+            }
+        }
+        Line::Count(range) => {
+            let range = bounds::<L>(range, false, notation)?;
+            let part = Part { range, limit: u64::MAX, reverse: false };
+            let mut count = 0;
+            parts::<L>(client, part, |records| {
+                count += records.len() as u64;
+                abandon.check()
+            })
+            .await?;
+            writeln!(out, "{count}")?;
+            Outcome::Done
+        }
         Line::Scan(scan) => {
-            let range = bounds::<L>(scan, notation)?;
+            let range = bounds::<L>(&scan.range, scan.reverse, notation)?;
             let part = Part { range, limit: scan.limit, reverse: scan.reverse };
             print_scan::<L>(client, part, notation, abandon, out, |_| {}).await?;
             Outcome::Done
@@ -102,22 +130,36 @@ pub(super) async fn run_line<L: ClusterLayout>(
     })
 }
 
-/// The range of keys that a scan requests.
+/// The range of keys that is requested; downwards, it begins at its upper end.
 fn bounds<L: ClusterLayout>(
-    scan: &ScanArguments,
+    range: &RangeArguments,
+    reverse: bool,
     notation: Notation,
 ) -> anyhow::Result<Bounds<OwnedKey<L>>> {
-    if let Some(prefix) = &scan.prefix {
-        let range = L::Key::with_prefix(key::<L>(prefix, notation)?);
-        let none = || usage("--prefix is for byte strings, and this cluster has u64 keys");
-        return range.map_or_else(none, Ok);
+    let key_of = |text: &Option<String>| text.as_ref().map(|text| key::<L>(text, notation));
+    let start = key_of(&range.start).transpose()?.map_or(Bound::Unbounded, Bound::Included);
+    let end = key_of(&range.end).transpose()?.map_or(Bound::Unbounded, Bound::Excluded);
+    let (lower, upper) = if reverse { (end, start) } else { (start, end) };
+    let Some(prefix) = key_of(&range.prefix).transpose()? else { return Ok((lower, upper)) };
+    match L::Key::with_prefix(prefix) {
+        None => usage("--prefix is for byte strings, and this cluster has u64 keys"),
+        Some((first, behind)) => {
+            Ok((stricter(lower, first, Ordering::Greater), stricter(upper, behind, Ordering::Less)))
+        }
     }
-    let start = scan.start.as_ref().map(|start| key::<L>(start, notation)).transpose()?;
-    let start = start.map_or(Bound::Unbounded, Bound::Included);
-    Ok(match scan.reverse {
-        false => (start, Bound::Unbounded),
-        true => (Bound::Unbounded, start),
-    })
+}
+
+/// The bound that fewer keys are within: of two lower bounds the `Greater` one, of two upper bounds
+/// the `Less`.
+fn stricter<K: Ord>(one: Bound<K>, other: Bound<K>, wanted: Ordering) -> Bound<K> {
+    use Bound::{Excluded, Included, Unbounded};
+    let order = match (&one, &other) {
+        (Unbounded, _) => return other,
+        (_, Unbounded) => return one,
+        (Included(one) | Excluded(one), Included(other) | Excluded(other)) => one.cmp(other),
+    };
+    let is_one = order == wanted || order.is_eq() && matches!(one, Excluded(_));
+    if is_one { one } else { other }
 }
 
 /// A part of a scan's output.
@@ -125,6 +167,13 @@ pub(super) struct Part<K> {
     pub(super) range: Bounds<K>,
     pub(super) limit: u64,
     pub(super) reverse: bool,
+}
+
+impl<K> Part<K> {
+    /// All records, ascending.
+    pub(super) fn everything() -> Self {
+        Self { range: (Bound::Unbounded, Bound::Unbounded), limit: u64::MAX, reverse: false }
+    }
 }
 
 /// Appends a field of a CSV file. Text has no line breaks, and no white space at its ends
@@ -137,23 +186,18 @@ fn put_field(text: &str, line: &mut String) {
     }
 }
 
-/// Prints a scan part by part, because its result may not fit into memory. Calls `count` for each
-/// part.
+/// Prints a scan. Calls `count` for each part.
 pub(super) async fn print_scan<L: ClusterLayout>(
     client: &Client<L>,
-    Part { range: (mut lower, mut upper), limit, reverse }: Part<OwnedKey<L>>,
+    part: Part<OwnedKey<L>>,
     notation: Notation,
     abandon: &Abandon,
     out: &mut impl Write,
     count: impl Fn(u64),
 ) -> anyhow::Result<()> {
-    let (mut left, mut line, mut field) = (limit, String::new(), String::new());
-    while left > 0 {
-        let together = left.min(RECORDS_TOGETHER) as usize;
-        let scan = Scan::range((lower.clone(), upper.clone())).limit(together);
-        let scan = if reverse { scan.reverse() } else { scan };
-        let mut records = client.scan(&scan).await?;
-        for (key, value) in &records {
+    let (mut line, mut field) = (String::new(), String::new());
+    parts::<L>(client, part, |records| {
+        for (key, value) in records {
             abandon.check()?;
             line.clear();
             field.clear();
@@ -165,8 +209,26 @@ pub(super) async fn print_scan<L: ClusterLayout>(
             put_field(&field, &mut line);
             writeln!(out, "{line}")?;
         }
-        left -= records.len() as u64;
         count(records.len() as u64);
+        Ok(())
+    })
+    .await
+}
+
+/// Scans part by part, because the result may not fit into memory.
+pub(super) async fn parts<L: ClusterLayout>(
+    client: &Client<L>,
+    Part { range: (mut lower, mut upper), limit, reverse }: Part<OwnedKey<L>>,
+    mut take: impl FnMut(&[OwnedRecord<L>]) -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    let mut left = limit;
+    while left > 0 {
+        let together = left.min(RECORDS_TOGETHER) as usize;
+        let scan = Scan::range((lower.clone(), upper.clone())).limit(together);
+        let scan = if reverse { scan.reverse() } else { scan };
+        let mut records = client.scan(&scan).await?;
+        take(&records)?;
+        left -= records.len() as u64;
         let is_full = records.len() == together;
         let Some((last, _)) = records.pop().filter(|_| is_full) else { break };
         let behind = if reverse { &mut upper } else { &mut lower };
@@ -178,6 +240,21 @@ pub(super) async fn print_scan<L: ClusterLayout>(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_range_is_within_all_of_its_bounds() {
+        use Bound::{Excluded, Included, Unbounded};
+        let (greater, less) = (Ordering::Greater, Ordering::Less);
+        assert_eq!(stricter(Unbounded, Included(1), greater), Included(1));
+        assert_eq!(stricter(Excluded(1), Unbounded, less), Excluded(1));
+        assert_eq!(stricter(Included(1), Included(2), greater), Included(2));
+        assert_eq!(stricter(Included(1), Excluded(2), less), Included(1));
+        for (one, other) in [(Included(1), Excluded(1)), (Excluded(1), Included(1))] {
+            assert_eq!(stricter(one, other, greater), Excluded(1));
+            assert_eq!(stricter(one, other, less), Excluded(1));
+        }
+        assert_eq!(stricter::<u8>(Unbounded, Unbounded, less), Unbounded);
+    }
 
     #[test]
     fn fields_are_quoted_if_they_must_be() {

@@ -15,7 +15,6 @@ use farleaf_cluster::text::Notation;
 use farleaf_cluster::with_layout;
 use std::fs::{OpenOptions, Permissions};
 use std::io::{BufWriter, Write};
-use std::ops::Bound;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
@@ -68,8 +67,7 @@ fn write_records<L: ClusterLayout>(
     let written = connection.run(async |client| {
         let taken = out.lock().ok().and_then(|mut out| out.take());
         let mut out = BufWriter::with_capacity(1 << 20, taken.context("it is written once")?);
-        let range = (Bound::Unbounded, Bound::Unbounded);
-        let everything = Part { range, limit: u64::MAX, reverse: false };
+        let everything = Part::everything();
         let count = |count| bar.inc(count);
         print_scan::<L>(&client, everything, notation, abandon, &mut out, count).await?;
         out.flush()?;

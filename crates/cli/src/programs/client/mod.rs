@@ -30,10 +30,11 @@ use std::time::Duration;
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  farleaf client --dir /tmp/farleaf put 17 4\n  farleaf client --dir /tmp/farleaf \
-    scan 10 --limit 5\n  farleaf client --dir /tmp/farleaf load records.csv\n  farleaf client --dir /tmp/farleaf put \
+    scan 10 --end 20 --limit 5\n  farleaf client --dir /tmp/farleaf load records.csv\n  farleaf client --dir /tmp/farleaf put \
     'user\\x00' Ada\n\nKeys and values are whole numbers from 0 to 2^64 - 1, or, in a cluster with --keys bytes, byte \
     strings: text, with \\xNN for bytes that are no printable character and \\\\ for a backslash. Quote \
-    backslashes for the shell. Exit codes: 0 success, 1 failure, or the key is absent or, for insert, present, 2 invalid command line or \
+    backslashes for the shell. Exit codes: 0 success, 1 failure, or the key is absent or, for insert, present, or has another value than \
+    expected, 2 invalid command line or \
     file."
 )]
 pub(crate) struct Arguments {
@@ -122,8 +123,23 @@ pub(crate) enum Command {
         /// The key
         key: String,
     },
+    /// Change the value of a key if it is the expected one; fail if it is another or the key is
+    /// absent
+    CompareExchange {
+        /// The key
+        key: String,
+        /// The value that it must have
+        expected: String,
+        /// Its new value
+        new: String,
+    },
     /// Print records, one `key,value` per line, quoted as in CSV
     Scan(ScanArguments),
+    /// Count the records of a range by scanning it
+    ///
+    /// The count is no snapshot: it may miss or contain records that are added or removed
+    /// meanwhile.
+    Count(RangeArguments),
     /// Set the records of a CSV file
     Load(load::Arguments),
     /// Write all records to a CSV file that `load --bulk` reads
@@ -140,14 +156,24 @@ pub(crate) enum Command {
     Bench(Box<bench::Arguments>),
 }
 
+/// A range of keys.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Args)]
+pub(crate) struct RangeArguments {
+    /// Begin at this key [default: the lowest key, or the highest of a scan downwards]
+    pub(crate) start: Option<String>,
+    /// End before this key, without it
+    #[arg(long, value_name = "KEY")]
+    pub(crate) end: Option<String>,
+    /// Take only keys that begin with these bytes, for byte strings
+    #[arg(long, value_name = "BYTES")]
+    pub(crate) prefix: Option<String>,
+}
+
 /// Options of `farleaf client scan`.
 #[derive(Clone, Debug, PartialEq, Eq, Args)]
 pub(crate) struct ScanArguments {
-    /// Begin at this key [default: the lowest key, with --reverse the highest]
-    pub(crate) start: Option<String>,
-    /// Print only keys that begin with these bytes, for byte strings
-    #[arg(long, value_name = "BYTES", conflicts_with = "start")]
-    pub(crate) prefix: Option<String>,
+    #[command(flatten)]
+    pub(crate) range: RangeArguments,
     /// Print at most this many records
     #[arg(long, value_name = "N", default_value = "100", value_parser = crate::units::count)]
     pub(crate) limit: u64,
@@ -217,7 +243,11 @@ impl Command {
             Self::Insert { key, value } => Line::Insert { key, value },
             Self::Update { key, value } => Line::Update { key, value },
             Self::Remove { key } => Line::Remove { key },
+            Self::CompareExchange { key, expected, new } => {
+                Line::CompareExchange { key, expected, new }
+            }
             Self::Scan(scan) => Line::Scan(scan),
+            Self::Count(range) => Line::Count(range),
             Self::Flush => Line::Flush,
             Self::Load(_) | Self::Export(_) | Self::Clear | Self::Bench(_) => return None,
         })

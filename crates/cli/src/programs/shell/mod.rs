@@ -153,7 +153,7 @@ fn prompt(mut shell: Shell<'_>) -> anyhow::Result<()> {
             // The window size changed, or the input is not UTF-8.
             Err(ReadlineError::Signal(_)) => continue,
             Err(ReadlineError::Io(error)) if error.kind() == io::ErrorKind::InvalidData => {
-                error_line("the line is not UTF-8");
+                error_line(NOT_UTF_8);
                 continue;
             }
             Err(ReadlineError::Eof) => return Ok(()),
@@ -171,9 +171,12 @@ fn prompt(mut shell: Shell<'_>) -> anyhow::Result<()> {
     }
 }
 
-/// The next line of a script, without its line ending; `None` at the end of the script. A line that
-/// is too long is truncated one byte after the limit.
-fn read_line(lines: &mut impl BufRead) -> io::Result<Option<String>> {
+/// Why a line of a script is no command.
+const NOT_UTF_8: &str = "the line is not UTF-8; write other bytes as \\xNN, in quotes";
+
+/// The next line of a script, without its line ending, or why it is no line; `None` at the end of
+/// the script. Of a line that is too long only the length counts.
+fn read_line(lines: &mut impl BufRead) -> io::Result<Option<Result<String, &'static str>>> {
     let mut line = Vec::new();
     let most = LINE_BYTES as u64 + 1;
     if lines.by_ref().take(most).read_until(b'\n', &mut line)? == 0 {
@@ -187,8 +190,12 @@ fn read_line(lines: &mut impl BufRead) -> io::Result<Option<String>> {
         let used = end.map_or(more.len(), |end| end + 1);
         lines.consume(used);
     }
-    let text = String::from_utf8_lossy(&line);
-    Ok(Some(text.trim_end_matches(['\n', '\r']).to_owned()))
+    while line.pop_if(|last| matches!(last, b'\n' | b'\r')).is_some() {}
+    if line.len() > LINE_BYTES {
+        // It may end within a character, and is refused for its length.
+        return Ok(Some(Ok("x".repeat(LINE_BYTES + 1))));
+    }
+    Ok(Some(String::from_utf8(line).map_err(|_| NOT_UTF_8)))
 }
 
 fn script(mut shell: Shell<'_>) -> anyhow::Result<bool> {
@@ -196,7 +203,7 @@ fn script(mut shell: Shell<'_>) -> anyhow::Result<bool> {
     for number in 1_u64.. {
         let read = read_line(&mut io::stdin().lock()).context("cannot read stdin")?;
         let Some(text) = read else { break };
-        match shell.line(&text) {
+        match text.map_err(anyhow::Error::msg).and_then(|text| shell.line(&text)) {
             Ok(Next::Line) => {}
             Ok(Next::End) => break,
             Err(error) if is_broken_pipe(&error) => return Err(error),
@@ -218,10 +225,25 @@ mod tests {
         let long = "x".repeat(3 * LINE_BYTES);
         let text = format!("a\r\n{long}\n\nb");
         let mut lines = io::BufReader::with_capacity(100, text.as_bytes());
-        let mut next = || read_line(&mut lines).unwrap();
+        let mut next = || read_line(&mut lines).unwrap().map(Result::unwrap);
         assert_eq!(next().as_deref(), Some("a"));
         assert_eq!(next().map(|line| line.len()), Some(LINE_BYTES + 1));
         assert_eq!((next().as_deref(), next().as_deref()), (Some(""), Some("b")));
         assert_eq!(next(), None);
+    }
+
+    /// Bytes that are not UTF-8 were stored as U+FFFD, and the line said `ok`.
+    #[test]
+    fn a_line_that_is_not_utf_8_is_refused() {
+        let mut lines = &b"put a b\nput k \xff\xfe\r\nget a\n"[..];
+        let mut next = || read_line(&mut lines).unwrap().unwrap();
+        assert_eq!(next().as_deref(), Ok("put a b"));
+        assert_eq!(next(), Err(NOT_UTF_8));
+        assert_eq!(next().as_deref(), Ok("get a"));
+        let long = "ß".repeat(LINE_BYTES);
+        assert_eq!(
+            read_line(&mut long.as_bytes()).unwrap().unwrap().unwrap().len(),
+            LINE_BYTES + 1
+        );
     }
 }

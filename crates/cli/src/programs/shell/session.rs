@@ -72,7 +72,7 @@ impl<'a> Session<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::programs::client::ScanArguments;
+    use crate::programs::client::{RangeArguments, ScanArguments};
     use farleaf_fabric::{FabricError, ServerId, Uncertainty};
 
     #[test]
@@ -84,12 +84,15 @@ mod tests {
         let lost = anyhow::Error::from(IndexError::ChangesLost { compute_server: 0 });
         let other = anyhow::Error::msg("stdout is full");
         let (key, value) = ("1".to_owned(), "1".to_owned());
-        let scan = ScanArguments { start: None, prefix: None, limit: 1, reverse: false };
-        let reading = [Line::Get { key: key.clone() }, Line::Scan(scan), Line::Flush];
+        let range = RangeArguments::default();
+        let scan = ScanArguments { range: range.clone(), limit: 1, reverse: false };
+        let reading =
+            [Line::Get { key: key.clone() }, Line::Scan(scan), Line::Count(range), Line::Flush];
         let changes = [
             Line::Put { key: key.clone(), value: value.clone() },
             Line::Insert { key: key.clone(), value: value.clone() },
-            Line::Update { key: key.clone(), value },
+            Line::Update { key: key.clone(), value: value.clone() },
+            Line::CompareExchange { key: key.clone(), expected: value.clone(), new: value },
             Line::Remove { key },
         ];
         assert!(reading.iter().all(|line| is_harmless(line, &unknown)));

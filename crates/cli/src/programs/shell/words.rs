@@ -79,7 +79,7 @@ pub(super) fn parse(line: &str, more_help: &str) -> Result<Asked, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use client::{Line, ScanArguments};
+    use client::{Line, RangeArguments, ScanArguments};
 
     fn line(text: &str) -> Option<Line> {
         match parse(text, "") {
@@ -110,11 +110,21 @@ mod tests {
         assert_eq!(line("flush"), Some(Line::Flush));
         // Quotes preserve backslashes, as in other shells.
         assert_eq!(line("get 'a\\x00'"), Some(Line::Get { key: "a\\x00".to_owned() }));
-        let scan = |start, prefix, limit, reverse| {
-            let text = |text: Option<&str>| text.map(str::to_owned);
-            let (start, prefix) = (text(start), text(prefix));
-            Some(Line::Scan(ScanArguments { start, prefix, limit, reverse }))
+        let range = |start: Option<&str>, end: Option<&str>, prefix: Option<&str>| {
+            let [start, end, prefix] = [start, end, prefix].map(|text| text.map(str::to_owned));
+            RangeArguments { start, end, prefix }
         };
+        let scan = |start, prefix, limit, reverse| {
+            Some(Line::Scan(ScanArguments { range: range(start, None, prefix), limit, reverse }))
+        };
+        let both = range(Some("7"), Some("9"), Some("1"));
+        let counted = Line::Count(both.clone());
+        assert_eq!(line("count 7 --end 9 --prefix 1"), Some(counted));
+        let scanned = ScanArguments { range: both, limit: 100, reverse: true };
+        let words = "scan --prefix 1 7 --reverse --end 9";
+        assert_eq!(line(words), Some(Line::Scan(scanned)));
+        let exchange = Line::CompareExchange { key: key(), expected: value(), new: "7".to_owned() };
+        assert_eq!(line("compare-exchange 5 6 7"), Some(exchange));
         assert_eq!(line("scan 7 --limit 3 --reverse"), scan(Some("7"), None, 3, true));
         assert_eq!(line("scan"), scan(None, None, 100, false));
         assert_eq!(line("scan --prefix ''"), scan(None, Some(""), 100, false));
@@ -137,7 +147,7 @@ mod tests {
             "get -1",
             "put 1",
             "get 1 2",
-            "scan 1 --prefix 1",
+            "compare-exchange 1 2",
             "\"get",
             "load -",
             &long,
@@ -152,7 +162,8 @@ mod tests {
     fn help_names_every_command() {
         let all = help("help");
         let commands = ["get", "put", "insert", "update", "remove", "scan", "load", "bench"];
-        for command in commands.into_iter().chain(["export", "flush", "status", "quit"]) {
+        let commands = commands.into_iter().chain(["compare-exchange", "count"]);
+        for command in commands.chain(["export", "flush", "status", "quit"]) {
             assert!(all.lines().any(|line| line.trim_start().starts_with(command)), "{all}");
         }
         assert!(all.contains("the end"), "{all}");
