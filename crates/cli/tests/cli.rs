@@ -472,6 +472,44 @@ fn a_trace_is_replayed_alike_on_every_fabric() {
     }
 }
 
+/// A benchmark of which a quarter of the operations had failed ended with exit code 0.
+#[test]
+fn a_benchmark_whose_operations_fail_ends_with_code_1() {
+    let words = ["bench", "--index", "coarse", "--keys", "100k", "--memory-servers", "1"];
+    let more = ["--pool-bytes", "4Mi", "--workload", "insert-intensive", "--operations", "500k"];
+    let output = farleaf(&[&words[..], &more].concat());
+    let (table, said) = (text(&output.stdout), text(&output.stderr));
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    let errors: Vec<&str> = said.lines().collect();
+    assert_eq!(errors.len(), 1, "{said}");
+    assert!(errors[0].starts_with("error: coarse on insert-intensive: "), "{said}");
+    assert!(
+        errors[0].contains("of 500,000 operations failed") && errors[0].contains("no memory left")
+    );
+    assert!(table.contains("500000 operations") || table.contains("500,000 operations"), "{table}");
+}
+
+/// Whether this is a line of the demo about its work so far, such as `3 s: dex: load, 5 of 9`.
+fn is_heartbeat(line: &str) -> bool {
+    line.split_once(" s: ").is_some_and(|(seconds, _)| seconds.parse::<u64>().is_ok())
+}
+
+/// The demo was silent for a minute where no terminal is.
+#[test]
+fn the_demo_tells_what_it_is_doing() {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_farleaf"))
+        .args(["demo", "--keys", "1M"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // It takes seconds, whatever the machine.
+    let first = BufReader::new(child.stderr.take().unwrap()).lines().next().unwrap().unwrap();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(is_heartbeat(&first), "{first}");
+}
+
 #[test]
 fn the_demo_shows_every_workload() {
     let output = farleaf(&["demo", "--keys", "20k"]);
@@ -483,7 +521,8 @@ fn the_demo_shows_every_workload() {
     let table = stdout.lines().filter(|line| line.starts_with(['│', '┌', '╞', '└']));
     assert!(table.map(|line| line.chars().count()).max().unwrap() <= 100, "{stdout}");
     assert!(!stdout.contains("an operation cost"), "the table is not said again: {stdout}");
-    assert!(output.stderr.is_empty(), "no bars where no terminal is");
+    // No bars where no terminal is, but a line a second.
+    assert!(text(&output.stderr).lines().all(is_heartbeat), "{}", text(&output.stderr));
 }
 
 #[test]
@@ -576,5 +615,7 @@ fn a_reader_that_leaves_is_no_crash() {
     let mut line = String::new();
     BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
     let output = child.wait_with_output().unwrap();
-    assert_eq!((output.status.code(), text(&output.stderr)), (Some(0), String::new()));
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{said}");
+    assert!(said.lines().all(is_heartbeat), "{said}");
 }

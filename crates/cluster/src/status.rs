@@ -82,6 +82,17 @@ impl ClusterStatus {
         self.compute.iter().find(|record| record.number == number)
     }
 
+    /// Whether the cluster serves, and otherwise why not, in a line.
+    pub fn summary(&self) -> String {
+        match self.missing().as_slice() {
+            [] if self.compute.is_empty() => {
+                "serves memory only: it has no compute servers, and so no index".to_owned()
+            }
+            [] => "serves".to_owned(),
+            missing => format!("does not serve: {}", missing.join("; ")),
+        }
+    }
+
     /// The reasons why the cluster does not serve, one line each; empty if it serves. A cluster
     /// without compute servers serves without an index.
     pub fn missing(&self) -> Vec<String> {
@@ -282,6 +293,19 @@ mod tests {
         assert!(cut_off.contains("compute server 1 cannot reach memory server 0"));
         let renewed = missing(|standing| standing.memory[0].generation = 2);
         assert!(renewed.contains("lost: memory server 0"));
+    }
+
+    /// `farleaf cluster --compute-servers 0` said *serves*, and no client could use it.
+    #[test]
+    fn memory_servers_alone_serve_no_index() {
+        assert_eq!(whole().summary(), "serves");
+        let mut alone = whole();
+        alone.settings.as_mut().unwrap().compute_servers = 0;
+        (alone.compute, alone.index, alone.map) = (Vec::new(), None, None);
+        assert_eq!(alone.missing(), Vec::<String>::new());
+        assert!(alone.summary().starts_with("serves memory only"), "{}", alone.summary());
+        alone.memory.remove(0);
+        assert!(alone.summary().starts_with("does not serve: memory server 0"));
     }
 
     #[test]

@@ -47,7 +47,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     over_time::warn(&report, plan.interval);
     reshaping::warn(&report, arguments);
     warn_of_misses(&report);
-    warn_of_errors(&report)
+    check_errors(&report)
 }
 
 impl Plan {
@@ -79,16 +79,14 @@ impl Plan {
     }
 }
 
-/// Warns of failed operations; fails if all operations failed.
-pub(crate) fn warn_of_errors(report: &Report) -> anyhow::Result<()> {
+/// Fails if operations of the run have failed.
+pub(crate) fn check_errors(report: &Report) -> anyhow::Result<()> {
     let Some(first) = &report.first_error else { return Ok(()) };
-    let Report { errors, operations, .. } = report;
-    if errors == operations {
-        anyhow::bail!("all {operations} operations failed, the first one because: {first}");
-    }
-    let (errors, operations) = (grouped(*errors), grouped(*operations));
-    output::note(&format!("warning: {errors} of {operations} operations failed, first: {first}"));
-    Ok(())
+    let Report { index, workload, .. } = report;
+    let (errors, operations) = (grouped(report.errors), grouped(report.operations));
+    anyhow::bail!(
+        "{index} on {workload}: {errors} of {operations} operations failed, the first one: {first}"
+    )
 }
 
 /// Share of lookups that must find a record for a run to say something about lookups.

@@ -177,9 +177,6 @@ pub(crate) fn show(place: &ClusterLocation, is_json: bool) -> anyhow::Result<boo
     if let Some(warning) = &shares.warning {
         writeln!(out, "{warning}")?;
     }
-    match missing.as_slice() {
-        [] => writeln!(out, "serves")?,
-        missing => writeln!(out, "does not serve: {}", missing.join("; "))?,
-    }
+    writeln!(out, "{}", standing.summary())?;
     Ok(missing.is_empty())
 }

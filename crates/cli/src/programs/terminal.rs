@@ -63,6 +63,12 @@ impl Screen {
         Ok(screen)
     }
 
+    /// The number of columns.
+    pub(crate) fn columns(&self) -> usize {
+        let size = tcgetwinsize(rustix::stdio::stdout());
+        bound(size.map_or(0, |size| size.ws_col), COLUMNS)
+    }
+
     /// Replaces the content of the screen with as many of these lines as fit.
     pub(crate) fn show(&self, text: &str) -> io::Result<()> {
         let size = tcgetwinsize(rustix::stdio::stdout());
@@ -81,19 +87,26 @@ impl Drop for Screen {
     }
 }
 
-/// Clips the text to the screen; 0 rows or columns mean that the terminal does not report its size.
-fn picture(text: &str, rows: u16, columns: u16) -> String {
-    let bound = |size: u16, otherwise: usize| match size {
+/// The size of a terminal that does not report it.
+const ROWS: usize = 24;
+const COLUMNS: usize = 80;
+
+fn bound(size: u16, otherwise: usize) -> usize {
+    match size {
         0 => otherwise,
         size => usize::from(size),
-    };
+    }
+}
+
+/// Clips the text to the screen; 0 rows or columns mean that the terminal does not report its size.
+fn picture(text: &str, rows: u16, columns: u16) -> String {
     let mut picture = "\x1b[H".to_owned();
-    for (place, line) in text.lines().take(bound(rows, 24)).enumerate() {
+    for (place, line) in text.lines().take(bound(rows, ROWS)).enumerate() {
         if place > 0 {
             picture.push_str("\r\n");
         }
         let visible = line.chars().filter(|symbol| !symbol.is_control());
-        picture.extend(visible.take(bound(columns, 80)));
+        picture.extend(visible.take(bound(columns, COLUMNS)));
         picture.push_str("\x1b[K");
     }
     picture.push_str("\x1b[J");

@@ -40,6 +40,63 @@ fn table(header: &[&str], right_from: usize) -> Table {
     table
 }
 
+/// Spaces between two columns of a [`Wide`] table.
+const GAP: usize = 2;
+
+/// A table with a line for each server, without borders. If it is wider than the terminal, the
+/// columns that do not fit follow in further tables, so that none is hidden.
+pub(super) struct Wide {
+    /// The columns: a header and a cell for each server. The first one names the servers.
+    columns: Vec<Vec<String>>,
+}
+
+impl Wide {
+    fn new<const N: usize>(header: [&str; N], rows: impl IntoIterator<Item = [String; N]>) -> Self {
+        let mut columns: Vec<Vec<String>> =
+            header.iter().map(|name| vec![(*name).to_owned()]).collect();
+        for row in rows {
+            columns.iter_mut().zip(row).for_each(|(column, cell)| column.push(cell));
+        }
+        Self { columns }
+    }
+
+    /// Whether it has no lines.
+    fn is_empty(&self) -> bool {
+        self.columns.iter().all(|column| column.len() <= 1)
+    }
+
+    /// The tables, none wider than `width` unless a single column is.
+    pub(super) fn text(&self, width: usize) -> String {
+        let size = |column: &[String]| column.iter().map(|cell| cell.chars().count()).max();
+        let size = |column: &[String]| size(column).unwrap_or(0);
+        let Some((servers, figures)) = self.columns.split_first() else { return String::new() };
+        let (mut tables, mut used) = (vec![vec![servers]], size(servers));
+        for column in figures {
+            let needed = GAP + size(column);
+            let has_figures = tables.last().is_some_and(|table| table.len() > 1);
+            if has_figures && used + needed > width {
+                tables.push(vec![servers]);
+                used = size(servers);
+            }
+            used += needed;
+            if let Some(table) = tables.last_mut() {
+                table.push(column);
+            }
+        }
+        let mut lines = Vec::new();
+        for table in &tables {
+            for place in 0..servers.len() {
+                let mut line = format!("{:<1$}", servers[place], size(servers));
+                for column in &table[1..] {
+                    line.push_str(&format!("{:>1$}", column[place], GAP + size(column)));
+                }
+                lines.push(line.trim_end().to_owned());
+            }
+        }
+        lines.join("\n")
+    }
+}
+
 /// Formats how much of a compute server's cache is dirty, and for how long.
 fn dirt(row: &Row) -> String {
     match (row.dirty_bytes, row.dirty_ms) {
@@ -49,89 +106,99 @@ fn dirt(row: &Row) -> String {
     }
 }
 
-fn servers(rows: &[Row]) -> Table {
+/// Formats a part of a whole in the unit of the whole.
+fn part_of(part: Option<f64>, whole: f64) -> String {
+    let text = bytes(whole);
+    let Some((number, unit)) = text.split_once(' ') else { return text };
+    let scale = number.parse::<f64>().ok().filter(|number| *number > 0.0).map(|n| whole / n);
+    match (part, scale) {
+        (Some(part), Some(scale)) => format!("{:.1} of {number} {unit}", part / scale),
+        _ => format!("- of {text}"),
+    }
+}
+
+/// The first columns are those to look at when a server is slow.
+fn servers(rows: &[Row]) -> Wide {
     let header = [
         "server",
-        "state",
-        "address",
-        "operations/s",
-        "share",
+        "op/s",
         "hits",
-        "remote/op",
         "bytes/op",
-        "connections",
         "memory in use",
         "dirty",
+        "remote/op",
+        "share",
+        "state",
+        "connections",
+        "address",
     ];
-    let mut table = table(&header, 3);
-    for row in rows {
+    let line = |row: &Row| {
         let state = match row.state {
             State::Live => "live",
             State::Silent(_) => "no answer",
             State::NoMetrics => "no metrics",
             State::Gone => "gone",
         };
-        let memory = or_none(row.memory_bytes, bytes);
         let memory = match row.pool_bytes {
-            Some(pool) => format!("{memory} of {}", bytes(pool)),
-            None => memory,
+            Some(pool) => part_of(row.memory_bytes, pool),
+            None => or_none(row.memory_bytes, bytes),
         };
-        table.add_row([
+        [
             row.server.to_string(),
-            state.to_owned(),
-            row.address.clone(),
             or_none(row.operations_per_s, short),
-            or_none(row.share, |share| format!("{:.0}%", share * 100.0)),
             or_none(row.hit_ratio, |ratio| format!("{:.1}%", ratio * 100.0)),
-            or_none(row.remote_per_operation, |number| format!("{number:.3}")),
             or_none(row.bytes_per_operation, short),
-            or_none(row.connections, |number| format!("{number:.0}")),
             memory,
             dirt(row),
-        ]);
-    }
-    table
+            or_none(row.remote_per_operation, |number| format!("{number:.3}")),
+            or_none(row.share, |share| format!("{:.0}%", share * 100.0)),
+            state.to_owned(),
+            or_none(row.connections, |number| format!("{number:.0}")),
+            row.address.clone(),
+        ]
+    };
+    Wide::new(header, rows.iter().map(line))
 }
 
 /// The LSM trees of the compute servers that have any. `None` if no server has.
-pub(super) fn trees(rows: &[Row]) -> Option<Table> {
+pub(super) fn trees(rows: &[Row]) -> Option<Wide> {
     let header = [
         "server",
         "shards",
-        "levels",
-        "tables",
         "level 0",
-        "records",
-        "flushed/s",
-        "merged/s",
-        "merges",
         "waiting",
+        "merges",
         "stalls",
         "failures",
+        "flushed/s",
+        "merged/s",
+        "levels",
+        "tables",
+        "records",
         "MemTables",
         "indexes",
     ];
-    let mut table = table(&header, 1);
     let whole = |number: Option<f64>| or_none(number, |number| format!("{number:.0}"));
-    for row in rows {
-        let Some(trees) = row.trees else { continue };
-        table.add_row([
+    let line = |row: &Row| {
+        let trees = row.trees?;
+        Some([
             row.server.to_string(),
             short(trees.shards),
-            whole(trees.levels),
-            or_none(trees.tables, short),
             whole(trees.level0_tables),
-            or_none(trees.table_bytes, bytes),
-            or_none(trees.flushed_bytes_per_s, bytes),
-            or_none(trees.merged_bytes_per_s, bytes),
-            whole(trees.merges),
             whole(trees.waiting),
+            whole(trees.merges),
             or_none(trees.stalls, short),
             or_none(trees.failures, short),
+            or_none(trees.flushed_bytes_per_s, bytes),
+            or_none(trees.merged_bytes_per_s, bytes),
+            whole(trees.levels),
+            or_none(trees.tables, short),
+            or_none(trees.table_bytes, bytes),
             or_none(trees.memtable_bytes, bytes),
             or_none(trees.index_bytes, bytes),
-        ]);
-    }
+        ])
+    };
+    let table = Wide::new(header, rows.iter().filter_map(line));
     (!table.is_empty()).then_some(table)
 }
 
@@ -160,18 +227,23 @@ fn partitions(standing: &ClusterStatus, rows: &[Row]) -> String {
     }
 }
 
-/// Renders the whole view, without a line feed at the end.
-pub(super) fn text(standing: &ClusterStatus, catalog: Option<&str>, rows: &[Row]) -> String {
-    let missing = standing.missing();
-    let serves = match missing.as_slice() {
-        [] => "serves".to_owned(),
-        missing => format!("does not serve: {}", missing.join("; ")),
-    };
+/// The sum of rates. An empty sum of floating-point numbers is -0, and was shown so.
+fn total(rates: impl Iterator<Item = f64>) -> f64 {
+    rates.fold(0.0, |sum, rate| sum + rate)
+}
+
+/// Renders the whole view for a terminal of `width` columns, without a line feed at the end.
+pub(super) fn text(
+    standing: &ClusterStatus,
+    catalog: Option<&str>,
+    rows: &[Row],
+    width: usize,
+) -> String {
     let compute = |row: &&Row| matches!(row.server, Server::Compute(_));
     let loads = rows.iter().filter(compute).filter_map(|row| row.operations_per_s);
-    let mut lines = vec![format!("{serves}; {} operations/s", short(loads.sum()))];
+    let mut lines = vec![format!("{}; {} operations/s", standing.summary(), short(total(loads)))];
     lines.extend(catalog.map(|why| format!("cannot read the catalog: {why}")));
-    lines.push(servers(rows).to_string());
+    lines.push(servers(rows).text(width));
     for row in rows {
         match &row.state {
             State::Silent(why) => lines.push(format!("{}: {why}", row.server)),
@@ -181,14 +253,90 @@ pub(super) fn text(standing: &ClusterStatus, catalog: Option<&str>, rows: &[Row]
             State::Live | State::Gone => {}
         }
     }
-    lines.extend(trees(rows).map(|trees| trees.to_string()));
+    lines.extend(trees(rows).map(|trees| trees.text(width)));
     lines.push(partitions(standing, rows));
     lines.join("\n")
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::figures::Trees;
     use super::*;
+
+    /// An idle cluster had *-0 operations/s*, and a figure below 0 has no place here at all.
+    #[test]
+    fn nothing_is_zero() {
+        assert_eq!(short(total(std::iter::empty())), "0");
+        assert_eq!(short(total([0.0, 2.0, 3.0].into_iter())), "5");
+    }
+
+    /// On a terminal of 80 columns the columns behind the 80th were cut off: bytes an operation,
+    /// memory and dirty bytes, and the table of LSM trees needs 133.
+    #[test]
+    fn no_column_is_hidden_on_80_columns() {
+        let tree = Trees { shards: 12.0, ..full_trees() };
+        let compute = |number| Row {
+            operations_per_s: Some(123_456.0),
+            share: Some(0.5),
+            hit_ratio: Some(1.0),
+            remote_per_operation: Some(1.234),
+            bytes_per_operation: Some(12_345.0),
+            connections: Some(1234.0),
+            memory_bytes: Some(1e9),
+            dirty_bytes: Some(1023.9 * 1024.0),
+            dirty_ms: Some(12_300.0),
+            trees: Some(tree),
+            ..Row::without_figures(Server::Compute(number), State::Live, "10.20.30.40:7401".into())
+        };
+        let memory = Row {
+            operations_per_s: Some(1.0),
+            memory_bytes: Some(1e9),
+            pool_bytes: Some(64e9),
+            ..Row::without_figures(Server::Memory(0), State::Gone, "tcp 10.20.30.40:7400".into())
+        };
+        let rows = [memory, compute(0), compute(12)];
+        for (text, all) in [
+            (servers(&rows).text(80), &servers(&rows)),
+            (trees(&rows).unwrap().text(80), &trees(&rows).unwrap()),
+        ] {
+            let widest = text.lines().map(|line| line.chars().count()).max().unwrap();
+            assert!(widest <= 80, "{widest}\n{text}");
+            for cell in all.columns.iter().flatten() {
+                assert!(text.contains(cell.as_str()), "{cell}\n{text}");
+            }
+        }
+        // What tells why a server is slow is in the first lines.
+        let text = servers(&rows).text(80);
+        let first = text.lines().next().unwrap();
+        assert!(first.contains("bytes/op") && first.contains("memory in use"), "{text}");
+        assert!(first.contains("dirty"), "{text}");
+        // With its 12 lines of partitions and servers, this fits 24 lines.
+        let lines = text.lines().count() + trees(&rows).unwrap().text(80).lines().count();
+        assert!(lines <= 14, "{lines}");
+        // In one piece if there is room.
+        assert_eq!(servers(&rows).text(200).lines().count(), 4);
+        assert!(text.contains("0.9 of 59.6 GiB"), "{text}");
+    }
+
+    fn full_trees() -> Trees {
+        let number = Some(123.0);
+        let bytes = Some(1023.9 * 1024.0);
+        Trees {
+            shards: 1.0,
+            levels: number,
+            tables: Some(12_345.0),
+            level0_tables: number,
+            table_bytes: bytes,
+            memtable_bytes: bytes,
+            index_bytes: bytes,
+            waiting: number,
+            merges: number,
+            stalls: Some(12_345.0),
+            failures: number,
+            flushed_bytes_per_s: bytes,
+            merged_bytes_per_s: bytes,
+        }
+    }
 
     #[test]
     fn numbers_are_short() {

@@ -124,7 +124,7 @@ pub(super) struct Trees {
 }
 
 impl Row {
-    fn without_figures(server: Server, state: State, address: String) -> Self {
+    pub(super) fn without_figures(server: Server, state: State, address: String) -> Self {
         Self {
             server,
             state,
@@ -322,7 +322,7 @@ mod tests {
         let other = row(server, None, &seen(5, 1, "farleaf_connections 1\n"));
         assert_eq!(other.trees, None);
         assert!(crate::programs::top::draw::trees(&[other]).is_none());
-        let drawn = crate::programs::top::draw::trees(&[found]).unwrap().to_string();
+        let drawn = crate::programs::top::draw::trees(&[found]).unwrap().text(200);
         assert!(drawn.contains("compute 0") && drawn.contains("9.8 KiB"), "{drawn}");
     }
 

@@ -26,7 +26,7 @@ use std::time::Duration;
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  farleaf top --dir /tmp/farleaf\n  farleaf top --dir /tmp/farleaf --once\n\nIt reads every \
-    server's /metrics, so start servers with --metrics. In a terminal q, Ctrl-C and SIGTERM end it.\n\noperations/s: \
+    server's /metrics, so start servers with --metrics. In a terminal q, Ctrl-C and SIGTERM end it.\n\nop/s: \
     operations of clients for a compute server, requests for a memory server. hits: leaves found in the cache. \
     remote/op, bytes/op: remote operations, and their bytes, for each operation of a client."
 )]
@@ -156,7 +156,10 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
             let late = is_old.then(|| "no answer".to_owned());
             let trouble =
                 trouble.or(late).map(|why| format!("{why}; showing its state of {age_s} s ago"));
-            let text = draw::text(&standing, trouble.as_deref(), &rows(&standing, &before, &now));
+            // Without a terminal, all of a server's figures are in one line.
+            let width = screen.as_ref().map_or(usize::MAX, Screen::columns);
+            let rows = rows(&standing, &before, &now);
+            let text = draw::text(&standing, trouble.as_deref(), &rows, width);
             match &screen {
                 Some(screen) => screen.show(&text)?,
                 None => {
