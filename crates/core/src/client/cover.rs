@@ -158,10 +158,8 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
             };
             let has_time = self.wait(&mut attempts).await;
             let owns_keys = self.map().owners().contains(&server);
-            let is_away = matches!(
-                error,
-                IndexError::NotSent { .. } | IndexError::NotServed { code: ErrorCode::Absent, .. }
-            );
+            let is_absent = matches!(error, IndexError::NotServed { code: ErrorCode::Absent, .. });
+            let is_away = is_absent || (!has_time && matches!(error, IndexError::NotSent { .. }));
             match (owns_keys, also.contains(&server)) {
                 (false, false) => return Ok(Asked::OwnsNothing),
                 // It was drained and has ended, or it has crashed before it was drained.
