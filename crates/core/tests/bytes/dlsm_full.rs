@@ -204,9 +204,11 @@ fn parts_of_tables_are_tables() {
                 model.insert(key(number).to_vec(), value(number, 1));
             }
             index.flush().await.unwrap();
-            let (collect, timer) = (pin!(index.collect()), pin!(fabric.sleep(cut * 400_000)));
-            if let Either::Left((collected, _)) = select(collect, timer).await {
-                collected.unwrap();
+            {
+                let (collect, timer) = (pin!(index.collect()), pin!(fabric.sleep(cut * 400_000)));
+                if let Either::Left((collected, _)) = select(collect, timer).await {
+                    collected.unwrap();
+                }
             }
             index.settle().await.unwrap();
             let seen = tree.tables().iter().filter(|t| t.meta.clip.lower.is_some()).count();

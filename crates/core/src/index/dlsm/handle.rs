@@ -118,6 +118,11 @@ pub(super) struct Wait<'f, F> {
 }
 
 impl<F: Fabric> Wait<'_, F> {
+    /// How often it has waited.
+    pub(super) fn waits(&self) -> u32 {
+        self.waits
+    }
+
     /// Whether the operation does the work itself: there are no tasks in the background, or one has
     /// failed meanwhile, and it has to learn why.
     pub(super) fn works_itself(&self, shard: &Shard) -> bool {

@@ -48,6 +48,8 @@ const PINNED_WAITS: u32 = 50;
 const PINNED_NS: u64 = 1_000_000;
 /// So many records are merged for each that scans READ for nothing.
 const HIDDEN_PART: u64 = 8;
+/// How often an operation looks for room that merges under way give back.
+const MOST_LOOKS: u32 = 64;
 /// The most tables of level 0 that a merge in pieces takes: each keeps an extent until its end.
 const MOST_LEVEL0: usize = 16;
 
@@ -72,7 +74,11 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         if takes == Takes::Nothing && self.shard.grow(Takes::Shrinking) {
             return Ok(false);
         }
-        if self.until_room(wait).await? {
+        // Merges beside one another have extents that come back: what shrinks the tree is not refused
+        // at once.
+        let waits = wait.as_ref().map_or(0, Wait::waits);
+        let looks_again = takes == Takes::Nothing && waits < MOST_LOOKS;
+        if self.until_room(wait, looks_again).await? {
             return Ok(false);
         }
         Err(IndexError::OutOfMemory { server: ROOT_SERVER })
@@ -103,13 +109,22 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
 
     /// Makes room, or waits until tasks in the background have. Returns whether it is worth another
     /// look; otherwise nothing is to be gained.
-    async fn until_room<'h>(&'h self, wait: &mut Option<Wait<'h, F>>) -> Result<bool, IndexError> {
+    async fn until_room<'h>(
+        &'h self,
+        wait: &mut Option<Wait<'h, F>>,
+        looks_again: bool,
+    ) -> Result<bool, IndexError> {
         let shard = &self.shard;
         let seen = shard.changed.count();
-        if shard.is_exhausted() {
+        let is_exhausted = shard.is_exhausted();
+        if is_exhausted && !looks_again {
             return Ok(false);
         }
         let wait = wait.get_or_insert_with(|| self.wait());
+        if is_exhausted {
+            wait.for_change(shard, seen).await?;
+            return Ok(true);
+        }
         if wait.works_itself(shard) {
             self.make_room().await?;
             return Ok(true);
