@@ -7,6 +7,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod address;
 pub mod balance;
 pub mod catalog;
 pub mod client;

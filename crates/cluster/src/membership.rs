@@ -7,9 +7,10 @@
 //!
 //! *Thread safety*: any number of threads.
 
-use crate::catalog::{Catalog, CatalogError, Lease};
+use crate::catalog::{Catalog, CatalogError, Granted, Lease};
 use crate::clock::Clock;
 use crate::stop::Stop;
+use farleaf_fabric::listener::start_thread;
 use farleaf_fabric::sync::{Arc, Mutex, lock};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -22,11 +23,14 @@ struct Published {
     /// The value that the entry should have.
     value: String,
     lease: Lease,
+    /// The term that the catalog has granted.
+    term: Duration,
 }
 
 struct Shared {
     catalog: Arc<dyn Catalog>,
     key: String,
+    /// The term to ask for.
     term: Duration,
     /// Locked during every exchange about the entry, so that the entry has one writer at a time.
     published: Mutex<Published>,
@@ -80,10 +84,10 @@ impl Shared {
             return Ok(());
         }
         tracing::warn!("{}: the lease has ended; registering again", self.key);
-        let lease = self.catalog.grant(self.term)?;
+        let Granted { lease, term } = self.catalog.grant(self.term)?;
         let (value, mine) = (&published.value, Some(published.value.as_str()));
         if put(&*self.catalog, &self.key, value, mine, lease)? {
-            published.lease = lease;
+            (published.lease, published.term) = (lease, term);
             tracing::info!("{}: registered again", self.key);
             return Ok(());
         }
@@ -92,9 +96,14 @@ impl Shared {
         Err(CatalogError::Refused(format!("{} now belongs to another program", self.key)))
     }
 
+    /// Pause between two renewals.
+    fn interval(&self) -> Duration {
+        lock(&self.published).term / 3
+    }
+
     fn run(&self) {
         let mut fails = false;
-        while !self.stop.wait(self.term / 3) {
+        while !self.stop.wait(self.interval()) {
             match self.keep() {
                 Err(error) if !fails => {
                     tracing::warn!("{}: cannot renew the lease: {error}", self.key);
@@ -128,17 +137,19 @@ impl Member {
         stop: &Stop,
     ) -> Result<Self, CatalogError> {
         let clock = Clock::start();
-        let mut waits = false;
-        let lease = loop {
-            let attempt = catalog.grant(term).and_then(|lease| {
-                if put(&*catalog, &key, &value, None, lease)? {
-                    return Ok(lease);
+        let (mut waits, mut patience) = (false, patience);
+        let granted = loop {
+            let attempt = catalog.grant(term).and_then(|granted| {
+                // The holder of the number has such a lease, too.
+                patience = patience.max(granted.term * 2);
+                if put(&*catalog, &key, &value, None, granted.lease)? {
+                    return Ok(granted);
                 }
-                catalog.revoke(lease)?;
+                catalog.revoke(granted.lease)?;
                 Err(CatalogError::Refused(format!("{key} is registered by another program")))
             });
             match attempt {
-                Ok(lease) => break lease,
+                Ok(granted) => break granted,
                 Err(error @ CatalogError::NotLetIn { .. }) => return Err(error),
                 Err(error) => {
                     if !waits {
@@ -151,14 +162,20 @@ impl Member {
                 }
             }
         };
+        let Granted { lease, term: granted } = granted;
         tracing::info!("{key}: registered");
-        let published = Mutex::new(Published { value, lease });
+        if granted > term {
+            tracing::warn!(
+                "{key}: the catalog grants no lease of {} s; this server counts as live for {} s after its death",
+                term.as_secs_f64(),
+                granted.as_secs_f64()
+            );
+        }
+        let published = Mutex::new(Published { value, lease, term: granted });
         let shared = Arc::new(Shared { catalog, key, term, published, stop: Stop::default() });
         let keeper = Arc::clone(&shared);
-        let thread = std::thread::Builder::new()
-            .name("membership".into())
-            .spawn(move || keeper.run())
-            .map_err(|error| CatalogError::Refused(format!("cannot start a thread: {error}")))?;
+        let thread = start_thread("membership".into(), move || keeper.run())
+            .map_err(|error| CatalogError::System(error.to_string()))?;
         Ok(Self { shared, thread: Mutex::new(Some(thread)) })
     }
 

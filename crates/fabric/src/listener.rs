@@ -476,6 +476,21 @@ impl<C: Admitted> Acceptor<C> {
     }
 }
 
+/// Starts a thread.
+///
+/// # Errors
+/// The operating system's error, which says that the process or its user has too many threads.
+pub fn start_thread(
+    name: String,
+    body: impl FnOnce() + Send + 'static,
+) -> io::Result<JoinHandle<()>> {
+    std::thread::Builder::new().name(name).spawn(body).map_err(|error| {
+        let text =
+            format!("cannot start a thread: {error} (see the limits ulimit -u and pids.max)");
+        io::Error::new(error.kind(), text)
+    })
+}
+
 /// The threads of a server.
 #[derive(Debug, Default)]
 pub struct Threads(Mutex<Vec<JoinHandle<()>>>);
@@ -486,7 +501,7 @@ impl Threads {
     /// # Errors
     /// The operating system's error.
     pub fn start(&self, name: String, body: impl FnOnce() + Send + 'static) -> io::Result<()> {
-        let thread = std::thread::Builder::new().name(name).spawn(body)?;
+        let thread = start_thread(name, body)?;
         lock(&self.0).push(thread);
         Ok(())
     }

@@ -145,6 +145,7 @@ pub(crate) fn show(place: &ClusterLocation, is_json: bool) -> anyhow::Result<boo
     // about the same time.
     let standing = ClusterStatus::read(&*catalog, &keys)?;
     let missing = standing.missing();
+    let warnings = catalog.warnings();
     let rows = standing.rows();
     let shares = shares.of(&asked, &rows);
     let mut out = std::io::stdout().lock();
@@ -158,6 +159,7 @@ pub(crate) fn show(place: &ClusterLocation, is_json: bool) -> anyhow::Result<boo
         }
         json["serves"] = missing.is_empty().into();
         json["missing"] = missing.clone().into();
+        json["warnings"] = warnings.into();
         writeln!(out, "{}", serde_json::to_string_pretty(&json)?)?;
         return Ok(missing.is_empty());
     }
@@ -176,6 +178,9 @@ pub(crate) fn show(place: &ClusterLocation, is_json: bool) -> anyhow::Result<boo
     }
     if let Some(warning) = &shares.warning {
         writeln!(out, "{warning}")?;
+    }
+    for warning in warnings {
+        writeln!(out, "warning: {warning}")?;
     }
     writeln!(out, "{}", standing.summary())?;
     Ok(missing.is_empty())

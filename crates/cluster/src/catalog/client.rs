@@ -7,7 +7,8 @@
 //! *Thread safety*: any number of threads; their calls run one at a time.
 
 use super::messages::{Answer, Request, encode};
-use super::{Catalog, CatalogError, Entry, Lease, Version, check};
+use super::{Catalog, CatalogError, Entry, Granted, Lease, Version, check};
+use crate::address::HostPort;
 use crate::clock::Clock;
 use farleaf_fabric::MAX_MESSAGE_BYTES;
 use farleaf_fabric::handshake::{
@@ -17,7 +18,7 @@ use farleaf_fabric::handshake::{
 use farleaf_fabric::sync::{Mutex, lock};
 use farleaf_fabric::tcp::frame::{self, Completion, Decoded};
 use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::TcpStream;
 use std::time::Duration;
 
 /// Timeout of one attempt, including connecting.
@@ -26,7 +27,7 @@ const ATTEMPT: Duration = Duration::from_secs(2);
 /// A handle on an embedded catalog in another process.
 #[derive(Debug)]
 pub struct RemoteCatalog {
-    address: SocketAddr,
+    address: HostPort,
     token: Token,
     link: Mutex<Option<Link>>,
 }
@@ -43,15 +44,15 @@ enum Failure {
 
 impl RemoteCatalog {
     /// Creates a handle, which connects on its first call.
-    pub fn new(address: SocketAddr, token: &Token) -> Self {
-        Self { address, token: token.clone(), link: Mutex::new(None) }
+    pub fn new(address: impl Into<HostPort>, token: &Token) -> Self {
+        Self { address: address.into(), token: token.clone(), link: Mutex::new(None) }
     }
 
     fn attempt(&self, link: &mut Option<Link>, request: &[u8]) -> Result<Vec<u8>, Failure> {
         let deadline = Deadline { clock: Clock::start() };
         let open = match link {
             Some(open) => open,
-            None => link.insert(Link::open(self.address, &self.token, deadline)?),
+            None => link.insert(Link::open(&self.address, &self.token, deadline)?),
         };
         let reply = open.call(request, deadline);
         if reply.is_err() {
@@ -153,10 +154,10 @@ impl Catalog for RemoteCatalog {
         self.done(&Request::DeleteIf { key: key.to_owned(), expected })
     }
 
-    fn grant(&self, term: Duration) -> Result<Lease, CatalogError> {
+    fn grant(&self, term: Duration) -> Result<Granted, CatalogError> {
         let term_ns = u64::try_from(term.as_nanos()).unwrap_or(u64::MAX);
         match self.call(&Request::Grant { term_ns })? {
-            Answer::Granted(lease) => Ok(lease),
+            Answer::Granted(lease) => Ok(Granted { lease, term }),
             other => Err(self.confused(other)),
         }
     }
@@ -216,8 +217,22 @@ fn read_some(socket: &mut TcpStream, into: &mut [u8], deadline: Deadline) -> io:
 }
 
 impl Link {
-    fn open(address: SocketAddr, token: &Token, deadline: Deadline) -> Result<Self, Failure> {
-        let mut socket = TcpStream::connect_timeout(&address, deadline.left()?)?;
+    /// Connects to the first address of the host that accepts.
+    fn connect(address: &HostPort, deadline: Deadline) -> io::Result<TcpStream> {
+        let addresses = address.resolve(deadline.left()?)?;
+        let mut failure = io::Error::from(io::ErrorKind::NotFound);
+        for (place, at) in addresses.iter().enumerate() {
+            let share = u32::try_from(addresses.len() - place).unwrap_or(u32::MAX);
+            match TcpStream::connect_timeout(at, deadline.left()? / share) {
+                Ok(socket) => return Ok(socket),
+                Err(error) => failure = error,
+            }
+        }
+        Err(failure)
+    }
+
+    fn open(address: &HostPort, token: &Token, deadline: Deadline) -> Result<Self, Failure> {
+        let mut socket = Self::connect(address, deadline)?;
         socket.set_nodelay(true)?;
         socket.set_write_timeout(Some(ATTEMPT))?;
         let me = Identity { role: Role::Client, number: 0, epoch: draw_epoch()? };

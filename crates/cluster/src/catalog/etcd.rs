@@ -2,47 +2,139 @@
 //! leases.
 //!
 //! The etcd client is asynchronous. One thread runs its tasks, so connections stay open between
-//! calls, and callers block until their call completes. *Invariant*: every call ends within
-//! [`CALL`]; the outcome of a change without an answer by then is indeterminate.
+//! calls, and callers block until their call completes.
+//!
+//! *Invariants*: etcd.E1. Every call ends within [`CALL`], whatever number of members is dead: each
+//! member gets an equal share of the time that is left. etcd.E2. A request that is known not to
+//! have been sent is sent to the next member; so is any other one that is idempotent. etcd.E3. A
+//! change that may have been sent is not sent again, and its outcome is indeterminate; one that was
+//! not sent anywhere is not.
+//!
+//! There is one client for each member, because a client of several members
+//! passes a failed connection of one on as the failure of the request.
 //!
 //! *Thread safety*: any number of threads, but not from inside an asynchronous runtime.
 
-use super::{Catalog, CatalogError, Entry, Lease, Version, check};
+use super::{Catalog, CatalogError, Entry, Granted, Lease, Version, check};
+use crate::clock::Clock;
 use etcd_client::{
     Client, Compare, CompareOp, ConnectOptions, Error, GetOptions, KeyValue, PutOptions, Txn, TxnOp,
 };
+use farleaf_fabric::listener::start_thread;
+use farleaf_fabric::sync::{AtomicUsize, Ordering};
+use futures_util::future::join_all;
+use std::error::Error as _;
 use std::future::Future;
 use std::io;
 use std::thread::JoinHandle;
 use std::time::Duration;
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::oneshot;
+use tokio::time::{sleep, timeout};
+use tonic::{Code, ConnectError};
 
-/// Timeout of a call, and of opening a connection.
+/// Timeout of a call.
 const CALL: Duration = Duration::from_secs(3);
-const CONNECT: Duration = Duration::from_secs(2);
+/// Pause before all members are asked again while they elect a leader.
+const ELECTION: Duration = Duration::from_millis(100);
 /// Entries that a list reads at once. Even with the longest values, they fit well within the 4 MiB
 /// limit of an etcd message.
 const PAGE_ENTRIES: i64 = 32;
 
 #[derive(Debug)]
 pub struct EtcdCatalog {
-    members: String,
-    client: ClientHandle,
+    /// The members as one address, for messages.
+    address: String,
+    members: Vec<Member>,
+    /// The member to ask first: the last one that answered.
+    preferred: AtomicUsize,
     runtime: Handle,
     /// Dropping the sender ends the thread.
     end: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// The client, wrapped because it does not implement `Debug`.
-struct ClientHandle(Client);
+/// A member of the etcd cluster, and its client.
+struct Member {
+    name: String,
+    client: Client,
+}
 
-impl std::fmt::Debug for ClientHandle {
+impl std::fmt::Debug for Member {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Client")
+        f.debug_struct("Member").field("name", &self.name).finish_non_exhaustive()
     }
 }
+
+/// Whether a request may be sent again after it may have been sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Repeat {
+    Idempotent,
+    Never,
+}
+
+/// Why one member did not carry out a request.
+#[derive(Debug)]
+enum Failure {
+    /// The lease does not exist.
+    NoLease,
+    /// etcd refused the request, as every member would.
+    Refused(String),
+    /// The member could not be reached: nothing was sent.
+    NotSent(String),
+    /// The member knows no leader, and refused the request for that reason.
+    NoLeader,
+    /// The request may have been carried out.
+    Unknown(String),
+}
+
+impl Failure {
+    fn of(error: &Error) -> Self {
+        let status = match error {
+            Error::GRpcStatus(status) => status,
+            Error::LeaseKeepAliveError(why) if why.contains("lease not found") => {
+                return Self::NoLease;
+            }
+            Error::InvalidArgs(_) | Error::InvalidUri(_) | Error::Utf8Error(_) => {
+                return Self::Refused(error.to_string());
+            }
+            _ => return Self::Unknown(error.to_string()),
+        };
+        let (mut cause, mut innermost) = (status.source(), status.message().to_owned());
+        let mut was_sent = true;
+        while let Some(error) = cause {
+            was_sent &= !error.is::<ConnectError>();
+            innermost = error.to_string();
+            cause = error.source();
+        }
+        let message = status.message();
+        match status.code() {
+            _ if !was_sent => Self::NotSent(innermost),
+            _ if message.contains("lease not found") => Self::NoLease,
+            Code::Unavailable if message.contains("no leader") => Self::NoLeader,
+            Code::ResourceExhausted if message.contains("database space exceeded") => {
+                Self::Refused(FULL.to_owned())
+            }
+            Code::InvalidArgument
+            | Code::NotFound
+            | Code::AlreadyExists
+            | Code::PermissionDenied
+            | Code::Unauthenticated
+            | Code::ResourceExhausted
+            | Code::FailedPrecondition
+            | Code::OutOfRange
+            | Code::Unimplemented => Self::Refused(message.to_owned()),
+            _ if message.is_empty() => Self::Unknown(innermost),
+            _ => Self::Unknown(message.to_owned()),
+        }
+    }
+}
+
+/// The refusal of a lease that does not exist.
+const ENDED: &str = "the lease has ended";
+/// What to do about an etcd with the alarm `NOSPACE`.
+const FULL: &str = "etcd's database is full (alarm NOSPACE): it renews leases, and refuses new servers and new \
+    partition maps; compact and defragment it, then run `etcdctl alarm disarm`";
 
 fn entry_of(found: &KeyValue) -> Result<Entry, Error> {
     let (key, value) = (found.key_str()?.to_owned(), found.value_str()?.to_owned());
@@ -73,13 +165,9 @@ fn is_version(key: &str, expected: Option<Version>) -> Compare {
     Compare::mod_revision(key, CompareOp::Equal, revision)
 }
 
-/// Whether etcd reports that the lease does not exist.
-fn is_no_lease(error: &Error) -> bool {
-    match error {
-        Error::GRpcStatus(status) => status.message().contains("lease not found"),
-        Error::LeaseKeepAliveError(why) => why.contains("lease not found"),
-        _ => false,
-    }
+/// Each attempt's share of a call when `left` of its time is left and this many members are left.
+fn share(left: Duration, members: usize) -> Duration {
+    left / u32::try_from(members.max(1)).unwrap_or(u32::MAX)
 }
 
 impl EtcdCatalog {
@@ -87,71 +175,127 @@ impl EtcdCatalog {
     /// its first call.
     ///
     /// # Errors
-    /// [`CatalogError::Unreachable`] with the error of the operating system or the client.
+    /// [`CatalogError::System`], or [`CatalogError::Unreachable`] with the error of the client.
     pub fn new(members: &[String]) -> Result<Self, CatalogError> {
         let address = format!("etcd:{}", members.join(","));
-        let failed = |why: String| CatalogError::Unreachable { address: address.clone(), why };
-        let system = |error: io::Error| failed(error.to_string());
+        let system =
+            |error: io::Error| CatalogError::System(format!("the client of etcd: {error}"));
         let runtime = Builder::new_current_thread().enable_all().build().map_err(system)?;
         let handle = runtime.handle().clone();
-        let options = ConnectOptions::new().with_connect_timeout(CONNECT).with_timeout(CALL);
-        let client = runtime
-            .block_on(Client::connect(members, Some(options)))
-            .map_err(|error| failed(error.to_string()))?;
+        // Shorter than the attempt, so that a host that does not answer is known to have got
+        // nothing.
+        let connect_within = share(CALL, members.len()) * 2 / 3;
+        // A member without a leader refuses at once instead of waiting for one.
+        let options = ConnectOptions::new()
+            .with_connect_timeout(connect_within)
+            .with_timeout(CALL)
+            .with_require_leader(true);
+        let connect = |name: &String| {
+            let client = runtime.block_on(Client::connect([name], Some(options.clone())));
+            client.map(|client| Member { name: name.clone(), client })
+        };
+        let members: Result<Vec<_>, _> = members.iter().map(connect).collect();
+        let members = members
+            .map_err(|error| CatalogError::unreachable(address.clone(), error.to_string()))?;
+        // Spread the processes over the members.
+        let preferred = AtomicUsize::new(std::process::id() as usize % members.len().max(1));
         let (end, ended) = oneshot::channel();
-        let thread = std::thread::Builder::new()
-            .name("etcd".into())
-            .spawn(move || {
-                // Dropping the sender ends this wait.
-                let _ = runtime.block_on(ended);
-            })
-            .map_err(system)?;
+        let run = move || {
+            // Dropping the sender ends this wait.
+            let _ = runtime.block_on(ended);
+        };
+        let thread = start_thread("etcd".into(), run).map_err(system)?;
         Ok(Self {
-            members: address,
-            client: ClientHandle(client),
+            address,
+            members,
+            preferred,
             runtime: handle,
             end: Some(end),
             thread: Some(thread),
         })
     }
 
-    fn client(&self) -> Client {
-        self.client.0.clone()
-    }
-
-    fn call<T>(&self, work: impl Future<Output = Result<T, Error>>) -> Result<T, CatalogError> {
-        let late = || "it took too long".to_owned();
-        let address = || self.members.clone();
-        match self.runtime.block_on(async { tokio::time::timeout(CALL, work).await }) {
-            Ok(Ok(value)) => Ok(value),
-            Ok(Err(error)) if is_no_lease(&error) => {
-                Err(CatalogError::Refused("the lease has ended".to_owned()))
+    /// Asks the members in turn, beginning with the preferred one, until one carries the request
+    /// out, refuses it, or may have carried out what must not be repeated.
+    async fn ask<T, W: Future<Output = Result<T, Error>>>(
+        &self,
+        repeat: Repeat,
+        work: impl Fn(Client) -> W,
+    ) -> Result<T, CatalogError> {
+        let (clock, count) = (Clock::start(), self.members.len());
+        let (mut failures, mut was_sent) = (Vec::new(), false);
+        loop {
+            let mut elects = false;
+            let first = self.preferred.load(Ordering::Relaxed);
+            failures.clear();
+            for step in 0..count {
+                let place = (first + step) % count;
+                let member = &self.members[place];
+                let within = share(CALL.saturating_sub(clock.elapsed()), count - step);
+                let failure = match timeout(within, work(member.client.clone())).await {
+                    Ok(Ok(value)) => {
+                        self.preferred.store(place, Ordering::Relaxed);
+                        return Ok(value);
+                    }
+                    Ok(Err(error)) => Failure::of(&error),
+                    Err(_) => Failure::Unknown("it took too long".to_owned()),
+                };
+                // The next call begins with another member.
+                self.preferred.store((place + 1) % count, Ordering::Relaxed);
+                let why = match failure {
+                    Failure::NoLease => {
+                        return Err(CatalogError::Refused(ENDED.to_owned()));
+                    }
+                    Failure::Refused(why) => return Err(CatalogError::Refused(why)),
+                    Failure::NotSent(why) => why,
+                    Failure::NoLeader => {
+                        elects = true;
+                        "it knows no leader".to_owned()
+                    }
+                    Failure::Unknown(why) => {
+                        was_sent = true;
+                        why
+                    }
+                };
+                failures.push(format!("{}: {why}", member.name));
+                if was_sent && repeat == Repeat::Never {
+                    return Err(self.failed(CatalogError::indeterminate, &failures));
+                }
             }
-            Ok(Err(error)) => {
-                Err(CatalogError::Unreachable { address: address(), why: error.to_string() })
+            if !elects || clock.elapsed() + ELECTION * 2 >= CALL {
+                return Err(self.failed(CatalogError::unreachable, &failures));
             }
-            Err(_) => Err(CatalogError::Unreachable { address: address(), why: late() }),
+            sleep(ELECTION).await;
         }
     }
 
-    /// Runs a transaction that changes an entry. Without an answer, the outcome is unknown.
-    fn change(&self, transaction: Txn) -> Result<bool, CatalogError> {
-        let mut client = self.client();
-        let done = self.call(async move { client.txn(transaction).await });
-        match done {
-            Ok(answer) => Ok(answer.succeeded()),
-            Err(CatalogError::Unreachable { address, why }) => {
-                Err(CatalogError::Indeterminate { address, why })
-            }
-            Err(other) => Err(other),
-        }
+    fn failed(
+        &self,
+        how: impl Fn(String, String) -> CatalogError,
+        failures: &[String],
+    ) -> CatalogError {
+        how(self.address.clone(), failures.join("; "))
+    }
+
+    fn call<T, W: Future<Output = Result<T, Error>>>(
+        &self,
+        work: impl Fn(Client) -> W,
+    ) -> Result<T, CatalogError> {
+        self.runtime.block_on(self.ask(Repeat::Idempotent, work))
+    }
+
+    /// Runs a transaction that changes an entry. If it may have been sent and was not answered, its
+    /// outcome is unknown.
+    fn change(&self, transaction: &Txn) -> Result<bool, CatalogError> {
+        let work = |mut client: Client| async move { client.txn(transaction.clone()).await };
+        let done = self.runtime.block_on(self.ask(Repeat::Never, work))?;
+        Ok(done.succeeded())
     }
 }
 
 impl Catalog for EtcdCatalog {
     fn get(&self, key: &str) -> Result<Option<Entry>, CatalogError> {
-        let mut client = self.client();
-        self.call(async move {
+        self.call(|mut client| async move {
             let found = client.get(key, None).await?;
             found.kvs().first().map(entry_of).transpose()
         })
@@ -161,9 +305,11 @@ impl Catalog for EtcdCatalog {
         let (mut all, end) = (Vec::new(), end_of(prefix));
         let mut start = if prefix.is_empty() { vec![0] } else { prefix.as_bytes().to_vec() };
         loop {
-            let mut client = self.client();
             let options = GetOptions::new().with_range(end.clone()).with_limit(PAGE_ENTRIES);
-            let found = self.call(async { client.get(start.clone(), Some(options)).await })?;
+            let found = self.call(|mut client| {
+                let (start, options) = (start.clone(), options.clone());
+                async move { client.get(start, Some(options)).await }
+            })?;
             let entries: Result<Vec<_>, _> = found.kvs().iter().map(entry_of).collect();
             let entries = entries.map_err(|error| CatalogError::Refused(error.to_string()))?;
             all.extend(entries);
@@ -184,38 +330,82 @@ impl Catalog for EtcdCatalog {
         check(key, value)?;
         let options = lease.map(|lease| PutOptions::new().with_lease(lease.0 as i64));
         let put = TxnOp::put(key, value, options);
-        self.change(Txn::new().when([is_version(key, expected)]).and_then([put]))
+        self.change(&Txn::new().when([is_version(key, expected)]).and_then([put]))
     }
 
     fn delete_if(&self, key: &str, expected: Version) -> Result<bool, CatalogError> {
         let delete = TxnOp::delete(key, None);
-        self.change(Txn::new().when([is_version(key, Some(expected))]).and_then([delete]))
+        self.change(&Txn::new().when([is_version(key, Some(expected))]).and_then([delete]))
     }
 
-    fn grant(&self, term: Duration) -> Result<Lease, CatalogError> {
+    /// A lease that was granted without an answer ends unused.
+    fn grant(&self, term: Duration) -> Result<Granted, CatalogError> {
         let seconds = term.as_secs() + u64::from(term.subsec_nanos() > 0);
-        let mut client = self.client();
-        let granted = self.call(async move { client.lease_grant(seconds as i64, None).await })?;
-        Ok(Lease(granted.id() as u64))
+        let granted =
+            self.call(|mut client| async move { client.lease_grant(seconds as i64, None).await })?;
+        let term = Duration::from_secs(u64::try_from(granted.ttl()).unwrap_or(seconds));
+        Ok(Granted { lease: Lease(granted.id() as u64), term })
     }
 
     fn keep_alive(&self, lease: Lease) -> Result<bool, CatalogError> {
-        let mut client = self.client();
         // Opening the stream already sends one keep-alive.
-        let kept = self.call(async move { client.lease_keep_alive(lease.0 as i64).await });
+        let kept =
+            self.call(|mut client| async move { client.lease_keep_alive(lease.0 as i64).await });
         match kept {
             Ok(_) => Ok(true),
-            Err(CatalogError::Refused(_)) => Ok(false),
+            Err(CatalogError::Refused(why)) if why == ENDED => Ok(false),
             Err(error) => Err(error),
         }
     }
 
     fn revoke(&self, lease: Lease) -> Result<(), CatalogError> {
-        let mut client = self.client();
-        match self.call(async move { client.lease_revoke(lease.0 as i64).await }) {
-            Ok(_) | Err(CatalogError::Refused(_)) => Ok(()),
-            Err(error) => Err(error),
+        let revoked =
+            self.call(|mut client| async move { client.lease_revoke(lease.0 as i64).await });
+        match revoked {
+            Err(CatalogError::Refused(why)) if why == ENDED => Ok(()),
+            revoked => revoked.map(drop),
         }
+    }
+
+    /// Asks all members at once.
+    fn warnings(&self) -> Vec<String> {
+        let ask = |member: &Member| {
+            let (name, mut client) = (member.name.clone(), member.client.clone());
+            async move {
+                let status = timeout(share(CALL, self.members.len()), client.status()).await;
+                let failure = match status {
+                    Ok(Ok(status)) => return (name, Ok(status.errors().to_vec())),
+                    Ok(Err(error)) => Failure::of(&error),
+                    Err(_) => Failure::Unknown("it took too long".to_owned()),
+                };
+                let why = match failure {
+                    Failure::NoLease | Failure::NoLeader => "it knows no leader".to_owned(),
+                    Failure::Refused(why) | Failure::NotSent(why) | Failure::Unknown(why) => why,
+                };
+                (name, Err(why))
+            }
+        };
+        let answers = self.runtime.block_on(join_all(self.members.iter().map(ask)));
+        let mut warnings = Vec::new();
+        for (name, answer) in answers {
+            let lines = match answer {
+                Ok(errors) => errors
+                    .into_iter()
+                    .map(|error| match error.contains("NOSPACE") {
+                        true => FULL.to_owned(),
+                        false => format!("etcd member {name}: {error}"),
+                    })
+                    .collect(),
+                Err(why) => vec![format!("etcd member {name} does not answer: {why}")],
+            };
+            // Each member names the alarms of all.
+            for line in lines {
+                if !warnings.contains(&line) {
+                    warnings.push(line);
+                }
+            }
+        }
+        warnings
     }
 }
 

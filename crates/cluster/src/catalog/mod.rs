@@ -25,10 +25,10 @@ pub use client::RemoteCatalog;
 pub use etcd::EtcdCatalog;
 pub use server::{EmbeddedCatalog, EmbeddedConfig};
 
+use crate::address::HostPort;
 use farleaf_fabric::handshake::{HandshakeError, Token};
 use serde::{Deserialize, Serialize};
 use std::fmt;
-use std::net::SocketAddr;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -47,6 +47,14 @@ pub struct Version(pub(crate) u64);
 /// A lease: when it ends, the catalog deletes the entries that were put under it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Lease(pub(crate) u64);
+
+/// A lease as the catalog has granted it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Granted {
+    pub lease: Lease,
+    /// Its term, which may be longer than the requested one.
+    pub term: Duration,
+}
 
 /// An entry of the catalog.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -88,6 +96,21 @@ pub enum CatalogError {
     /// The catalog refused the request. Nothing was changed.
     #[error("the catalog refused the request: {0}")]
     Refused(String),
+    /// The operating system refused this program what it needs for a call. Nothing was sent.
+    #[error("{0}")]
+    System(String),
+}
+
+impl CatalogError {
+    #[cfg(feature = "etcd")]
+    fn unreachable(address: String, why: String) -> Self {
+        Self::Unreachable { address, why }
+    }
+
+    #[cfg(feature = "etcd")]
+    fn indeterminate(address: String, why: String) -> Self {
+        Self::Indeterminate { address, why }
+    }
 }
 
 /// The catalog of a cluster.
@@ -126,12 +149,13 @@ pub trait Catalog: Send + Sync {
     /// [`CatalogError`].
     fn delete_if(&self, key: &str, expected: Version) -> Result<bool, CatalogError>;
 
-    /// Grants a lease that ends one term after the last keep-alive. Back ends round the term up, to
-    /// whole seconds at most.
+    /// Grants a lease that ends one term after the last keep-alive. The granted term may be longer
+    /// than `term`: etcd counts whole seconds, and grants no less than 1.5 times its election
+    /// timeout.
     ///
     /// # Errors
     /// [`CatalogError`].
-    fn grant(&self, term: Duration) -> Result<Lease, CatalogError>;
+    fn grant(&self, term: Duration) -> Result<Granted, CatalogError>;
 
     /// Extends a lease by a whole term from now; `false` if it has ended.
     ///
@@ -144,6 +168,12 @@ pub trait Catalog: Send + Sync {
     /// # Errors
     /// [`CatalogError`].
     fn revoke(&self, lease: Lease) -> Result<(), CatalogError>;
+
+    /// What is wrong with the catalog itself although it answers, one line each: dead members, or
+    /// an alarm. Only etcd reports any.
+    fn warnings(&self) -> Vec<String> {
+        Vec::new()
+    }
 }
 
 /// Refuses keys and values that are too long for any back end, and empty keys.
@@ -165,7 +195,7 @@ fn check(key: &str, value: &str) -> Result<(), CatalogError> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CatalogAddress {
     /// `HOST:PORT`: embedded in the program of a memory server.
-    Embedded(SocketAddr),
+    Embedded(HostPort),
     /// `etcd:HOST:PORT,HOST:PORT,..`: an etcd cluster.
     Etcd(Vec<String>),
 }
@@ -177,19 +207,14 @@ impl FromStr for CatalogAddress {
         match text.strip_prefix("etcd:") {
             Some(list) => {
                 let members: Vec<String> = list.split(',').map(str::to_owned).collect();
-                let sound = |member: &String| {
-                    let port =
-                        member.rsplit_once(':').map(|(host, port)| (host, port.parse::<u16>()));
-                    matches!(port, Some((host, Ok(_))) if !host.is_empty() && !host.contains('/'))
-                };
-                if members.iter().all(sound) {
+                if members.iter().all(|member| member.parse::<HostPort>().is_ok()) {
                     Ok(Self::Etcd(members))
                 } else {
                     Err("expected etcd:HOST:PORT, with more members after commas".to_owned())
                 }
             }
             None => text.parse().map(Self::Embedded).map_err(|_| {
-                "expected an address and a port such as 127.0.0.1:7400, or etcd:HOST:PORT"
+                "expected a host and a port such as 127.0.0.1:7400 or db6:7400, or etcd:HOST:PORT"
                     .to_owned()
             }),
         }
@@ -213,7 +238,9 @@ impl fmt::Display for CatalogAddress {
 /// of the operating system.
 pub fn open(address: &CatalogAddress, token: &Token) -> Result<Arc<dyn Catalog>, CatalogError> {
     match address {
-        CatalogAddress::Embedded(address) => Ok(Arc::new(RemoteCatalog::new(*address, token))),
+        CatalogAddress::Embedded(address) => {
+            Ok(Arc::new(RemoteCatalog::new(address.clone(), token)))
+        }
         #[cfg(feature = "etcd")]
         CatalogAddress::Etcd(members) => Ok(Arc::new(EtcdCatalog::new(members)?)),
         #[cfg(not(feature = "etcd"))]
@@ -229,7 +256,8 @@ mod tests {
 
     #[test]
     fn addresses_are_read_and_written() {
-        for text in ["127.0.0.1:7400", "[::1]:1", "etcd:localhost:2379", "etcd:a:1,b:2"] {
+        for text in ["127.0.0.1:7400", "[::1]:1", "db6:7400", "etcd:localhost:2379", "etcd:a:1,b:2"]
+        {
             assert_eq!(text.parse::<CatalogAddress>().unwrap().to_string(), text);
         }
         for text in

@@ -12,6 +12,7 @@ use super::messages::{Answer, Request, encode};
 use super::store::Store;
 use crate::clock::Clock;
 use farleaf_fabric::handshake::{Role, Token};
+use farleaf_fabric::listener::start_thread;
 use farleaf_fabric::sync::{Arc, Mutex, lock};
 use farleaf_fabric::tcp::{TcpServer, TcpServerConfig};
 use farleaf_fabric::{Call, Calls, Cpu, Message, Region, ReplySink};
@@ -85,9 +86,7 @@ impl EmbeddedCatalog {
         let clock = Clock::start();
         let store = Store::open(&config.state, clock.now_ns())?;
         let (sender, receiver) = sync_channel(QUEUE);
-        let thread = std::thread::Builder::new()
-            .name("catalog".into())
-            .spawn(move || serve(store, &receiver, clock))?;
+        let thread = start_thread("catalog".into(), move || serve(store, &receiver, clock))?;
         let server = TcpServerConfig {
             role: Role::Catalog,
             number: 0,

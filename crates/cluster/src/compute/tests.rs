@@ -7,7 +7,7 @@ use super::index;
 use super::map_store::CatalogMap;
 use super::reach::MemoryCluster;
 use super::threads::{Crew, Tally, Threads};
-use crate::catalog::{Catalog, CatalogError, Entry, Lease, Version};
+use crate::catalog::{Catalog, CatalogError, Entry, Granted, Lease, Version};
 use crate::error::ProgramError;
 use crate::records::{self, Keys, MapRecord};
 use farleaf_core::cache::{CacheOptions, OffloadName};
@@ -74,7 +74,7 @@ impl Catalog for OneRecord {
         unreachable!("the record stays")
     }
 
-    fn grant(&self, _term: Duration) -> Result<Lease, CatalogError> {
+    fn grant(&self, _term: Duration) -> Result<Granted, CatalogError> {
         unreachable!("the record is under no lease")
     }
 

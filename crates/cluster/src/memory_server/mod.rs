@@ -361,7 +361,7 @@ pub fn run(options: &MemoryServerOptions, stop: &Stop) -> Result<(), ProgramErro
             if let Some(file) = address_file {
                 config::replace_file(file, &format!("{address}\n"))?;
             }
-            (Some(catalog), CatalogAddress::Embedded(address))
+            (Some(catalog), CatalogAddress::Embedded(address.into()))
         }
     };
     let catalog = open(&place, &token)?;
