@@ -5,10 +5,10 @@ use farleaf_cluster::text::{THOUSANDS, scaled};
 use farleaf_core::page::MOST_BLOCK_BYTES;
 use std::ops::RangeInclusive;
 
-/// Parses a count: digits, optionally with `_` between them and a suffix `k`, `M` or `G`
-/// (thousands, millions, thousand millions).
+/// Parses a count: digits, optionally with `_` between them and a suffix `k`, `M`, `G` or `T`
+/// (thousands, millions, thousand millions, million millions).
 pub(crate) fn count(text: &str) -> Result<u64, String> {
-    let expected = "expected a whole number such as 500000, 500_000, 500k, 20M or 1G";
+    let expected = "expected a whole number such as 500000, 500_000, 500k, 20M, 1G or 1T";
     scaled(text, &THOUSANDS).ok_or_else(|| expected.to_owned())
 }
 
@@ -46,16 +46,18 @@ pub(crate) fn weight(text: &str) -> Result<u64, String> {
     positive(text).and_then(|_| limited(1, EXACT_IN_JSON)(text))
 }
 
-/// Parses bytes: like [`count`], and with `Ki`, `Mi` or `Gi` for powers of 1024.
+/// Parses bytes: like [`count`], and with `Ki`, `Mi`, `Gi` or `Ti` for powers of 1024.
 pub(crate) fn bytes(text: &str) -> Result<u64, String> {
-    let expected = "expected a number of bytes such as 4096, 64Ki, 512Mi, 2Gi or 1G";
+    let expected = "expected a number of bytes such as 4096, 64Ki, 512Mi, 2Gi, 1G or 1Ti";
     let suffixes = [
         ("Ki", 1 << 10),
         ("Mi", 1 << 20),
         ("Gi", 1 << 30),
+        ("Ti", 1 << 40),
         ("k", 1_000),
         ("M", 1_000_000),
         ("G", 1_000_000_000),
+        ("T", 1_000_000_000_000),
     ];
     scaled(text, &suffixes).ok_or_else(|| expected.to_owned())
 }
@@ -135,6 +137,8 @@ mod tests {
         let counts = [("7", 7), ("20_000_000", 20_000_000), ("20M", 20_000_000), ("3k", 3_000)];
         assert!(counts.iter().all(|(text, number)| count(text) == Ok(*number)));
         assert_eq!((bytes("64Mi"), bytes("1G")), (Ok(64 << 20), Ok(1_000_000_000)));
+        assert_eq!((bytes("10Ti"), bytes("3T")), (Ok(10 << 40), Ok(3_000_000_000_000)));
+        assert!(bytes("16777216Ti").is_err(), "it does not fit 64 bits");
         for wrong in ["", "M", "-1", "1.5M", "1_", "_1", "1 M", "0x10", "99999999999G", "1KiB", "٣"]
         {
             assert!(count(wrong).is_err() && bytes(wrong).is_err(), "{wrong}");

@@ -8,6 +8,7 @@
 //! *Thread safety*: any number of threads may share a [`Connection`]; a client belongs to the
 //! thread that runs it.
 
+use crate::address::HostPort;
 use crate::catalog::{self, Catalog, CatalogAddress};
 use crate::clock::Clock;
 use crate::config::ConfigError;
@@ -29,7 +30,7 @@ use farleaf_fabric::tcp::{TcpCluster, TcpConfig, TcpDriver, TcpFabric};
 use farleaf_fabric::{Cluster, ServerId};
 use std::collections::BTreeSet;
 use std::io;
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -255,7 +256,10 @@ impl<L: ClusterLayout> Places<L> {
         let catalog = &*self.catalog;
         let (found, absent) = registered(catalog, &self.keys, self.compute_servers)?;
         for record in &found {
-            self.cluster.relocate(ServerId::new(record.number), resolve(&record.address)?);
+            // While a name cannot be resolved, its server keeps the address that it had.
+            if let Ok(address) = resolve(&record.address) {
+                self.cluster.relocate(ServerId::new(record.number), address);
+            }
         }
         let map = records::get::<MapRecord>(catalog, &self.keys.map())?;
         let map = map.map(|(record, _)| map_of::<L>(record)).transpose()?;
@@ -312,9 +316,10 @@ impl<L: ClusterLayout> Directory<OwnedKey<L>> for OneDirectory<L> {
 
 /// Resolves the address of a server, which may contain a host name.
 pub(crate) fn resolve(address: &str) -> Result<SocketAddr, ProgramError> {
-    let what = format!("cannot resolve {address}");
-    let found = address.to_socket_addrs().map_err(ProgramError::system(&what))?.next();
-    found.ok_or(ProgramError::Failed(what))
+    let host: HostPort = address
+        .parse()
+        .map_err(|why| ProgramError::Failed(format!("cannot connect to `{address}`: {why}")))?;
+    host.reach().map_err(|error| ProgramError::Failed(error.to_string()))
 }
 
 fn ns(time: Duration) -> u64 {

@@ -6,6 +6,7 @@
 //!
 //! *Thread safety*: plain functions.
 
+use crate::address::HostPort;
 use farleaf_fabric::handshake::Token;
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
@@ -172,15 +173,11 @@ pub fn replace_file(path: &Path, content: &str) -> Result<(), ConfigError> {
 pub fn advertised(bound: SocketAddr, said: Option<&str>) -> Result<String, ConfigError> {
     match said {
         Some(address) => {
-            let port = address.parse::<SocketAddr>().map_err(|_| {
-                let why = "expected an address and a port such as 10.0.0.7:7401 (port 0 stands for the listening port)";
+            let host = address.parse::<HostPort>().map_err(|why| {
+                let why = format!("{why} (port 0 stands for the listening port)");
                 ConfigError::Settings(format!("cannot advertise `{address}`: {why}"))
             })?;
-            let port = SocketAddr::new(
-                port.ip(),
-                if port.port() == 0 { bound.port() } else { port.port() },
-            );
-            Ok(port.to_string())
+            Ok(if host.port() == 0 { host.with_port(bound.port()) } else { host }.to_string())
         }
         None if bound.ip().is_unspecified() => Err(ConfigError::Settings(format!(
             "other machines cannot connect to {bound}: pass a reachable address with --advertise"
@@ -259,5 +256,6 @@ mod tests {
             advertised(everywhere, None).is_err() && advertised(everywhere, Some("x")).is_err()
         );
         assert_eq!(advertised(everywhere, Some("10.0.0.7:9")).unwrap(), "10.0.0.7:9");
+        assert_eq!(advertised(everywhere, Some("db7:0")).unwrap(), "db7:7");
     }
 }

@@ -113,7 +113,8 @@ pub fn scaled(text: &str, suffixes: &[(&str, u64)]) -> Option<u64> {
 }
 
 /// The suffixes of counts.
-pub const THOUSANDS: [(&str, u64); 3] = [("k", 1_000), ("M", 1_000_000), ("G", 1_000_000_000)];
+pub const THOUSANDS: [(&str, u64); 4] =
+    [("k", 1_000), ("M", 1_000_000), ("G", 1_000_000_000), ("T", 1_000_000_000_000)];
 
 /// Quotes text for a message, truncated if it is long.
 fn quoted(text: &str) -> String {

@@ -40,10 +40,10 @@ pub(crate) struct Arguments {
     /// Run as the compute server of this number, from 0
     #[arg(long, value_name = "N", value_parser = units::limited::<u16>(0, 1023))]
     number: u16,
-    /// Listen for clients at this address; port 0 lets the system choose
+    /// Listen for clients at this host and port, a name or an IP address; port 0 lets the system choose
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0", value_parser = address)]
     listen: SocketAddr,
-    /// Publish this address for clients instead of the one of --listen
+    /// Publish this host and port for clients instead of the one of --listen
     #[arg(long, value_name = "ADDRESS")]
     advertise: Option<String>,
     /// Run this many threads, each with its share of the clients and its own connections to the
@@ -80,7 +80,7 @@ pub(crate) struct Arguments {
     /// Give up a request to a memory server after this many seconds
     #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = duration)]
     request_seconds: Duration,
-    /// Use this catalog: ADDRESS of an embedded one, or etcd:HOST:PORT,HOST:PORT
+    /// Use this catalog: HOST:PORT of an embedded one, or etcd:HOST:PORT,HOST:PORT
     #[arg(long, value_name = "CATALOG")]
     catalog: CatalogAddress,
     /// Read the cluster's token from this file, which only its owner can read

@@ -31,14 +31,14 @@ pub(crate) struct Arguments {
     /// Serve compute servers over tcp, shm or verbs
     #[arg(long, value_name = "TRANSPORT")]
     transport: Transport,
-    /// Listen at this address over tcp, or to set up RDMA connections; port 0 lets the system
-    /// choose
+    /// Listen at this host and port, a name or an IP address, over tcp or to set up RDMA
+    /// connections; port 0 lets the system choose
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0", value_parser = address)]
     listen: SocketAddr,
     /// Listen for shm connections on the Unix socket at this path
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
-    /// Publish this address for compute servers instead of the one of --listen
+    /// Publish this host and port for compute servers instead of the one of --listen
     #[arg(long, value_name = "ADDRESS")]
     advertise: Option<String>,
     /// Serve a memory pool of this size, such as 64Gi; allocated on first use, over verbs at once
@@ -53,7 +53,7 @@ pub(crate) struct Arguments {
     /// Accept at most this many connections
     #[arg(long, value_name = "N", default_value = "1024", value_parser = units::limited::<u32>(1, 1_000_000))]
     connections: u32,
-    /// Use this catalog: ADDRESS of an embedded one, or etcd:HOST:PORT,HOST:PORT
+    /// Use this catalog: HOST:PORT of an embedded one, or etcd:HOST:PORT,HOST:PORT
     #[arg(
         long,
         value_name = "CATALOG",

@@ -16,6 +16,7 @@ pub(crate) mod top;
 
 use anyhow::Context;
 use clap::{Args, CommandFactory};
+use farleaf_cluster::address::HostPort;
 use farleaf_cluster::catalog::CatalogAddress;
 use farleaf_cluster::config::{ConfigError, flags_of_file, read_token};
 use farleaf_cluster::error::ProgramError;
@@ -68,7 +69,7 @@ pub(crate) struct ClusterLocation {
     /// Find the cluster in this folder of `farleaf cluster`
     #[arg(long, value_name = "FOLDER", conflicts_with_all = ["catalog", "token_file"], required_unless_present = "catalog")]
     dir: Option<PathBuf>,
-    /// Use this catalog: ADDRESS of an embedded one, or etcd:HOST:PORT,HOST:PORT
+    /// Use this catalog: HOST:PORT of an embedded one, or etcd:HOST:PORT,HOST:PORT
     #[arg(long, value_name = "CATALOG", requires = "token_file")]
     catalog: Option<CatalogAddress>,
     /// Read the cluster's token from this file, which only its owner can read
@@ -128,9 +129,13 @@ fn servers(text: &str) -> Result<u16, String> {
         .ok_or_else(|| "expected a number of servers from 0 to 1024".to_owned())
 }
 
-/// Parses an address and a port.
+/// Parses an address of this machine, or the name of one, and a port.
 fn address(text: &str) -> Result<SocketAddr, String> {
-    text.parse().map_err(|_| "expected an address and a port such as 127.0.0.1:7400".to_owned())
+    let host: HostPort = text.parse()?;
+    if let Ok(address) = text.parse() {
+        return Ok(address);
+    }
+    host.local().map_err(|error| error.to_string())
 }
 
 /// The value of `--config` on the command line.

@@ -19,9 +19,10 @@ fn short(number: f64) -> String {
 
 /// Formats bytes with their unit.
 fn bytes(number: f64) -> String {
-    let sizes = [(30, "Gi"), (20, "Mi"), (10, "Ki")];
-    match sizes.into_iter().find(|(bits, _)| number >= f64::from(1u32 << bits)) {
-        Some((bits, name)) => format!("{:.1} {name}B", number / f64::from(1u32 << bits)),
+    let sizes = [(40, "Ti"), (30, "Gi"), (20, "Mi"), (10, "Ki")];
+    let size = |bits: u32| (1_u64 << bits) as f64;
+    match sizes.into_iter().find(|(bits, _)| number >= size(*bits)) {
+        Some((bits, name)) => format!("{:.1} {name}B", number / size(bits)),
         None => format!("{number:.0} B"),
     }
 }
