@@ -3,16 +3,18 @@
 //!
 //! ```text
 //! D/lock            held while the launcher runs        D/memory-0.log   output of a server
-//! D/token           the cluster's token, mode 600       D/memory-0.pid   its process id
-//! D/catalog.json    the catalog's state                 D/compute-0.log  …
-//! D/catalog.address the catalog's address               D/memory-0.socket  over shm
-//! D/launcher.pid
+//! D/servers.lock    held while any of its servers runs  D/memory-0.pid   its process id
+//! D/token           the cluster's token, mode 600       D/compute-0.log  …
+//! D/catalog.json    the catalog's state                 D/memory-0.socket  over shm
+//! D/catalog.address the catalog's address               D/launcher.pid
 //! ```
 //!
 //! *Invariants*: U1. Only one launcher uses the folder at a time. U2. When the launcher ends, for
 //! whatever reason, every server that it started ends too. U3. Servers end in this order: compute
 //! servers, memory servers, and last the memory server that runs the catalog; none is killed before
-//! its time limit for ending has passed. U4. Restarts are bounded.
+//! its time limit for ending has passed. U4. Restarts after crashes are bounded; a restart that fails
+//! ends no other server. U5. No server starts before all servers of former launchers in the folder
+//! have ended: after the death of a launcher they still write back, and have the catalog's state.
 //!
 //! *Thread safety*: [`run`] occupies the calling thread, because servers end when the thread that
 //! started them ends.
@@ -25,6 +27,7 @@ use crate::records::{Keys, Transport};
 use crate::status::ClusterStatus;
 use crate::stop::Stop;
 use rustix::fs::{FlockOperation, flock};
+use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::process::{Pid, Signal, getppid, kill_process, set_parent_process_death_signal};
 use std::collections::VecDeque;
 use std::ffi::OsString;
@@ -42,6 +45,9 @@ const LOOK: Duration = Duration::from_millis(50);
 /// Maximum number of restarts of one server within the period below.
 const RESTARTS: usize = 5;
 const RESTARTS_WITHIN: Duration = Duration::from_secs(60);
+/// How long the servers of a launcher that was killed may take to end, beyond the time limit for
+/// ending: the kernel has sent them SIGTERM.
+const FORMER_SERVERS: Duration = Duration::from_secs(5);
 /// Pause before a dead server is restarted.
 const RESTART_PAUSE: Duration = Duration::from_millis(500);
 
@@ -272,9 +278,13 @@ impl Launcher<'_> {
         })();
         let (process, log_from) = started.map_err(ProgramError::system(what))?;
         let pid = format!("{}\n", process.id());
-        written(config::replace_file(&server.file(&self.folder, "pid"), &pid))?;
+        let noted = written(config::replace_file(&server.file(&self.folder, "pid"), &pid));
         self.servers[index].process = Some(process);
         self.servers[index].log_from = log_from;
+        if let Err(error) = noted {
+            // Only people read this file.
+            self.say(&format!("warning: {error}"));
+        }
         Ok(())
     }
 
@@ -295,12 +305,14 @@ impl Launcher<'_> {
                 format!("{} has died: {}{why}", server.name(), how(status))
             };
             self.say(&line);
-            self.plan_restart(index);
+            self.plan_restart(index, status.success());
         }
         anybody
     }
 
-    fn plan_restart(&mut self, index: usize) {
+    /// Plans the restart of a server that has ended. One that somebody has asked to end does not
+    /// count against the limit, which is for servers that cannot run.
+    fn plan_restart(&mut self, index: usize, was_asked: bool) {
         let now = self.clock.elapsed();
         let server = &mut self.servers[index];
         if !self.options.restart {
@@ -308,7 +320,10 @@ impl Launcher<'_> {
         }
         let recent = |at: &Duration| now.saturating_sub(*at) < RESTARTS_WITHIN;
         server.restarts.retain(recent);
-        if server.restarts.len() < RESTARTS {
+        if was_asked || server.restarts.len() < RESTARTS {
+            if !was_asked {
+                server.restarts.push_back(now);
+            }
             server.restart_at = Some(now + RESTART_PAUSE);
         } else {
             let line = format!("{}: restart limit reached, giving up", server.name());
@@ -316,18 +331,26 @@ impl Launcher<'_> {
         }
     }
 
-    fn restart_those_due(&mut self) -> Result<(), ProgramError> {
+    fn restart_those_due(&mut self) {
         let now = self.clock.elapsed();
         for index in 0..self.servers.len() {
             if self.servers[index].restart_at.is_some_and(|at| at <= now) {
                 self.servers[index].restart_at = None;
-                self.servers[index].restarts.push_back(now);
-                self.start(index)?;
-                let line = format!("{} has been restarted", self.servers[index].name());
-                self.say(&line);
+                match self.start(index) {
+                    Ok(()) => {
+                        let line = format!("{} has been restarted", self.servers[index].name());
+                        self.say(&line);
+                    }
+                    // The disk may be full, or the machine out of processes: the other servers go
+                    // on.
+                    Err(error) => {
+                        self.is_well = false;
+                        self.say(&error.to_string());
+                        self.plan_restart(index, false);
+                    }
+                }
             }
         }
-        Ok(())
     }
 
     /// Waits until the first memory server publishes the catalog's address; `false` if it never
@@ -475,6 +498,54 @@ fn written(outcome: Result<(), ConfigError>) -> Result<(), ProgramError> {
     }
 }
 
+/// The process ids in the folder of servers that are running.
+fn running_servers(folder: &Path) -> Vec<String> {
+    let files = fs::read_dir(folder).into_iter().flatten().flatten().map(|file| file.path());
+    let files = files.filter(|path| path.extension().is_some_and(|ending| ending == "pid"));
+    let pids = files.filter(|path| path.file_stem().is_some_and(|name| name != "launcher"));
+    let pids = pids.filter_map(|path| Some(fs::read_to_string(path).ok()?.trim().to_owned()));
+    pids.filter(|pid| !pid.is_empty() && Path::new("/proc").join(pid).exists()).collect()
+}
+
+/// Waits until all servers of former launchers have ended (U5), and returns the lock that says so
+/// of the servers that this launcher starts. They inherit it, so the kernel releases it with the
+/// last of them, however they end.
+fn await_former_servers(
+    folder: &Path,
+    end_within: Duration,
+    stop: &Stop,
+    out: &mut dyn Write,
+) -> Result<File, ProgramError> {
+    let path = folder.join("servers.lock");
+    let what = format!("cannot lock {}", path.display());
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).truncate(false).mode(0o600);
+    let lock = options.open(&path).map_err(ProgramError::system(what.clone()))?;
+    let (clock, mut said) = (Clock::start(), false);
+    loop {
+        match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => break,
+            Err(rustix::io::Errno::WOULDBLOCK) => {}
+            Err(errno) => return Err(ProgramError::system(what)(errno.into())),
+        }
+        if !std::mem::replace(&mut said, true) {
+            // A closed stdout does not stop the cluster.
+            let _ = writeln!(out, "waiting for the servers of a former launcher to end")
+                .and_then(|()| out.flush());
+        }
+        if clock.elapsed() >= end_within + FORMER_SERVERS || stop.wait(LOOK) {
+            return Err(ProgramError::Failed(format!(
+                "servers of a former launcher still run in {}: process {}",
+                folder.display(),
+                running_servers(folder).join(", ")
+            )));
+        }
+    }
+    fcntl_setfd(&lock, FdFlags::empty())
+        .map_err(|errno| ProgramError::system(what)(errno.into()))?;
+    Ok(lock)
+}
+
 fn prepare(dir: &Path) -> Result<(PathBuf, File), ProgramError> {
     let what = format!("cannot make {}", dir.display());
     fs::create_dir_all(dir).map_err(ProgramError::system(what.clone()))?;
@@ -520,6 +591,7 @@ pub fn run(
         );
     }
     let (folder, _lock) = prepare(&options.dir)?;
+    let _servers = await_former_servers(&folder, options.end_within, stop, out)?;
     let memory = (0..options.memory_servers).map(|number| Server::new(Kind::Memory, number));
     let compute = (0..options.compute_servers).map(|number| Server::new(Kind::Compute, number));
     let mut launcher = Launcher {
@@ -538,7 +610,7 @@ pub fn run(
         }
         while serves && !stop.wait(LOOK) {
             launcher.reap();
-            launcher.restart_those_due()?;
+            launcher.restart_those_due();
             let lives = |server: &Server| server.process.is_some() || server.restart_at.is_some();
             if !launcher.servers.iter().any(lives) {
                 launcher.say("no server is running");

@@ -9,6 +9,7 @@
 //!
 //! *Thread safety*: any number of threads.
 
+use farleaf_fabric::listener::start_thread;
 use farleaf_fabric::sync::{Arc, Mutex, lock};
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
@@ -347,7 +348,7 @@ impl MetricsServer {
             tokio::net::TcpListener::from_std(listener)?
         };
         let is_healthy: Arc<dyn Fn() -> bool + Send + Sync> = Arc::new(is_healthy);
-        let thread = std::thread::Builder::new().name("metrics".into()).spawn(move || {
+        let thread = start_thread("metrics".into(), move || {
             runtime.block_on(async {
                 tokio::spawn(serve(listener, metrics, is_healthy));
                 // Dropping the sender ends this wait; the runtime then drops open connections.

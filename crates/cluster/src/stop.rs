@@ -4,8 +4,9 @@
 //! *Thread safety*: any number of threads; clones share one request.
 
 use crate::clock::Clock;
+use farleaf_fabric::listener::start_thread;
 use farleaf_fabric::sync::{Arc, Mutex, lock};
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::io;
 use std::sync::Condvar;
@@ -17,23 +18,38 @@ struct Shared {
     raised: Condvar,
 }
 
+/// Whether this process ignores a signal, because `nohup` or its service manager has set that.
+/// `false` if the system does not tell.
+fn is_ignored(signal: i32) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    mask.is_some_and(|mask| mask >> (signal - 1) & 1 == 1)
+}
+
 /// Whether the program should end.
 #[derive(Clone, Debug, Default)]
 pub struct Stop(Arc<Shared>);
 
 impl Stop {
-    /// Creates a request that SIGTERM and SIGINT raise. From then on these signals have no other
-    /// effect in this process.
+    /// Creates a request that SIGTERM, SIGINT and SIGHUP raise. From then on these signals have no
+    /// other effect in this process, however often they come. A SIGHUP that the process was started
+    /// to ignore stays ignored.
     ///
     /// # Errors
     /// The error of the operating system if signals cannot be caught.
     pub fn on_signals() -> io::Result<Self> {
         let stop = Self::default();
-        let mut signals = Signals::new([SIGTERM, SIGINT])?;
+        let hang_up = if is_ignored(SIGHUP) { None } else { Some(SIGHUP) };
+        let mut signals = Signals::new([SIGTERM, SIGINT].into_iter().chain(hang_up))?;
         let raise = stop.clone();
-        std::thread::Builder::new().name("signals".into()).spawn(move || {
+        start_thread("signals".into(), move || {
             for signal in signals.forever() {
-                let name = if signal == SIGINT { "SIGINT" } else { "SIGTERM" };
+                let name = match signal {
+                    SIGINT => "SIGINT",
+                    SIGHUP => "SIGHUP",
+                    _ => "SIGTERM",
+                };
                 tracing::info!("{name}: ending");
                 raise.raise();
             }

@@ -11,6 +11,7 @@
 use crate::cores::{Begun, Cores, lock};
 use crate::data::Data;
 use crate::request::Outcome;
+use farleaf_fabric::listener::start_thread;
 use farleaf_fabric::provider::WakeFd;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io;
@@ -177,8 +178,7 @@ pub(crate) fn ensure_thread<K: ?Sized + Data>(
         return Ok(());
     }
     let weak = Arc::downgrade(cores);
-    let thread = std::thread::Builder::new().name("farleaf".to_owned());
-    let started = thread.spawn(move || help(&weak, number));
+    let started = start_thread("farleaf".to_owned(), move || help(&weak, number));
     if started.is_err() {
         cores.core(number).threads.is_helped.store(false, Ordering::Release);
     }

@@ -213,17 +213,20 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<bool> {
     };
     std::thread::scope(|scope| {
         let over = Stop::default();
-        let balancer = arguments.balance.then(|| {
+        let balance = || {
             let place = ClusterLocation::of_folder(&arguments.dir, &arguments.cluster);
             let over = over.clone();
-            scope.spawn(move || {
+            move || {
                 let patience = Patience::new(MOVE_WITHIN);
                 with_layout!(layout, L => {
                     let connect = || Ok::<_, anyhow::Error>(locate(&place, &patience, 64)?.connect::<L>()?);
                     balance_until(connect, &over);
                 });
-            })
-        });
+            }
+        };
+        let start = || std::thread::Builder::new().spawn_scoped(scope, balance());
+        let balancer = arguments.balance.then(start).transpose();
+        let balancer = balancer.context("cannot start the balancer's thread")?;
         let outcome = launch::run(&options, &stop, &mut std::io::stdout());
         over.raise();
         if balancer.is_some_and(|thread| thread.join().is_err()) {

@@ -87,8 +87,13 @@ impl Launched {
 
     /// Starts another cluster in the folder of one that has ended.
     pub(crate) fn start_again(&mut self, more: &[&str]) {
-        (self.process, self.lines) = Self::spawn(self.folder.path(), more);
+        self.begin_again(more);
         self.await_line("ready");
+    }
+
+    /// As [`Launched::start_again`], without waiting until it serves.
+    pub(crate) fn begin_again(&mut self, more: &[&str]) {
+        (self.process, self.lines) = Self::spawn(self.folder.path(), more);
     }
 
     fn spawn(folder: &Path, more: &[&str]) -> (Child, BufReader<ChildStdout>) {

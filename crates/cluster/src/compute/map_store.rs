@@ -5,12 +5,14 @@
 //!
 //! *Thread safety*: a [`CatalogMap`] may go to any thread; each thread has its own.
 
+use super::because;
 use crate::catalog::{Catalog, CatalogError, MAX_VALUE_BYTES, Version};
 use crate::error::ProgramError;
 use crate::layouts::ClusterLayout;
 use crate::records::{self, Keys, MapRecord};
 use farleaf_core::page::OwnedKey;
 use farleaf_core::partition::{MapState, MapStore, Put};
+use farleaf_fabric::listener::start_thread;
 use futures_util::future::LocalBoxFuture;
 use std::fmt;
 use std::marker::PhantomData;
@@ -54,8 +56,7 @@ impl<L: ClusterLayout> CatalogMap<L> {
         let (calls, waiting) = channel::<Call>();
         let key = keys.map();
         let run = move || waiting.into_iter().for_each(|call| call(&*catalog, &key));
-        let thread = std::thread::Builder::new().name("map".to_owned());
-        thread.spawn(run).map_err(ProgramError::system("a thread"))?;
+        start_thread("map".to_owned(), run).map_err(because)?;
         Ok(Self { calls, generation, layout: PhantomData })
     }
 

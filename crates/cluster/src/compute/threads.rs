@@ -9,10 +9,10 @@
 //! that thread.
 
 use super::design::{ClusterDesign, SharedValues};
-use super::failed;
 use super::front::{Front, Queues, Reply};
 use super::map_store::CatalogMap;
 use super::reach::{MemoryCluster, MemoryFabric};
+use super::{because, failed};
 use crate::clock::Clock;
 use crate::error::ProgramError;
 use crate::layouts::ClusterLayout;
@@ -23,6 +23,7 @@ use farleaf_core::wire::{ClientRequest, ClientResponse, ErrorCode};
 use farleaf_fabric::endpoint::{self, Endpoint, EndpointCluster, EndpointDriver};
 use farleaf_fabric::executor::{Driver, Executor};
 use farleaf_fabric::handshake::Token;
+use farleaf_fabric::listener::start_thread;
 use farleaf_fabric::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
 use farleaf_fabric::tcp::{Hosting, ServerThread, TcpServer, TcpServerConfig};
 use farleaf_fabric::{CounterSnapshot, Either, Fabric};
@@ -134,8 +135,7 @@ impl<L: ClusterLayout> Crew<L> {
                 }
                 io.close_all();
             };
-            let thread = std::thread::Builder::new().name(name).spawn(work);
-            let thread = thread.map_err(ProgramError::system("a thread"))?;
+            let thread = start_thread(name, work).map_err(because)?;
             crew.hands.push(Hand { jobs, thread });
         }
         Ok(crew)

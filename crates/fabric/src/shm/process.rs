@@ -17,6 +17,7 @@ use super::socket::{self, Packet};
 use super::{ShmConfig, ShmError};
 use crate::clock::Clock;
 use crate::handshake::Token;
+use crate::listener::start_thread;
 use crate::sync::{Arc, Mutex, lock, thread};
 use crate::{Region, ServerId, Uncertainty};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -254,8 +255,7 @@ impl Listening {
     pub(super) fn start(process: Process) -> Result<Self, ShmError> {
         let process = Arc::new(process);
         let listened = Arc::clone(&process);
-        let builder = std::thread::Builder::new().name("shm-listener".into());
-        let thread = builder.spawn(move || listened.listen())?;
+        let thread = start_thread("shm-listener".into(), move || listened.listen())?;
         Ok(Self { process, thread: Some(thread) })
     }
 }

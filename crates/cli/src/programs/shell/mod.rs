@@ -10,6 +10,7 @@ use super::terminal::Modes;
 use crate::output::{causes, error_line, is_broken_pipe, note};
 use anyhow::Context;
 use clap::Args;
+use farleaf_fabric::listener::start_thread;
 use history::Kept;
 use rustyline::error::ReadlineError;
 use rustyline::history::FileHistory;
@@ -126,7 +127,7 @@ fn restore_when_ended() -> anyhow::Result<()> {
             std::process::exit(128 + signal);
         }
     };
-    std::thread::Builder::new().name("signals".into()).spawn(work)?;
+    start_thread("signals".into(), work)?;
     Ok(())
 }
 

@@ -17,6 +17,7 @@ use farleaf_cluster::clock::Clock;
 use farleaf_cluster::scrape::Scraper;
 use farleaf_cluster::status::ClusterStatus;
 use farleaf_cluster::stop::Stop;
+use farleaf_fabric::listener::start_thread;
 use farleaf_fabric::sync::{Arc, Mutex, lock};
 use figures::{Look, look, rows};
 use std::io::{IsTerminal, Read, Write};
@@ -108,7 +109,7 @@ fn watch(
         }
     };
     // The thread may be blocked in a read when the program ends, so it is never joined.
-    std::thread::Builder::new().name("catalog".into()).spawn(work)?;
+    start_thread("catalog".into(), work)?;
     Ok(known)
 }
 
@@ -123,7 +124,7 @@ fn listen(stop: &Stop) -> anyhow::Result<()> {
             }
         }
     };
-    std::thread::Builder::new().name("keys".into()).spawn(work)?;
+    start_thread("keys".into(), work)?;
     Ok(())
 }
 

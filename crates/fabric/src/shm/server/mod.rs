@@ -9,7 +9,8 @@
 //! *Invariants*: shm.S1. No peer gets a file before the handshake. shm.S2. Whatever a peer sends or
 //! writes into a ring, the worst outcome is that its own connection is closed. shm.S3. No send and
 //! no receive blocks on a peer. shm.S4. The number of connections is bounded, and those without a
-//! token are also bounded in time. shm.S5. Lock order: a thread that holds a connection's lock may
+//! token are also bounded in time. shm.S6. A thread accepts a bounded number of connections at a
+//! time, and none for a while when the system has no descriptor for one. shm.S5. Lock order: a thread that holds a connection's lock may
 //! take the table's, never the reverse; the holder of a process connection's lock may take an
 //! endpoint connection's.
 //!
@@ -25,6 +26,7 @@ use crate::endpoint::timespec;
 use crate::handshake::{
     HandshakeError, Identity, Nonce, Refusal, Responder, ResponderStep, Role, Token, draw_epoch,
 };
+use crate::listener::start_thread;
 use crate::sync::{Arc, AtomicBool, AtomicU64, Mutex, Ordering, lock};
 use crate::{Backing, InlineCpu, MAX_MESSAGE_BYTES, Message, Region, RpcService, now_or_never};
 use rustix::event::{EventfdFlags, epoll, eventfd};
@@ -67,6 +69,10 @@ impl Default for ShmServerConfig {
 const MAX_GREETINGS: usize = 64;
 /// Requests of one endpoint that a thread serves before it turns to the others.
 const BURST: usize = 64;
+/// Limit on connections that a thread accepts before it turns to the others.
+const ACCEPTS: usize = 64;
+/// Pause in accepting after an error that reports a lack of resources, in nanoseconds.
+const ACCEPT_PAUSE_NS: u64 = 20_000_000;
 /// Interval of the check for late handshakes, in nanoseconds.
 const EXPIRY_NS: u64 = 50_000_000;
 /// Tokens of the stop signal and of the listener; connections are numbered from 0.
@@ -139,15 +145,17 @@ impl ShmServer {
             listener,
             table: Mutex::default(),
             expired_ns: AtomicU64::new(0),
-            config,
+            config: config.clone(),
         });
-        let threads = (0..reactor.config.threads.max(1))
-            .map(|stripe| {
-                let reactor = Arc::clone(&reactor);
-                std::thread::spawn(move || reactor.run(stripe))
-            })
-            .collect();
-        Ok(Self { identity, tally, stop, threads, path: path.to_owned() })
+        let path = path.to_owned();
+        // If a thread cannot be started, dropping this ends the others.
+        let mut server = Self { identity, tally, stop, threads: Vec::new(), path };
+        for stripe in 0..reactor.config.threads.max(1) {
+            let reactor = Arc::clone(&reactor);
+            let name = format!("shm-{}-{stripe}", config.number);
+            server.threads.push(start_thread(name, move || reactor.run(stripe))?);
+        }
+        Ok(server)
     }
 
     /// Path of its socket.
@@ -173,12 +181,14 @@ impl ShmServer {
 
 impl Drop for ShmServer {
     fn drop(&mut self) {
+        // First, while the listener still has the path: afterwards, another server may have put its
+        // socket there.
+        let _ = std::fs::remove_file(&self.path);
         // No thread reads the counter, so the descriptor stays readable for every thread.
         rustix::io::write(&*self.stop, &1_u64.to_ne_bytes()).expect("the counter has room");
         for thread in self.threads.drain(..) {
             let _ = thread.join();
         }
-        let _ = std::fs::remove_file(&self.path);
     }
 }
 
@@ -244,15 +254,18 @@ impl<S: RpcService> Reactor<S> {
     fn run(&self, stripe: usize) {
         let cpu = InlineCpu::new(stripe);
         let mut unfinished = VecDeque::new();
+        // When to accept again. Until then, no thread gets the listener's events.
+        let mut accept_again_ns = None::<u64>;
         // With several threads, take one event at a time, because other threads cannot handle an
         // event taken here.
         let mut events = Vec::with_capacity(if self.config.threads > 1 { 1 } else { 32 });
         loop {
             let greetings = lock(&self.table).greetings > 0;
-            let timeout = match () {
-                () if !unfinished.is_empty() => Some(timespec(0)),
-                () if greetings => Some(timespec(EXPIRY_NS)),
-                () => None,
+            let expiry_ns = if greetings { Some(EXPIRY_NS) } else { None };
+            let pause_ns = accept_again_ns.map(|at_ns| at_ns.saturating_sub(self.clock.now_ns()));
+            let timeout = match [expiry_ns, pause_ns].into_iter().flatten().min() {
+                _ if !unfinished.is_empty() => Some(timespec(0)),
+                at_most_ns => at_most_ns.map(timespec),
             };
             events.clear();
             let spare = rustix::buffer::spare_capacity(&mut events);
@@ -263,7 +276,7 @@ impl<S: RpcService> Reactor<S> {
             for event in &events {
                 match event.data.u64() {
                     STOP => return,
-                    LISTENER => self.accept(),
+                    LISTENER => accept_again_ns = self.accept(),
                     id => {
                         let found = lock(&self.table).connections.get(&id).cloned();
                         if let Some(connection) = found {
@@ -278,12 +291,25 @@ impl<S: RpcService> Reactor<S> {
             if greetings {
                 self.expire();
             }
+            if accept_again_ns.is_some_and(|at_ns| at_ns <= self.clock.now_ns()) {
+                accept_again_ns = None;
+                self.arm(&self.listener, LISTENER);
+            }
         }
     }
 
-    fn accept(&self) {
+    /// Accepts connections; if the system lacks what another one needs, returns when the caller is
+    /// to arm the listener again.
+    fn accept(&self) -> Option<u64> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        while let Ok(socket) = accept_with(&self.listener, flags) {
+        for _ in 0..ACCEPTS {
+            let socket = match accept_with(&self.listener, flags) {
+                Ok(socket) => socket,
+                Err(Errno::AGAIN) => break,
+                Err(Errno::INTR | Errno::CONNABORTED) => continue,
+                // Such as no descriptor: the listener stays readable all the while.
+                Err(_) => return Some(self.clock.now_ns().saturating_add(ACCEPT_PAUSE_NS)),
+            };
             // On error, dropping the socket closes the connection.
             let Ok(nonce) = Nonce::draw() else { continue };
             let deadline_ns = self.clock.now_ns().saturating_add(self.config.handshake_ns);
@@ -307,6 +333,7 @@ impl<S: RpcService> Reactor<S> {
             }
         }
         self.arm(&self.listener, LISTENER);
+        None
     }
 
     fn arm(&self, socket: &OwnedFd, id: u64) {
@@ -550,6 +577,48 @@ impl<S: RpcService> Reactor<S> {
             shut_out(&connection, &mut lock(&connection.role));
         }
         lock(&self.table).order_fence(fence);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::conformance::TestService;
+    use rustix::net::{AddressFamily, SocketType, socket_with};
+
+    /// With no descriptor left, a connection that waits keeps the listener readable. The server
+    /// armed it again at once, and so took a processor until its clients had gone. Here the
+    /// listener is a socket that cannot accept, which is readable all the while, too.
+    #[test]
+    fn a_listener_that_cannot_accept_is_left_alone_for_a_while() {
+        let (family, flags) = (AddressFamily::UNIX, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK);
+        let listener = socket_with(family, SocketType::SEQPACKET, flags, None).unwrap();
+        let reactor = Reactor {
+            service: TestService::new(4096),
+            me: Identity { role: Role::MemoryServer, number: 0, epoch: 1 },
+            tally: Arc::default(),
+            token: Token::new(&[7; 32]).unwrap(),
+            clock: Clock::start(),
+            epoll: epoll::create(epoll::CreateFlags::CLOEXEC).unwrap(),
+            listener,
+            table: Mutex::default(),
+            expired_ns: AtomicU64::new(0),
+            config: ShmServerConfig::default(),
+        };
+        let data = epoll::EventData::new_u64(LISTENER);
+        epoll::add(&reactor.epoll, &reactor.listener, data, READABLE).unwrap();
+        let comes = || {
+            let mut events = Vec::with_capacity(4);
+            let spare = rustix::buffer::spare_capacity(&mut events);
+            epoll::wait(&reactor.epoll, spare, Some(&timespec(0))).unwrap();
+            events.len()
+        };
+        assert_eq!(comes(), 1);
+        let again_ns = reactor.accept().unwrap();
+        assert!(again_ns >= ACCEPT_PAUSE_NS);
+        assert_eq!(comes(), 0, "no thread is told of it during the pause");
+        reactor.arm(&reactor.listener, LISTENER);
+        assert_eq!(comes(), 1);
     }
 }
 
