@@ -101,7 +101,9 @@ impl Launched {
             true => &[],
             false => &["--compute-servers", "0"],
         };
-        let mut process = Command::new(env!("CARGO_BIN_EXE_farleaf"))
+        // Programs inherit an ignored SIGHUP, which these tests have if `nohup` started them.
+        let mut process = Command::new("env")
+            .args(["--default-signal=HUP", env!("CARGO_BIN_EXE_farleaf")])
             .args(["cluster", "--pool-bytes", "16Mi"])
             .args(["--term-seconds", "1", "--dir"])
             .arg(folder)

@@ -580,6 +580,13 @@ impl<S: RpcService> Reactor<S> {
     }
 }
 
+/// Stops serving an endpoint, and signals its client. Its mapping stays in place, so the endpoint
+/// counts until its client closes it.
+fn shut_out(connection: &Connection, peer: &mut Peer) {
+    *peer = Peer::ShutOut;
+    let _ = shutdown(&connection.socket, Shutdown::Write);
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -620,11 +627,4 @@ mod tests {
         reactor.arm(&reactor.listener, LISTENER);
         assert_eq!(comes(), 1);
     }
-}
-
-/// Stops serving an endpoint, and signals its client. Its mapping stays in place, so the endpoint
-/// counts until its client closes it.
-fn shut_out(connection: &Connection, peer: &mut Peer) {
-    *peer = Peer::ShutOut;
-    let _ = shutdown(&connection.socket, Shutdown::Write);
 }
