@@ -604,7 +604,7 @@ pub fn run(
         out,
         is_well: true,
     };
-    let result = launcher.bring_up(stop).and_then(|serves| {
+    let result = launcher.bring_up(stop).map(|serves| {
         if !serves && !stop.is_raised() {
             launcher.is_well = false;
         }
@@ -617,7 +617,6 @@ pub fn run(
                 break;
             }
         }
-        Ok(())
     });
     launcher.end_all();
     // These files belong to this run, which has ended.

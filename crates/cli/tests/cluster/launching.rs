@@ -5,14 +5,24 @@
 //! after six of them one was not restarted. SIGHUP ended a compute server like a crash. A restart
 //! that failed, for a full disk, ended the whole cluster, and with it the index.
 
-use crate::launched::{Launched, eventually, farleaf, is_running, signal, stop, text};
+use crate::launched::{Launched, eventually, farleaf, is_running, signal, text};
 use crate::serving::{compute, serving};
+use rustix::fs::{FlockOperation, flock};
 use rustix::process::Signal;
+use std::fs::File;
 use std::process::Command;
 
 fn put(cluster: &Launched, key: &str, value: &str) {
     let put = farleaf(&["client", "--dir", cluster.dir(), "put", key, value]);
     assert_eq!(put.status.code(), Some(0), "{put:?}");
+}
+
+/// Waits until no server runs, and then stands for one that takes long to end, by the lock that each
+/// of them holds. To stop a server would not do: the kernel continues it when its launcher dies.
+fn hold(cluster: &Launched) -> File {
+    let lock = File::open(cluster.folder.path().join("servers.lock")).unwrap();
+    flock(&lock, FlockOperation::LockExclusive).unwrap();
+    lock
 }
 
 fn pid_of(cluster: &Launched, server: &str) -> u32 {
@@ -26,13 +36,11 @@ fn a_start_right_after_the_death_of_a_launcher_waits_for_its_servers() {
         let flags = ["--memory-servers", "1", "--compute-servers", "1", "--transport", transport];
         let mut cluster = Launched::start(&flags);
         let pids = ["memory-0", "compute-0"].map(|server| pid_of(&cluster, server));
-        // As if it took long to write back: the server that has the catalog.
-        stop(pids[0]);
         assert_eq!(cluster.end(Signal::KILL), None);
+        let slow = hold(&cluster);
         cluster.begin_again(&flags);
         cluster.await_line("waiting for the servers of a former launcher to end");
-        assert!(is_running(pids[0]));
-        signal(pids[0], Signal::CONT);
+        drop(slow);
         cluster.await_line("ready");
         assert!(pids.iter().all(|pid| !is_running(*pid)), "the former servers have ended");
         assert!(cluster.status().status.success());
@@ -51,17 +59,16 @@ fn a_start_right_after_the_death_of_a_launcher_waits_for_its_servers() {
 fn servers_of_a_dead_launcher_that_never_end_are_named() {
     let flags = ["--memory-servers", "1", "--transport", "tcp", "--end-seconds", "0.1"];
     let mut cluster = Launched::start(&flags);
-    let pid = pid_of(&cluster, "memory-0");
-    stop(pid);
-    assert_eq!(cluster.end(Signal::KILL), None);
+    assert_eq!(cluster.end(Signal::TERM), Some(0));
+    let (pid, slow) = (std::process::id(), hold(&cluster));
+    std::fs::write(cluster.folder.path().join("memory-0.pid"), format!("{pid}\n")).unwrap();
     let all = [&["cluster", "--dir", cluster.dir(), "--compute-servers", "0"], &flags[..]].concat();
     let failed = farleaf(&all);
     assert_eq!(failed.status.code(), Some(1), "{failed:?}");
     let said = text(&failed.stderr);
     assert!(said.contains("servers of a former launcher still run in"), "{said}");
     assert!(said.contains(&pid.to_string()), "{said}");
-    signal(pid, Signal::KILL);
-    eventually("its end", || (!is_running(pid)).then_some(()));
+    drop(slow);
     cluster.begin_again(&flags);
     cluster.await_line("ready");
     assert_eq!(cluster.end(Signal::TERM), Some(0));
