@@ -18,7 +18,7 @@ use crate::layouts::{ClusterLayout, LayoutName};
 use crate::text::{KeyRecord, Textual};
 use farleaf_core::index::IndexError;
 use farleaf_core::page::OwnedKey;
-use farleaf_core::partition::{MapState, PartitionMap, PendingMove};
+use farleaf_core::partition::{MapState, PartitionMap, PendingMove, Replacement};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -144,6 +144,18 @@ pub struct MapRecord {
     /// The pending move of keys, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub moving: Option<MovingRecord>,
+    /// The bulk load that is replacing the tree, if any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub replacing: Option<ReplacingRecord>,
+}
+
+/// A bulk load that is replacing the tree; see `farleaf_core::partition::Replacement`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReplacingRecord {
+    /// The number of the load.
+    pub load: u64,
+    /// The compute server that built the new tree.
+    pub by: u16,
 }
 
 /// A pending move of keys; see `farleaf_core::partition::PendingMove`.
@@ -181,6 +193,7 @@ impl MapRecord {
                 to: *to,
                 at: at.as_ref().map(record),
             }),
+            replacing: state.replacing.map(|Replacement { load, by }| ReplacingRecord { load, by }),
         }
     }
 
@@ -195,7 +208,8 @@ impl MapRecord {
             let at = at.as_ref().map(key_of::<L>).transpose()?;
             Ok::<_, IndexError>(PendingMove { id, from, to, at })
         });
-        Ok(MapState { map, moving: moving.transpose()? })
+        let replacing = self.replacing.map(|ReplacingRecord { load, by }| Replacement { load, by });
+        Ok(MapState { map, moving: moving.transpose()?, replacing })
     }
 }
 
@@ -459,7 +473,8 @@ mod tests {
         )
         .unwrap();
         let moving = PendingMove { id: 3, from: 0, to: 1, at: Some(b"b".to_vec()) };
-        let state = MapState { map, moving: Some(moving) };
+        let replacing = Some(Replacement { load: 5, by: 2 });
+        let state = MapState { map, moving: Some(moving), replacing };
         let text = encode(&MapRecord::new::<Bytes>(&state, Some(1)));
         assert!(text.contains(r#""boundaries":["a\\xff","ß"]"#), "{text}");
         assert!(text.contains(r#""at":"b""#), "{text}");

@@ -265,6 +265,7 @@ mod tests {
                 owners: vec![1, 0],
                 generation: Some(1),
                 moving: None,
+                replacing: None,
             }),
         }
     }

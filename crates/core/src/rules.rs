@@ -209,6 +209,10 @@ rules! {
     RECORD_DECIDES: "serves_again_unasked", "record.MR2", "A compute server serves released keys again only after its put has ended the move.";
     TAKEN_AFTER_PUT: "serves_before_the_put", "record.MR1", "A compute server serves keys that it takes over only after its put of the new map.";
     RELEASED_BEFORE_PUT: "serves_released_keys", "record.MR1", "A compute server stops serving keys before it puts their move into the map record.";
+    LIVES_UNDO_LOADS: "loads_past_new_lives", "record.MR3", "A bulk load replaces the tree only at the version of the map record that it read before any compute server halted.";
+    RESUMED_DECIDED: "resumes_undecided", "record.MR3", "A halted compute server resumes only at a version of the map record at which no load can replace the tree.";
+    REPLACEMENT_AWAITED: "begins_in_a_replacement", "record.MR4", "No life begins while another compute server is replacing the tree.";
+    REPLACEMENT_SETTLED: "ends_replacements_early", "record.MR4", "The next life of a builder ends its replacement only after it has finished what the former life left of it.";
     REDIRECTS_FOLLOWED: "ignores_redirects", "client.N3", "A redirected client adopts the newer map of the compute server that redirected it.";
     EPOCHS_COMPARED: "goes_by_an_old_map", "Q2", "A compute server accepts operations by its newest map.";
     FORMER_LIFE_FENCED: "begins_unfenced", "lives", "A former life of a compute server is fenced before the next one accesses the pool.";

@@ -50,7 +50,7 @@ use std::io;
 use thiserror::Error;
 
 /// Version of the protocol, which covers the handshake and everything that follows it.
-pub const PROTOCOL_VERSION: u16 = 4;
+pub const PROTOCOL_VERSION: u16 = 5;
 
 /// Length of every message, in bytes.
 pub const MESSAGE_BYTES: usize = 64;

@@ -9,7 +9,7 @@
 
 use crate::death::DeathAt;
 use crate::history::{Action, Outcome, Recorder, Ticket};
-use crate::scenario::{ErrorKind, LoadSpec, Scenario};
+use crate::scenario::{DesignSpec, ErrorKind, LoadSpec, ProcessesSpec, Scenario};
 use crate::workload::{self, Stream};
 use farleaf_core::cache::CacheCounters;
 use farleaf_core::index::{ByName, Design, IndexAdmin, IndexError, RangeIndex, Scan};
@@ -30,6 +30,9 @@ const LOOK_AGAIN_NS: u64 = 10_000;
 /// Attempts of the observer, or of a client that opens the index, after an uncertain outcome.
 const ATTEMPTS: u32 = 16;
 
+/// Attempts of the observer to load the initial contents.
+const LOAD_ATTEMPTS: u32 = 64;
+
 /// How long a handle tries to settle its doubts before it is dropped, in nanoseconds. This is
 /// longer than any temporary outage, and shorter than the limit for an endless loop.
 const SETTLE_NS: u64 = 500_000_000;
@@ -43,6 +46,8 @@ pub(crate) struct Board {
     pub(crate) recorder: Recorder,
     /// The first fault found.
     fault: Mutex<Option<String>>,
+    /// Why the initial contents could not be loaded, which explains whatever is missing later.
+    failed_load: Mutex<Option<String>>,
     allowed: Vec<ErrorKind>,
     loaded: AtomicBool,
     active: AtomicUsize,
@@ -86,6 +91,7 @@ impl Board {
         Self {
             recorder: Recorder::new(initial),
             fault: Mutex::new(None),
+            failed_load: Mutex::new(None),
             allowed: scenario.allowed_errors.clone(),
             loaded: AtomicBool::new(false),
             active: AtomicUsize::new(clients.into()),
@@ -158,11 +164,27 @@ impl Board {
         lock(&self.fault).get_or_insert(fault);
     }
 
+    /// The failure of the initial load, if it failed.
+    pub(crate) fn failed_load(&self) -> Option<String> {
+        lock(&self.failed_load).clone()
+    }
+
+    fn report_load(&self, fault: String) {
+        lock(&self.failed_load).get_or_insert(fault);
+    }
+
+    /// Tells the cluster that something has ended, so that it goes on waiting.
+    fn has_progressed(&self) {
+        if let Some(cluster) = &*lock(&self.progress) {
+            cluster.progress();
+        }
+    }
+
     pub(crate) fn allows(&self, error: &IndexError) -> bool {
         let kind = match error {
             IndexError::Indeterminate(_) => ErrorKind::Indeterminate,
             IndexError::OutOfMemory { .. } => ErrorKind::OutOfMemory,
-            IndexError::Contended { .. } => ErrorKind::Contended,
+            IndexError::Contended { .. } | IndexError::NotOwner { .. } => ErrorKind::Contended,
             IndexError::Damaged { .. } => ErrorKind::Damaged,
             IndexError::Fabric(FabricError::Restarted { .. }) => ErrorKind::Restarted,
             IndexError::NotServed { .. } => ErrorKind::NotServed,
@@ -171,6 +193,11 @@ impl Board {
             _ => return false,
         };
         self.allowed.contains(&kind)
+    }
+
+    /// Whether operations may have unknown outcomes.
+    fn allows_unknown(&self) -> bool {
+        self.allowed.contains(&ErrorKind::Indeterminate)
     }
 
     /// Performs an action on the index and records it.
@@ -230,9 +257,7 @@ impl Board {
         ticket: Ticket,
         answer: Result<Outcome, IndexError>,
     ) -> Outcome {
-        if let Some(cluster) = &*lock(&self.progress) {
-            cluster.progress();
-        }
+        self.has_progressed();
         let outcome = answer.unwrap_or_else(|error| {
             // A concurrent collection is not a fault.
             let is_harmless =
@@ -473,13 +498,76 @@ pub(crate) async fn load<I>(
                 board.perform(fabric, index, number, &Action::Insert(key, value)).await;
             }
         }
-        LoadSpec::Bulk => {
-            let records = first.len() as u64;
-            match index.bulk_load(first.into_iter(), 0.8).await {
-                Ok(loaded) if loaded == records => {}
-                other => board.report(format!("a bulk load of {records} records: {other:?}")),
+        LoadSpec::Bulk => load_in_bulk(fabric, index, board, scenario, &first).await,
+    }
+}
+
+/// Loads the initial contents in bulk. If compute servers die, or messages are lost, a load may
+/// fail. Then the index is unchanged, and the observer loads again. If the outcome is unknown, the
+/// index has all records or none, unless each compute server loads its own.
+async fn load_in_bulk<I>(
+    fabric: &impl Fabric,
+    index: &I,
+    board: &Board,
+    scenario: &Scenario,
+    first: &BTreeMap<u64, u64>,
+) where
+    I: IndexAdmin<Key = u64, Value = u64>,
+{
+    let may_fail = scenario.processes.as_ref().is_some_and(ProcessesSpec::has_deaths)
+        || scenario.faults.loses_messages();
+    let is_whole = !matches!(scenario.design, DesignSpec::Dlsm { .. });
+    let all: Vec<(u64, u64)> = first.iter().map(|(key, value)| (*key, *value)).collect();
+    let what = format!("a bulk load of {} records", all.len());
+    let (mut last, mut has_doubt) = (None, false);
+    for _ in 0..LOAD_ATTEMPTS {
+        let error = match index.bulk_load(all.iter().copied(), 0.8).await {
+            Ok(loaded) if loaded == all.len() as u64 => return,
+            Ok(loaded) => return board.report_load(format!("{what} loaded {loaded}")),
+            Err(error) => error,
+        };
+        board.has_progressed();
+        // Only an earlier load can have left records, whatever became of it.
+        let is_full = matches!(error, IndexError::Refused { refusal: Refusal::NotEmpty, .. });
+        if !may_fail || (is_full && !has_doubt) {
+            return board.report_load(format!("{what}: {error}"));
+        }
+        has_doubt |= matches!(error, IndexError::Indeterminate(_));
+        if has_doubt && !board.allows_unknown() {
+            return board.report_load(format!("{what}: {error}"));
+        }
+        if has_doubt && let Ok(found) = index.scan(&Scan::range(..)).await {
+            match found.len() {
+                0 => {}
+                _ if found == all => return,
+                _ if is_whole => {
+                    return board.report_load(format!("{what}: {error}, and then {found:?}"));
+                }
+                _ => return fill_up(fabric, index, board, &all, &what).await,
             }
         }
+        last = Some(error);
+        fabric.sleep(SETTLE_PAUSE_NS).await;
+    }
+    board.report_load(format!("{what} failed {LOAD_ATTEMPTS} times: {last:?}"));
+}
+
+/// Upserts the records of which a bulk load has loaded some.
+async fn fill_up<I>(fabric: &impl Fabric, index: &I, board: &Board, all: &[(u64, u64)], what: &str)
+where
+    I: IndexAdmin<Key = u64, Value = u64>,
+{
+    for (key, value) in all {
+        for attempt in 1.. {
+            match index.upsert(key, value).await {
+                Ok(_) => break,
+                Err(error) if attempt == LOAD_ATTEMPTS => {
+                    return board.report_load(format!("{what}: {error}"));
+                }
+                Err(_) => fabric.sleep(SETTLE_PAUSE_NS).await,
+            }
+        }
+        board.has_progressed();
     }
 }
 

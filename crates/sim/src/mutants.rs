@@ -316,6 +316,10 @@ pub const MUTANTS: &[Mutant] = &[
     seen("serves_again_unasked", &["processes-record-fails"]),
     seen("serves_before_the_put", &["processes-die-for-long", "processes-record-fails"]),
     seen("serves_released_keys", &["processes-moves"]),
+    seen("loads_past_new_lives", &["canary-processes-past-new-lives"]),
+    seen("resumes_undecided", &["canary-processes-resumed-undecided"]),
+    seen("begins_in_a_replacement", &["canary-processes-life-in-replacement"]),
+    seen("ends_replacements_early", &["canary-processes-replacement-ended-early"]),
     seen("ignores_redirects", &["processes-moves"]),
     unseen(
         "goes_by_an_old_map",

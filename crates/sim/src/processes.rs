@@ -3,7 +3,8 @@
 //! Clients send messages to compute servers over the simulated network, with
 //! [`farleaf_core::client::ClientIndex`]. Each compute server has its own cache, one [`Worker`],
 //! and a map record that it shares with the others. A mover requests moves of keys. Processes die
-//! at random moments, or in the middle of moves, and begin another life some time later.
+//! at random moments, or in the middle of moves and bulk loads, and begin another life some time
+//! later.
 //!
 //! A compute server that dies loses changes that it has not written back. So if processes die, each
 //! answers only after it has written everything back: then nothing that a client has seen may be
@@ -55,6 +56,11 @@ const MOST_TASKS: u64 = 8;
 const LOOK_FOR_DEATH_NS: u64 = 20_000;
 /// Longest time between the start of a move and the death of one of its servers, in nanoseconds.
 const LONGEST_UNTIL_DEATH_NS: u64 = 400_000;
+/// Longest time between a request of a bulk load and the death of a server, as a power of two of
+/// nanoseconds: some of a load's steps take much longer than others.
+const LONGEST_UNTIL_DEATH_LOG2: u32 = 23;
+/// Requests of one kind, to any process, that a planned death lets pass at most.
+const MOST_PASSED: u32 = 3;
 /// Longest time between two moves of keys, in nanoseconds.
 const LONGEST_PAUSE_NS: u64 = 400_000;
 /// Longest time that the record takes for a read or half a put, in nanoseconds.
@@ -98,8 +104,84 @@ impl<L: Layout> Calls for Node<L> {
     }
 }
 
+/// The deaths that follow requests of bulk loads.
+#[derive(Debug, Default)]
+struct DeathsInLoads {
+    planned: Mutex<Vec<DeathInLoad>>,
+    /// Servers that are about to die, and when.
+    due: Mutex<Vec<(u16, u64)>>,
+}
+
+/// The death of a server soon after a request of a bulk load, to any server.
+#[derive(Clone, Copy, Debug)]
+struct DeathInLoad {
+    /// The kind of the request.
+    step: u32,
+    /// Requests of this kind that come before.
+    passed: u32,
+    server: u16,
+    delay_ns: u64,
+}
+
+/// Kinds of requests that a bulk load consists of.
+const LOAD_STEPS: u32 = 7;
+
+/// The kind of a request, if it belongs to a bulk load.
+fn load_step<L: Layout>(ask: &ClientRequest<L>) -> Option<u32> {
+    Some(match ask {
+        ClientRequest::LoadBegin { .. } => 0,
+        ClientRequest::LoadAppend { .. } => 1,
+        ClientRequest::LoadReady { .. } => 2,
+        ClientRequest::Halt { .. } => 3,
+        ClientRequest::LoadEnd { .. } => 4,
+        ClientRequest::Resume { .. } => 5,
+        ClientRequest::LoadAbort { .. } => 6,
+        _ => return None,
+    })
+}
+
+impl DeathsInLoads {
+    fn plan(spec: &ProcessesSpec, servers: u16, rng: &mut impl RngExt) -> Self {
+        let planned = (0..spec.kills_in_loads).map(|_| {
+            let longest_ns = 1 << rng.random_range(8..=LONGEST_UNTIL_DEATH_LOG2);
+            DeathInLoad {
+                step: rng.random_range(0..LOAD_STEPS),
+                passed: rng.random_range(0..=MOST_PASSED),
+                server: rng.random_range(0..servers),
+                delay_ns: rng.random_range(1..=longest_ns),
+            }
+        });
+        Self { planned: Mutex::new(planned.collect()), due: Mutex::default() }
+    }
+
+    fn see<L: Layout>(&self, ask: &ClientRequest<L>) {
+        let Some(step) = load_step(ask) else { return };
+        lock(&self.planned).retain_mut(|death| {
+            match (death.step == step, death.passed.checked_sub(1)) {
+                (false, _) => true,
+                (true, Some(left)) => {
+                    death.passed = left;
+                    true
+                }
+                (true, None) => {
+                    lock(&self.due).push((death.server, death.delay_ns));
+                    false
+                }
+            }
+        });
+    }
+
+    /// How soon `server` dies, if a death of it is due.
+    fn take(&self, server: u16) -> Option<u64> {
+        let mut due = lock(&self.due);
+        let place = due.iter().position(|(doomed, _)| *doomed == server)?;
+        Some(due.swap_remove(place).1)
+    }
+}
+
 /// A compute server's process from the network's point of view.
 struct Front<L: Layout> {
+    number: u16,
     /// The queues of the process's current life, while it serves.
     queues: Mutex<Option<Arc<Queues<L, ReplySink>>>>,
     dies_at_ns: Mutex<Option<u64>>,
@@ -108,16 +190,20 @@ struct Front<L: Layout> {
     turn: AtomicUsize,
     /// When it has died.
     deaths_ns: Mutex<Vec<u64>>,
+    /// The deaths that its requests of bulk loads cause.
+    in_loads: Arc<DeathsInLoads>,
 }
 
 impl<L: Layout> Front<L> {
-    fn new(threads: u16) -> Self {
+    fn new(number: u16, threads: u16, in_loads: &Arc<DeathsInLoads>) -> Self {
         Self {
+            number,
             queues: Mutex::new(None),
             dies_at_ns: Mutex::new(None),
             threads: usize::from(threads.max(1)),
             turn: AtomicUsize::new(0),
             deaths_ns: Mutex::default(),
+            in_loads: Arc::clone(in_loads),
         }
     }
 
@@ -127,6 +213,7 @@ impl<L: Layout> Front<L> {
             (None, _) => ErrorCode::Malformed,
             (_, None) => ErrorCode::Unavailable,
             (Some(ask), Some(queues)) => {
+                self.in_loads.see(&ask);
                 let thread = self.turn.fetch_add(1, Ordering::Relaxed) % self.threads;
                 // A queue is never full here.
                 drop(queues.push(ask, call.later(), thread));
@@ -156,6 +243,9 @@ impl<L: Layout> Front<L> {
     /// Waits until the process is to die.
     async fn death(&self, fabric: &impl Fabric) {
         loop {
+            if let Some(delay_ns) = self.in_loads.take(self.number) {
+                self.dies_at(fabric.now_ns() + delay_ns);
+            }
             let dies_at_ns = *lock(&self.dies_at_ns);
             if dies_at_ns.is_some_and(|at_ns| at_ns <= fabric.now_ns()) {
                 *lock(&self.dies_at_ns) = None;
@@ -405,7 +495,9 @@ where
     let map = PartitionMap::new::<L>(1, options.boundaries().to_vec());
     let map = map.map_err(|error| format!("there is no first map: {error}"))?;
     let servers = map.ranges() + options.spare_compute_servers();
-    let record = Record { state: MapState { map, moving: None }, version: 1, late: Vec::new() };
+    let record = Record { state: MapState::settled(map), version: 1, late: Vec::new() };
+    let in_loads = DeathsInLoads::plan(spec, servers, &mut workload::rng(seed, u64::MAX / 13));
+    let in_loads = Arc::new(in_loads);
     let run: Run<'_, L, V> = Run {
         values: Mutex::default(),
         scenario,
@@ -414,7 +506,9 @@ where
         board,
         options,
         inspector: V::inspector(Pool::new(&memory, scenario), scenario),
-        fronts: (0..servers).map(|_| Arc::new(Front::new(spec.threads))).collect(),
+        fronts: (0..servers)
+            .map(|number| Arc::new(Front::new(number, spec.threads, &in_loads)))
+            .collect(),
         found: Mutex::new(None),
         compute: DeployedCompute {
             record: Arc::new(Mutex::new(record)),
@@ -568,6 +662,7 @@ impl<L: Named, V: Form<L>> Run<'_, L, V> {
             }
         };
         let front = &self.fronts[usize::from(number)];
+        // What one thread does for all.
         let worker = &workers[0];
         let writes_back = self.spec.has_deaths() && !self.spec.forgets;
         let (queues, clients) = (front.open(), Answering::new(writes_back));

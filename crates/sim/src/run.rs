@@ -173,6 +173,10 @@ fn play_and_count(
             other => other,
         },
     };
+    // A failed load explains everything that is missing later.
+    if let Some(failed) = board.failed_load() {
+        return (history, board.counts(), RunOutcome::Violation(failed));
+    }
     let outcome = match (structure, verdict, board.fault()) {
         // The clients' observations are more informative than the state of the index.
         (_, Verdict::Violated(report), _) | (Err(report), ..) => RunOutcome::Violation(report),

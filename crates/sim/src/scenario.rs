@@ -79,6 +79,10 @@ pub struct ProcessesSpec {
     /// How many times a process dies in the middle of a move in which it gives or takes keys.
     #[serde(default)]
     pub kills_in_moves: u16,
+    /// How many times a process dies in the middle of a bulk load: soon after a request of the load
+    /// that is drawn from the seed, to any process, has arrived.
+    #[serde(default)]
+    pub kills_in_loads: u16,
     /// Longest life of a process, in nanoseconds: each dies again and again. With 0, only in the
     /// ways above.
     #[serde(default)]
@@ -100,10 +104,14 @@ pub struct ProcessesSpec {
     pub record_fails_one_in: u64,
 }
 
+/// Most threads of a process.
+const MAX_THREADS: u16 = 8;
+
 impl ProcessesSpec {
     /// Whether processes die.
     pub(crate) fn has_deaths(&self) -> bool {
-        self.kills_in_moves > 0 || !self.kills.is_empty() || self.lives_ns > 0
+        let in_steps = self.kills_in_moves + self.kills_in_loads;
+        in_steps > 0 || !self.kills.is_empty() || self.lives_ns > 0
     }
 }
 
@@ -168,7 +176,8 @@ pub enum ErrorKind {
     Indeterminate,
     /// A memory server has no memory left.
     OutOfMemory,
-    /// The operation lost too often against concurrent ones.
+    /// The operation lost too often against concurrent ones, or its key moved so often that its
+    /// deadline passed while it was redirected.
     Contended,
     /// A page is damaged.
     Damaged,
@@ -618,7 +627,7 @@ impl FaultSpec {
         }
     }
 
-    fn loses_messages(&self) -> bool {
+    pub(crate) fn loses_messages(&self) -> bool {
         self.drop_probability > 0.0
             || self.late_probability > 0.0
             || !self.cut_memory_server.is_empty()
@@ -854,8 +863,15 @@ impl Scenario {
         if faults.loses_messages() && faults.timeout_ns == 0 {
             return Err("lost and late messages need a timeout_ns".to_owned());
         }
-        if faults.loses_messages() && workload.load == LoadSpec::Bulk {
-            return Err("a bulk load needs a network that loses nothing".to_owned());
+        // Clients of processes repeat it.
+        let repeats = self.processes.is_some();
+        if faults.loses_messages() && workload.load == LoadSpec::Bulk && !repeats {
+            return Err("a bulk load needs a network that loses nothing, or processes".to_owned());
+        }
+        if let Some(spec) = &self.processes
+            && !(1..=MAX_THREADS).contains(&spec.threads)
+        {
+            return Err(format!("processes have 1 to {MAX_THREADS} threads"));
         }
         if faults.clock_drift_ppm >= 1_000_000 {
             return Err("clock_drift_ppm must be less than a million".to_owned());

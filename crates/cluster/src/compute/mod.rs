@@ -506,7 +506,7 @@ impl<L: ClusterLayout, D: ClusterDesign<L>> Program<'_, L, D> {
             }
         };
         let boundaries = map.boundaries().to_vec();
-        let record = MapRecord::new::<L>(&MapState { map, moving: None }, Some(generation));
+        let record = MapRecord::new::<L>(&MapState::settled(map), Some(generation));
         // If another server was first, its map wins; the next read of the catalog finds it.
         match records::put_if(&*self.catalog, &key, version, &record, None)? {
             true => Ok(boundaries),

@@ -139,7 +139,7 @@ impl<D: Tested<ServerOptions: Clone + Sync + Send>> Provider for Tiers<D> {
         index::create::<Fixed8, D, _>(&memory, &new).unwrap();
         let token = Token::draw().unwrap();
         let map = PartitionMap::new::<Fixed8>(1, boundaries).unwrap();
-        let record = MapRecord::new::<Fixed8>(&MapState { map, moving: None }, None);
+        let record = MapRecord::new::<Fixed8>(&MapState::settled(map), None);
         let record = Mutex::new((records::encode(&record), 1));
         let catalog = Arc::new(OneRecord { record, hangs: AtomicBool::new(false) });
         let keys = Keys::new("tests").unwrap();
@@ -290,29 +290,31 @@ fn nobody_is_served_while_halted_and_no_tree_is_replaced_while_served() {
         let options = ClientOptions { deadline_ns: 1_000_000, request_ns: 0 };
         let index = ClientIndex::<_, Fixed8>::open(fabric.clone(), options).await.unwrap();
         index.upsert(&1, &10).await.unwrap();
-        assert_eq!(ask(ClientRequest::Halt).await, ClientResponse::Done);
+        let begin = |load| ClientRequest::LoadBegin { load, fill_permille: 700 };
+        let refused_with = |code| ClientResponse::<Fixed8>::Error(code);
+        assert_eq!(ask(begin(7)).await, ClientResponse::Done);
+        assert_eq!(ask(begin(8)).await, refused_with(ErrorCode::Loading));
+        let ready = ask(ClientRequest::LoadReady { load: 7 }).await;
+        let ClientResponse::LoadReady { version, .. } = ready else { panic!("{ready:?}") };
+        let halt = |load| ClientRequest::Halt { load, version };
+        assert_eq!(ask(halt(7)).await, ClientResponse::Done);
+        assert_eq!(ask(halt(8)).await, refused_with(ErrorCode::Loading), "it has halted for 7");
         let refused = index.upsert(&1, &11).await;
         let (compute_server, code) = (0, ErrorCode::Unavailable);
         assert_eq!(refused, Err(IndexError::NotServed { compute_server, code }));
-        assert_eq!(ask(ClientRequest::Resume).await, ClientResponse::Done);
+        // A late request of another load.
+        assert_eq!(ask(ClientRequest::Resume { load: 8 }).await, ClientResponse::Done);
+        assert!(index.upsert(&1, &11).await.is_err(), "it is still halted");
+        assert_eq!(ask(ClientRequest::Resume { load: 7 }).await, ClientResponse::Done);
         assert_eq!(index.get(&1).await, Ok(Some(10)));
-        assert_eq!(
-            ask(ClientRequest::LoadBegin { fill_permille: 700 }).await,
-            ClientResponse::Done
-        );
-        assert_eq!(
-            ask(ClientRequest::LoadAppend { records: vec![(5, 6)] }).await,
-            ClientResponse::Done
-        );
-        assert_eq!(
-            ask(ClientRequest::LoadEnd).await,
-            ClientResponse::Error(ErrorCode::Malformed),
-            "it serves"
-        );
-        assert_eq!(
-            ask(ClientRequest::LoadAppend { records: vec![] }).await,
-            ClientResponse::Error(ErrorCode::Loading)
-        );
+        let end = |load| ClientRequest::LoadEnd { load, version };
+        assert_eq!(ask(end(7)).await, refused_with(ErrorCode::Unavailable), "it serves");
+        assert_eq!(ask(halt(7)).await, refused_with(ErrorCode::Contended), "too late");
+        assert_eq!(index.get(&1).await, Ok(Some(10)), "it has not halted");
+        assert_eq!(ask(end(8)).await, refused_with(ErrorCode::NoLoad));
+        assert_eq!(ask(ClientRequest::LoadAbort { load: 7 }).await, ClientResponse::Done);
+        assert_eq!(ask(begin(7)).await, refused_with(ErrorCode::NoLoad), "it has ended");
+        assert_eq!(ask(end(7)).await, refused_with(ErrorCode::NoLoad));
         assert_eq!(index.scan(&Scan::range(..)).await, Ok(vec![(1, 10)]));
         let garbage = fabric.call(ServerId::new(0), [9_u8, 9, 9].into_iter().collect()).await;
         let told = ClientResponse::<Fixed8>::decode(&garbage.unwrap());
@@ -374,7 +376,7 @@ fn a_thread_that_has_ended_keeps_nothing_from_ending() {
         let new = DexOptions::with_boundaries(Vec::new(), CacheOptions::default());
         index::create::<Fixed8, Dex, _>(&memory, &new).unwrap();
         let map = PartitionMap::new::<Fixed8>(1, Vec::new()).unwrap();
-        let record = MapRecord::new::<Fixed8>(&MapState { map, moving: None }, None);
+        let record = MapRecord::new::<Fixed8>(&MapState::settled(map), None);
         let record = Mutex::new((records::encode(&record), 1));
         let catalog = Arc::new(OneRecord { record, hangs: AtomicBool::new(false) });
         let store = CatalogMap::<Fixed8>::start(catalog, &Keys::new("tests").unwrap(), 1).unwrap();

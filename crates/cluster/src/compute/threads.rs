@@ -19,7 +19,7 @@ use crate::layouts::ClusterLayout;
 use farleaf_core::cache::{CacheCounters, Dirt};
 use farleaf_core::page::Layout;
 use farleaf_core::partition::{Clients, ComputeServer, Queue, Worker};
-use farleaf_core::wire::{ClientRequest, ClientResponse, ErrorCode};
+use farleaf_core::wire::{ClientRequest, ClientResponse, ErrorCode, NO_LOAD};
 use farleaf_fabric::endpoint::{self, Endpoint, EndpointCluster, EndpointDriver};
 use farleaf_fabric::executor::{Driver, Executor};
 use farleaf_fabric::handshake::Token;
@@ -277,7 +277,8 @@ impl<L: ClusterLayout, D: ClusterDesign<L>> Threads<L, D> {
         let until = clock.elapsed() + FLUSH;
         loop {
             let (sender, receiver) = channel();
-            queues.push(ClientRequest::Halt, Reply::to_thread(sender), 0);
+            let halt = ClientRequest::Halt { load: NO_LOAD, version: 0 };
+            queues.push(halt, Reply::to_thread(sender), 0);
             match receiver.recv_timeout(until.saturating_sub(clock.elapsed())) {
                 Ok(ClientResponse::Done) => return Ok(()),
                 // The queue is full: waiting requests must not prevent the write-back of the cache.

@@ -1,12 +1,16 @@
 //! A client's bulk load: one compute server builds the tree, or each of them its own part if they
-//! keep their keys, and all servers halt while the empty ones are replaced. If the client dies
-//! meanwhile, the servers resume by themselves after a timeout.
+//! keep their keys, and all servers halt while the empty ones are replaced
+//! (`crate::partition::BulkLoad`). If a compute server begins another life meanwhile, or resumes,
+//! all of them halt again. If the client dies, the servers resume by themselves after a timeout.
 
+use super::owners::has_not_happened;
 use super::{ClientIndex, RECORDS_TOGETHER, bad_reply};
 use crate::index::{Ascending, IndexError, RangeIndex, Scan, check_fill};
 use crate::page::{Layout, OwnedKey, OwnedRecord, OwnedValue};
 use crate::together::all;
-use crate::wire::{ClientRequest, ClientResponse, ErrorCode, RecordRoom, Refusal, check_sent};
+use crate::wire::{
+    ClientRequest, ClientResponse, ErrorCode, NO_LOAD, RecordRoom, Refusal, check_sent,
+};
 use farleaf_fabric::{Fabric, FabricError, ServerId, Uncertainty};
 
 /// How often compute servers that have all their records are told to wait for the others.
@@ -14,12 +18,39 @@ const KEEP_WAITING_NS: u64 = 5_000_000_000;
 
 /// The compute servers that build a part of a load: one builds all, unless they keep their keys.
 struct Builders {
+    /// The number of the load, the same at all of them.
+    load: u64,
     all: Vec<u16>,
     /// Whether the first one has got records. The others have.
     is_first_used: bool,
     fill_permille: u16,
     /// When those that have all their records were last told to wait.
     waiting_since_ns: u64,
+}
+
+/// What a client knows of the end of a load.
+struct End {
+    /// The version of an end without an answer, to be sent again.
+    repeated: Option<u64>,
+    /// The error of such an end.
+    doubt: Option<IndexError>,
+}
+
+/// Whether another attempt to replace the tree may succeed.
+fn may_succeed(error: &IndexError) -> bool {
+    has_not_happened(error)
+        || matches!(error, IndexError::Indeterminate(_) | IndexError::Contended { .. })
+}
+
+/// The error of a load that has not been told to replace the tree: it is no part of the index,
+/// whatever became of the last request.
+fn not_loaded(error: IndexError) -> IndexError {
+    match error {
+        IndexError::Indeterminate(FabricError::Indeterminate { server, .. }) => {
+            IndexError::NotServed { compute_server: server.number(), code: ErrorCode::Unavailable }
+        }
+        error => error,
+    }
 }
 
 impl Builders {
@@ -37,20 +68,27 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
     ) -> Result<u64, IndexError> {
         check_fill(fill)?;
         let fill_permille = (fill * 1000.0).round() as u16;
+        let load = self.fabric().unique().max(NO_LOAD + 1);
         // Any compute server in service can build the tree.
         let builder = self.map().owners().first().copied().unwrap_or_default();
-        self.ask_one(builder, &ClientRequest::LoadBegin { fill_permille }, false).await?;
         let mut builders = Builders {
+            load,
             all: vec![builder],
             is_first_used: false,
             fill_permille,
             waiting_since_ns: self.fabric().now_ns(),
         };
-        let outcome = self.send_all(source, &mut builders).await;
+        let outcome = async {
+            let begin = ClientRequest::LoadBegin { load, fill_permille };
+            self.ask_one(builder, &begin, true).await.map_err(not_loaded)?;
+            self.send_all(source, &mut builders).await
+        }
+        .await;
         if outcome.is_err() {
-            for builder in builders.all {
-                let _ = self.done(builder, &ClientRequest::LoadAbort).await;
-            }
+            let aborted = builders.all.iter().map(async |builder| {
+                let _ = self.done(*builder, &ClientRequest::LoadAbort { load }).await;
+            });
+            all(aborted).await;
         }
         outcome
     }
@@ -64,12 +102,13 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
     ) -> Result<(), IndexError> {
         let Some((first, _)) = records.first() else { return Ok(()) };
         let owner = self.map().owner_of(L::key(first));
-        let append = ClientRequest::LoadAppend { records };
+        let load = builders.load;
+        let append = ClientRequest::LoadAppend { load, records };
         let now_ns = self.fabric().now_ns();
         if now_ns.saturating_sub(builders.waiting_since_ns) > KEEP_WAITING_NS {
             builders.waiting_since_ns = now_ns;
             let others = &builders.all[..builders.all.len() - 1];
-            let nothing = ClientRequest::LoadAppend { records: Vec::new() };
+            let nothing = ClientRequest::LoadAppend { load, records: Vec::new() };
             all(others.iter().map(|other| self.done(*other, &nothing)))
                 .await
                 .into_iter()
@@ -80,8 +119,9 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
                 if !builders.all.contains(&owner) =>
             {
                 let fill_permille = builders.fill_permille;
-                self.ask_one(owner, &ClientRequest::LoadBegin { fill_permille }, false).await?;
+                let begin = ClientRequest::LoadBegin { load, fill_permille };
                 builders.all.push(owner);
+                self.ask_one(owner, &begin, true).await?;
                 self.done(owner, &append).await
             }
             outcome => {
@@ -110,22 +150,19 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
                 .replace(map.owner_of(L::key(&key)))
                 .is_some_and(|before| owner != Some(before));
             if is_other || !room.takes::<L>(L::key(&key), L::value(&value)) {
-                self.send(std::mem::take(&mut together), builders).await?;
+                self.send(std::mem::take(&mut together), builders).await.map_err(not_loaded)?;
                 room = RecordRoom::for_records(RECORDS_TOGETHER);
                 room.takes::<L>(L::key(&key), L::value(&value));
             }
             together.push((key, value));
         }
-        self.send(together, builders).await?;
+        self.send(together, builders).await.map_err(not_loaded)?;
         if !self.scan(&Scan::range(..).limit(1)).await?.is_empty() {
             let (server, refusal) = (ServerId::new(builders.now()), Refusal::NotEmpty);
             return Err(IndexError::Refused { server, refusal });
         }
-        let outcome = match self.tell_all(&ClientRequest::Halt).await {
-            Ok(()) => self.all_loaded(builders).await,
-            Err(error) => Err(error),
-        };
-        self.resume_all().await;
+        let outcome = self.all_loaded(builders).await;
+        self.resume_all(builders.load).await;
         // The load is complete; moving the boundaries only improves performance.
         let _ = self.move_boundaries(&outcome?).await;
         Ok(order.count())
@@ -133,9 +170,10 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
 
     /// Resumes every compute server that can be reached; the others resume by themselves. A failure
     /// here does not affect the load, so it must not become the load's outcome.
-    async fn resume_all(&self) {
+    async fn resume_all(&self, load: u64) {
+        let resume = ClientRequest::Resume { load };
         let resumed = self.servers_that_matter();
-        let resumed = resumed.map(|number| self.ask_one(number, &ClientRequest::Resume, true));
+        let resumed = resumed.map(|number| self.ask_one(number, &resume, true));
         all(resumed).await;
     }
 
@@ -151,15 +189,14 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
     async fn all_loaded(&self, builders: &Builders) -> Result<Vec<OwnedKey<L>>, IndexError> {
         let mut boundaries = Vec::new();
         let mut has_records = false;
+        // All of them complete their parts before any compute server halts.
+        let others = builders.all.iter().skip(1);
+        let ready = others.map(|builder| self.ready(builders.load, *builder));
+        for ready in all(ready).await {
+            ready.or_else(|error| if may_succeed(&error) { Ok(0) } else { Err(error) })?;
+        }
         for (place, &builder) in builders.all.iter().enumerate() {
-            let loaded = async {
-                if place > 0 {
-                    // Replacing the trees before may have taken most of the time of a halt.
-                    self.tell_all(&ClientRequest::Halt).await?;
-                }
-                self.loaded(builder).await
-            };
-            boundaries = match loaded.await {
+            boundaries = match self.loaded(builders.load, builder).await {
                 // Other parts have their records already.
                 Err(error) if has_records && !matches!(error, IndexError::Indeterminate(_)) => {
                     let (server, why) = (ServerId::new(builder), Uncertainty::NotKnownThere);
@@ -172,16 +209,78 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
         Ok(boundaries)
     }
 
-    /// Makes the builder replace the tree. Returns the boundaries that suit the loaded records.
-    async fn loaded(&self, builder: u16) -> Result<Vec<OwnedKey<L>>, IndexError> {
-        match self.owners().ask(builder, &ClientRequest::LoadEnd).await {
+    /// Makes the builder replace the tree. Returns the boundaries that suit the loaded records. If
+    /// a compute server begins another life or resumes meanwhile, tries again.
+    async fn loaded(&self, load: u64, builder: u16) -> Result<Vec<OwnedKey<L>>, IndexError> {
+        let mut attempts = self.attempts();
+        let mut end = End { repeated: None, doubt: None };
+        loop {
+            let error = match self.try_loaded(load, builder, &mut end).await {
+                Ok(boundaries) => return Ok(boundaries),
+                Err(error) => error,
+            };
+            // The builder does not know it itself.
+            let is_unknown = matches!(
+                error,
+                IndexError::Indeterminate(FabricError::Indeterminate {
+                    why: Uncertainty::NotKnownThere,
+                    ..
+                })
+            );
+            if is_unknown || !may_succeed(&error) || !self.wait(&mut attempts).await {
+                // A load that the builder has lost may have replaced the tree before.
+                let is_lost = !matches!(error, IndexError::Refused { .. });
+                let doubt = end.doubt.filter(|_| is_lost);
+                return Err(doubt.unwrap_or_else(|| not_loaded(error)));
+            }
+        }
+    }
+
+    async fn try_loaded(
+        &self,
+        load: u64,
+        builder: u16,
+        end: &mut End,
+    ) -> Result<Vec<OwnedKey<L>>, IndexError> {
+        let version = match end.repeated.take() {
+            Some(version) => version,
+            None => {
+                let version = self.ready(load, builder).await?;
+                self.tell_all(&ClientRequest::Halt { load, version }).await?;
+                version
+            }
+        };
+        match self.owners().ask(builder, &ClientRequest::LoadEnd { load, version }).await {
             Ok(ClientResponse::Loaded { boundaries }) => Ok(boundaries),
             Ok(_) => Err(bad_reply(builder)),
             Err(IndexError::NotServed { compute_server, code: ErrorCode::NotEmpty }) => {
                 let (server, refusal) = (ServerId::new(compute_server), Refusal::NotEmpty);
                 Err(IndexError::Refused { server, refusal })
             }
-            Err(error) => Err(error),
+            Err(error) => {
+                if matches!(error, IndexError::Indeterminate(_)) {
+                    *end = End { repeated: Some(version), doubt: Some(error.clone()) };
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Makes the builder complete its tree. Returns the version of the map record at which the load
+    /// may replace the empty one.
+    async fn ready(&self, load: u64, builder: u16) -> Result<u64, IndexError> {
+        match self.owners().ask(builder, &ClientRequest::LoadReady { load }).await? {
+            ClientResponse::LoadReady { version, epoch } => {
+                // The owners of that map have to halt.
+                if self.map().epoch() != epoch {
+                    let _ = self.learn_map(builder).await;
+                }
+                match self.map().epoch() == epoch {
+                    true => Ok(version),
+                    false => Err(IndexError::Contended { retries: 0 }),
+                }
+            }
+            _ => Err(bad_reply(builder)),
         }
     }
 

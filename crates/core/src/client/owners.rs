@@ -63,7 +63,7 @@ fn is_lost(error: &FabricError) -> bool {
 }
 
 /// Whether a request had no effect and may succeed later.
-fn has_not_happened(error: &IndexError) -> bool {
+pub(super) fn has_not_happened(error: &IndexError) -> bool {
     match error {
         IndexError::NotServed { code, .. } => {
             matches!(code, ErrorCode::Unavailable | ErrorCode::Absent)

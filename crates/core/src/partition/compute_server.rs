@@ -11,6 +11,7 @@ use super::{LoadSamples, PartitionMap};
 use crate::index::{IndexError, PartState, Partitioned};
 use crate::page::{Layout, OwnedKey};
 use crate::remote::Detector;
+use crate::wire::NO_LOAD;
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::{Arc, AtomicBool, AtomicU64, Mutex, Ordering, lock};
 
@@ -41,15 +42,42 @@ pub struct ComputeServer<D: Partitioned, L: Layout> {
     moving: AtomicBool,
     /// Number of operations in flight for clients in other processes.
     under_way: AtomicU64,
-    /// The time until which the server is halted, or [`SERVES`] or [`RESUMES`].
-    halted_until_ns: AtomicU64,
+    /// [`SERVES`], [`HALTED`] or [`RESUMES`]. Changes under the lock of `halt`.
+    mode: AtomicU64,
+    /// The latest halt.
+    halt: Mutex<Halt>,
+    /// Whether a thread may be replacing the tree by a bulk load.
+    replacing: AtomicBool,
 }
 
 /// Default of how many operations there are per load sample.
 const SAMPLED_ONE_IN: u32 = 64;
 
 const SERVES: u64 = 0;
-const RESUMES: u64 = u64::MAX;
+const HALTED: u64 = 1;
+const RESUMES: u64 = 2;
+
+/// A halt of a compute server.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Halt {
+    /// The bulk load that asked for it, or [`NO_LOAD`].
+    pub(super) load: u64,
+    /// The highest version of the map record at which a load may replace the tree meanwhile. Only a
+    /// later version lets the server resume (record.MR3).
+    pub(super) version: u64,
+    /// The server resumes by itself after this time.
+    until_ns: u64,
+}
+
+/// The result of [`ComputeServer::halt`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Halting {
+    Halted,
+    /// It is being resumed: try again.
+    Resumes,
+    /// It has halted for another load, which has time left.
+    Another,
+}
 
 /// The right to move keys. Dropping it permits the next move.
 #[derive(Debug)]
@@ -97,7 +125,9 @@ impl<D: Partitioned, L: Layout> ComputeServer<D, L> {
             sampled_one_in: SAMPLED_ONE_IN,
             moving: AtomicBool::new(false),
             under_way: AtomicU64::new(0),
-            halted_until_ns: AtomicU64::new(SERVES),
+            mode: AtomicU64::new(SERVES),
+            halt: Mutex::default(),
+            replacing: AtomicBool::new(false),
         }
     }
 
@@ -135,17 +165,27 @@ impl<D: Partitioned, L: Layout> ComputeServer<D, L> {
         // SeqCst: either this thread sees the halt, or the halting thread sees this count.
         self.under_way.fetch_add(1, Ordering::SeqCst);
         let entered = UnderWay(&self.under_way);
-        (self.halted_until_ns.load(Ordering::SeqCst) == SERVES).then_some(entered)
+        (self.mode.load(Ordering::SeqCst) == SERVES).then_some(entered)
     }
 
-    /// Halts the server until `until_ns`, or until it is resumed. After this, wait for
-    /// [`ComputeServer::is_idle`]. Returns `false`, and has no effect, while the server is being
-    /// resumed.
-    pub fn halt(&self, until_ns: u64) -> bool {
-        let until_ns = until_ns.clamp(SERVES + 1, RESUMES - 1);
-        let halted = &self.halted_until_ns;
-        let halt = |held| (held != RESUMES).then_some(until_ns);
-        halted.fetch_update(Ordering::SeqCst, Ordering::SeqCst, halt).is_ok()
+    /// Halts the server until `until_ns`, or until it is resumed, so that `load` may replace the
+    /// tree at this version of the map record. After this, wait for [`ComputeServer::is_idle`]. A
+    /// halt for another load counts until its time is over, however often others ask meanwhile.
+    pub(super) fn halt(&self, load: u64, version: u64, now_ns: u64, until_ns: u64) -> Halting {
+        let mut held = lock(&self.halt);
+        let mode = self.mode.load(Ordering::SeqCst);
+        if mode == RESUMES {
+            return Halting::Resumes;
+        }
+        let is_halted = mode == HALTED;
+        if is_halted && load != NO_LOAD && held.load != load && held.until_ns > now_ns {
+            return Halting::Another;
+        }
+        // A late request must not take back a later version: a load may replace the tree at it.
+        let version = if is_halted { version.max(held.version) } else { version };
+        *held = Halt { load, version, until_ns };
+        self.mode.store(HALTED, Ordering::SeqCst);
+        Halting::Halted
     }
 
     /// Whether no operation is in flight.
@@ -153,19 +193,42 @@ impl<D: Partitioned, L: Layout> ComputeServer<D, L> {
         self.under_way.load(Ordering::SeqCst) == 0
     }
 
-    /// Whether the server is halted and will not resume by itself before `now_ns`.
-    pub(super) fn has_halted(&self, now_ns: u64) -> bool {
-        let until_ns = self.halted_until_ns.load(Ordering::SeqCst);
-        until_ns != RESUMES && until_ns > now_ns
+    /// Whether the server has halted so that `load` may replace the tree at `version`.
+    pub(super) fn has_halted(&self, load: u64, version: u64) -> bool {
+        let held = lock(&self.halt);
+        let is_halted = self.mode.load(Ordering::SeqCst) == HALTED;
+        is_halted && (held.load, held.version) == (load, version)
     }
 
     /// Claims the right to resume, which one caller at a time can hold. `None` if the server is
-    /// serving, is being resumed, or is halted until later than `now_ns`.
-    pub(super) fn begin_resume(&self, now_ns: u64) -> Option<Resuming<'_>> {
-        let halted = &self.halted_until_ns;
-        let over = |held| (held != SERVES && held <= now_ns).then_some(RESUMES);
-        let before = halted.fetch_update(Ordering::SeqCst, Ordering::SeqCst, over).ok()?;
-        Some(Resuming { halted, then: before })
+    /// serving, is being resumed, or is halted for another load than `load`, or without one until
+    /// later than `now_ns`.
+    pub(super) fn begin_resume(
+        &self,
+        load: Option<u64>,
+        now_ns: u64,
+    ) -> Option<Resuming<'_, D, L>> {
+        if self.mode.load(Ordering::SeqCst) != HALTED {
+            return None;
+        }
+        let held = lock(&self.halt);
+        let is_over = load.map_or(held.until_ns <= now_ns, |load| held.load == load);
+        if self.mode.load(Ordering::SeqCst) != HALTED || !is_over {
+            return None;
+        }
+        self.mode.store(RESUMES, Ordering::SeqCst);
+        Some(Resuming { server: self, halt: *held, then: HALTED })
+    }
+
+    /// Claims the right to replace the tree, which one thread at a time can hold.
+    pub(super) fn begin_replacing(&self) -> Option<Replacing<'_>> {
+        let is_free = !self.replacing.swap(true, Ordering::AcqRel);
+        is_free.then(|| Replacing(&self.replacing))
+    }
+
+    /// Whether a thread may be replacing the tree.
+    pub(super) fn is_replacing(&self) -> bool {
+        self.replacing.load(Ordering::Acquire)
     }
 
     /// Its number in the map.
@@ -244,20 +307,33 @@ impl<D: Partitioned, L: Layout> ComputeServer<D, L> {
 /// The right to resume a halted compute server. Dropped without [`Resuming::serve`], it leaves the
 /// server halted.
 #[derive(Debug)]
-pub(super) struct Resuming<'a> {
-    halted: &'a AtomicU64,
+pub(super) struct Resuming<'a, D: Partitioned, L: Layout> {
+    server: &'a ComputeServer<D, L>,
+    /// The halt that it ends.
+    pub(super) halt: Halt,
     then: u64,
 }
 
-impl Resuming<'_> {
+impl<D: Partitioned, L: Layout> Resuming<'_, D, L> {
     /// Lets the server serve from now on.
     pub(super) fn serve(mut self) {
         self.then = SERVES;
     }
 }
 
-impl Drop for Resuming<'_> {
+impl<D: Partitioned, L: Layout> Drop for Resuming<'_, D, L> {
     fn drop(&mut self) {
-        self.halted.store(self.then, Ordering::SeqCst);
+        let _held = lock(&self.server.halt);
+        self.server.mode.store(self.then, Ordering::SeqCst);
+    }
+}
+
+/// The right to replace the tree.
+#[derive(Debug)]
+pub(super) struct Replacing<'a>(&'a AtomicBool);
+
+impl Drop for Replacing<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
     }
 }

@@ -16,6 +16,7 @@
 mod answering;
 mod balance;
 mod balancer;
+mod bulk_load;
 mod compute_pool;
 mod compute_server;
 mod design;
@@ -36,12 +37,13 @@ mod worker;
 
 pub use balance::{BalancePolicy, Proposal};
 pub use balancer::{BalanceTarget, Balancer};
+pub use bulk_load::{BulkLoad, LoadEnded};
 pub use compute_pool::ComputePool;
 pub use compute_server::ComputeServer;
 pub use life::{end_former_life, fence_former_life};
 pub use map::{Move, PartitionMap};
 pub use queue::{Clients, Queue, Queues};
-pub use record::{MapState, MapStore, PendingMove, Put, begin_life};
+pub use record::{MapState, MapStore, PendingMove, Put, Replacement, begin_life};
 pub use route::Route;
 pub use routed::{LONGEST_MOVE_NS, PoolOwners, RoutedIndex};
 pub(crate) use router::Attempts;

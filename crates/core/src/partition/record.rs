@@ -10,6 +10,13 @@
 //!   them after the second.
 //! - record.MR2. A compute server serves keys that it has released only after a put of its own has
 //!   raised the record's version. So an earlier put of unknown outcome can no longer take effect.
+//! - record.MR3. A bulk load replaces the tree only after its put has replaced the version that it
+//!   had read before any compute server halted for it. A life that begins has raised the version,
+//!   and so has a compute server that resumes while a load may still put. So at that put, every
+//!   compute server has halted and has written everything back.
+//! - record.MR4. Between the put that begins a replacement and the one that ends it, no compute
+//!   server resumes, and no life begins but the builder's. The builder ends it once no WRITE of its
+//!   replacement can land any more: after the replacement, or in its next life.
 //!
 //! *Thread safety*: a [`MapStore`] belongs to one thread.
 
@@ -34,6 +41,15 @@ pub struct PendingMove<K> {
     pub at: Option<K>,
 }
 
+/// A bulk load that is replacing the tree, or whose builder may have died meanwhile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Replacement {
+    /// The number of the load.
+    pub load: u64,
+    /// The compute server that built the new tree.
+    pub by: u16,
+}
+
 /// The content of the record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MapState<K> {
@@ -41,9 +57,16 @@ pub struct MapState<K> {
     pub map: PartitionMap<K>,
     /// The pending move. There is at most one at a time.
     pub moving: Option<PendingMove<K>>,
+    /// The replacement of the tree that is going on. No keys move meanwhile.
+    pub replacing: Option<Replacement>,
 }
 
 impl<K: Clone + Ord> MapState<K> {
+    /// A map without a pending move and without a replacement.
+    pub fn settled(map: PartitionMap<K>) -> Self {
+        Self { map, moving: None, replacing: None }
+    }
+
     /// The pending move with all its ranges.
     ///
     /// # Errors
@@ -87,10 +110,12 @@ const ATTEMPTS: u32 = 100;
 
 /// Begins the next life of a compute server: cancels a move in which its previous life was the
 /// giver, and raises the record's version, so that no put of the previous life can still take
-/// effect (MR2). Returns the map to serve by. Call it after the previous life has been fenced.
+/// effect (MR2), and no bulk load can replace the tree without this life (MR3). Returns the map to
+/// serve by. Call it after the previous life has been fenced.
 ///
 /// # Errors
-/// [`IndexError::Contended`] if the record cannot be read or replaced.
+/// [`IndexError::Contended`] if the record cannot be read or replaced, or while another compute
+/// server is replacing the tree.
 pub async fn begin_life<K: Clone + Ord>(
     fabric: &impl Fabric,
     store: &dyn MapStore<K>,
@@ -101,6 +126,18 @@ pub async fn begin_life<K: Clone + Ord>(
         if let Some((mut state, version)) = store.read().await {
             if fabric.breaks(rules::RECORD_RAISED) {
                 return Ok(state.map);
+            }
+            let is_others = |replacing: &Replacement| replacing.by != compute_server;
+            if state.replacing.as_ref().is_some_and(is_others)
+                && !fabric.breaks(rules::REPLACEMENT_AWAITED)
+            {
+                // The tree that this life would read may be the former one (MR4).
+                fabric.sleep(pause_ns).await;
+                pause_ns = (pause_ns * 2).min(LONGEST_PAUSE_NS);
+                continue;
+            }
+            if fabric.breaks(rules::REPLACEMENT_SETTLED) {
+                state.replacing = None;
             }
             if state.moving.as_ref().is_some_and(|pending| pending.from == compute_server) {
                 state.moving = None;

@@ -59,11 +59,13 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
     pub async fn follow_map(&self, ended: &dyn Fn() -> bool) {
         while !ended() {
             // Read before entering, so that a hanging catalog does not delay a halt.
-            if let Some((state, version)) = self.store().read().await
-                && let Some(_moving) = self.server().begin_move()
-                && let Some(_entered) = self.server().enter()
-            {
-                let _ = self.try_reconcile(&state, version, None).await;
+            if let Some((state, version)) = self.store().read().await {
+                self.end_replacement(&state, version).await;
+                if let Some(_moving) = self.server().begin_move()
+                    && let Some(_entered) = self.server().enter()
+                {
+                    let _ = self.try_reconcile(&state, version, None).await;
+                }
             }
             self.fabric().sleep(FOLLOW_NS).await;
         }
@@ -89,7 +91,8 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
         let Some((state, version)) = read else { return Err(contended) };
         let me = self.server().number();
         let is_mine = state.map.range_of(me).is_same(&self.server().state().range());
-        if state.moving.is_some() || !is_mine || state.map.epoch() != self.server().epoch() {
+        let is_changing = state.moving.is_some() || state.replacing.is_some();
+        if is_changing || !is_mine || state.map.epoch() != self.server().epoch() {
             return Err(contended);
         }
         for _ in 0..BOUNDARIES_TRIED {
@@ -105,8 +108,8 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
             let planned = state.map.plan(me, to, at.as_ref())?;
             let id = self.fabric().unique();
             let moving = Some(PendingMove { id, from: me, to, at });
-            let pending = MapState { map: state.map.clone(), moving };
-            let decided = MapState { map: state.map.checked_after::<L>(&planned)?, moving: None };
+            let pending = MapState { moving, ..state.clone() };
+            let decided = MapState::settled(state.map.checked_after::<L>(&planned)?);
             if !self.store().takes(&pending) || !self.store().takes(&decided) {
                 let what = "the boundaries between compute servers are too long for the map record";
                 return Err(IndexError::InvalidArgument(what));
@@ -198,7 +201,8 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
                 let planned = state.planned(pending)?;
                 // If this is going to fail, let it fail here rather than after the put.
                 index.prepare_take_over(&planned.grown).await?;
-                let decided = MapState { map: state.map.after(&planned), moving: None };
+                let map = state.map.after(&planned);
+                let decided = MapState { map, moving: None, ..state.clone() };
                 if self.fabric().breaks(rules::TAKEN_AFTER_PUT) {
                     self.adopt(&decided.map).await?;
                 }
@@ -237,7 +241,7 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
         state: &MapState<OwnedKey<L>>,
         version: u64,
     ) -> Result<Reconciled, IndexError> {
-        let before = MapState { map: state.map.clone(), moving: None };
+        let before = MapState { moving: None, ..state.clone() };
         if !self.fabric().breaks(rules::RECORD_DECIDES)
             && self.store().put_if(version, &before).await != Put::Done
         {

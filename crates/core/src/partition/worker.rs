@@ -11,21 +11,21 @@
 //!
 //! *Thread safety*: belongs to its endpoint's thread.
 
-use super::compute_server::{Incarnation, UnderWay};
+use super::compute_server::{Halting, Incarnation, Resuming, UnderWay};
 use super::part::OwnerHandle;
 use super::router::behind;
-use super::{ComputeServer, Load, MapState, MapStore, PartitionMap, Put};
+use super::{ComputeServer, Load, MapStore, PartitionMap, Put};
 use crate::cache::CacheCounters;
 use crate::index::{
-    Ascending, Built, BulkBuilder, InLeaves, IndexError, PartIndex, PartPool, PartValues,
-    Partitioned, Reclaimed, Records, Scan, Scanned, ValueForm, check_fill,
+    InLeaves, IndexError, PartIndex, PartPool, PartValues, Partitioned, Reclaimed, Records, Scan,
+    Scanned, ValueForm,
 };
 use crate::page::{Answer, Layout, LeafEdit, OwnedKey, OwnedValue, TooLong};
-use crate::remote::{ROOT_SERVER, RemoteError};
+use crate::remote::RemoteError;
 use crate::rules;
 use crate::together::all;
 use crate::wire::{
-    ClientRequest, ClientResponse, ErrorCode, PoolRequest, RecordRoom, Refusal, Request,
+    ClientRequest, ClientResponse, ErrorCode, NO_LOAD, PoolRequest, RecordRoom, Refusal, Request,
     SCAN_REPLY_RECORDS,
 };
 use farleaf_fabric::sync::Arc;
@@ -36,8 +36,6 @@ use std::rc::Rc;
 
 /// A halted compute server resumes by itself after this time.
 const LONGEST_HALT_NS: u64 = 20_000_000_000;
-/// Minimum remaining halt time when a tree is replaced.
-const HALT_LEFT_NS: u64 = 10_000_000_000;
 /// Drain timeout and poll interval.
 const LONGEST_DRAIN_NS: u64 = 8_000_000_000;
 const DRAIN_LOOK_NS: u64 = 100_000;
@@ -69,6 +67,7 @@ pub(super) fn error_code(error: &IndexError) -> ErrorCode {
         IndexError::OutOfMemory { .. } => ErrorCode::OutOfMemory,
         IndexError::Contended { .. } => ErrorCode::Contended,
         IndexError::Fabric(_) => ErrorCode::NoMemoryServer,
+        IndexError::NotServed { code, .. } => *code,
         IndexError::Refused { refusal: Refusal::NotEmpty, .. } => ErrorCode::NotEmpty,
         IndexError::NotSorted { .. } => ErrorCode::NotSorted,
         IndexError::NotItsKeys => ErrorCode::NotItsKeys,
@@ -210,6 +209,11 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
         &self.under_way
     }
 
+    /// The index in the memory pool.
+    pub(super) fn pool(&self) -> &D::Pool<F, L> {
+        &self.pool
+    }
+
     /// The map record.
     pub(super) fn store(&self) -> &dyn MapStore<OwnedKey<L>> {
         &*self.store
@@ -239,8 +243,7 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
         }
     }
 
-    /// Answers any request except [`ClientRequest::LoadBegin`] and the requests that follow it,
-    /// which go to [`Worker::load`].
+    /// Answers any request except those of bulk loads, which go to [`Worker::serve_loads`].
     pub async fn answer(&self, ask: ClientRequest<L>) -> ClientResponse<L> {
         self.fabric().charge(Work::Client).await;
         if let Err(too_long) = ask.check(V::check) {
@@ -248,8 +251,18 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
         }
         match ask {
             ClientRequest::Map => return self.map_told(),
-            ClientRequest::Halt => return self.told(self.halt().await),
-            ClientRequest::Resume => return self.told(self.resume().await),
+            ClientRequest::Halt { load, version } => {
+                return self.told(self.halt_for(load, version).await);
+            }
+            ClientRequest::Resume { load } => {
+                return match self.resume(load).await {
+                    // Again later.
+                    Err(IndexError::Contended { .. }) => {
+                        ClientResponse::Error(ErrorCode::Unavailable)
+                    }
+                    resumed => self.told(resumed),
+                };
+            }
             _ => {}
         }
         let Some(_entered) = self.enter().await else {
@@ -313,7 +326,7 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
                 Err(RemoteError::Moved) => self.not_owner(L::key(&key)),
                 Err(error) => self.no(&error.into()),
             },
-            _ => ClientResponse::Error(ErrorCode::Loading),
+            _ => ClientResponse::Error(ErrorCode::Malformed),
         }
     }
 
@@ -426,41 +439,88 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
         }
     }
 
-    /// Stops serving, waits for the operations in flight, and writes everything back.
+    /// Stops serving, waits for the operations in flight, and writes everything back, for a compute
+    /// server that ends.
     ///
     /// # Errors
-    /// [`IndexError`] if something cannot be written, or if operations or a resume in progress do
-    /// not end in time. The compute server is halted even so, unless it was being resumed.
+    /// As [`Worker::halt_for`].
     pub async fn halt(&self) -> Result<(), IndexError> {
+        self.halt_for(NO_LOAD, 0).await
+    }
+
+    /// Stops serving, waits for the operations in flight, and writes everything back, so that
+    /// `load` may replace the tree at this version of the map record.
+    ///
+    /// # Errors
+    /// [`IndexError`] if something cannot be written, if operations or a resume in progress do not
+    /// end in time, or if the record has another version. The compute server is halted even so,
+    /// unless it was being resumed, is halted for another load, or the record has another version.
+    pub async fn halt_for(&self, load: u64, version: u64) -> Result<(), IndexError> {
         let (fabric, server) = (self.fabric(), &self.part.server);
-        let until_ns = fabric.now_ns().saturating_add(LONGEST_DRAIN_NS);
-        let halt = || server.halt(fabric.now_ns().saturating_add(LONGEST_HALT_NS));
-        let mut is_late = false;
-        while !is_late && (!halt() || !server.is_idle()) {
-            is_late = fabric.now_ns() >= until_ns;
+        let late_ns = fabric.now_ns().saturating_add(LONGEST_DRAIN_NS);
+        let is_late = || fabric.now_ns() >= late_ns;
+        loop {
+            let now_ns = fabric.now_ns();
+            match server.halt(load, version, now_ns, now_ns.saturating_add(LONGEST_HALT_NS)) {
+                Halting::Halted if server.is_idle() || is_late() => break,
+                Halting::Halted => {}
+                Halting::Resumes if is_late() => break,
+                Halting::Resumes => {}
+                Halting::Another => {
+                    let (compute_server, code) = (server.number(), ErrorCode::Loading);
+                    return Err(IndexError::NotServed { compute_server, code });
+                }
+            }
             fabric.sleep(DRAIN_LOOK_NS).await;
         }
         // Do this even if an operation hangs, so that no acknowledged change is lost with it.
         self.values.flush(self.index()).await?;
-        match is_late {
-            true => Err(IndexError::Contended { retries: 0 }),
-            false => Ok(()),
+        let has_halted = load == NO_LOAD || server.has_halted(load, version);
+        if !server.is_idle() || !has_halted {
+            return Err(IndexError::Contended { retries: 0 });
+        }
+        // The request may be late, and the load over: then nothing would resume this server soon.
+        if load != NO_LOAD
+            && let Some((_, newer)) = self.store.read().await
+            && newer != version
+        {
+            let _ = self.resume(load).await;
+            return Err(IndexError::Contended { retries: 0 });
+        }
+        Ok(())
+    }
+
+    /// Resumes serving after a halt for `load`, starting with an empty cache.
+    ///
+    /// # Errors
+    /// [`IndexError`] if a load may still replace the tree and this cannot be prevented now, if
+    /// dirty nodes cannot be written, or if the root cannot be read. The compute server then stays
+    /// halted.
+    pub async fn resume(&self, load: u64) -> Result<(), IndexError> {
+        match self.part.server.begin_resume(Some(load), self.fabric().now_ns()) {
+            Some(resuming) => self.finish_resume(resuming).await,
+            None => Ok(()),
         }
     }
 
-    /// Resumes serving, starting with an empty cache.
-    ///
-    /// # Errors
-    /// [`IndexError`] if dirty nodes cannot be written or the root cannot be read. The compute
-    /// server then stays halted.
-    pub async fn resume(&self) -> Result<(), IndexError> {
-        match self.part.server.begin_resume(u64::MAX - 1) {
-            Some(resuming) => {
-                self.begin_anew().await?;
-                resuming.serve();
-                Ok(())
-            }
-            None => Ok(()),
+    async fn finish_resume(&self, resuming: Resuming<'_, D, L>) -> Result<(), IndexError> {
+        if !self.fabric().breaks(rules::RESUMED_DECIDED) {
+            self.decide_loads(resuming.halt.version).await?;
+        }
+        self.begin_anew().await?;
+        resuming.serve();
+        Ok(())
+    }
+
+    /// Makes sure that no load can replace the tree at `version` of the map record, or at an
+    /// earlier one (record.MR3), and that none is replacing it now (record.MR4).
+    async fn decide_loads(&self, version: u64) -> Result<(), IndexError> {
+        let again = IndexError::Contended { retries: 0 };
+        match self.store.read().await {
+            Some((state, _)) if state.replacing.is_some() => Err(again),
+            Some((_, read)) if read > version => Ok(()),
+            Some((state, read)) if self.store.put_if(read, &state).await == Put::Done => Ok(()),
+            _ => Err(again),
         }
     }
 
@@ -473,103 +533,9 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
     /// Resumes serving if the halt has lasted too long, because the client that requested it may be
     /// dead.
     async fn resume_if_due(&self) -> bool {
-        let Some(resuming) = self.part.server.begin_resume(self.fabric().now_ns()) else {
-            return false;
-        };
-        match self.begin_anew().await {
-            Ok(()) => {
-                resuming.serve();
-                true
-            }
-            Err(_) => false,
-        }
-    }
-
-    /// Builds a tree from the records that `next` returns, and finally replaces the empty tree with
-    /// it. Returns boundaries that would give each owner about the same number of records; none if
-    /// there are too few records, or if the boundaries are too long for a map.
-    ///
-    /// # Errors
-    /// [`IndexError`]. Unless the outcome is unknown, the index is unchanged.
-    pub async fn load(
-        &self,
-        fill: f64,
-        mut next: impl AsyncFnMut() -> Result<Option<Vec<(OwnedKey<L>, OwnedValue<L>)>>, IndexError>,
-    ) -> Result<Vec<OwnedKey<L>>, IndexError> {
-        check_fill(fill)?;
-        let contended = IndexError::Contended { retries: 0 };
-        // This server's map may be a little older than the record.
-        let Some((MapState { map, moving: None }, _)) = self.store.read().await else {
-            return Err(contended);
-        };
-        let boundaries = map.boundaries().to_vec();
-        let mut builder = self.pool.builder(fill, boundaries);
-        let (mut blocks, is_replacing) = (Vec::new(), Cell::new(false));
-        let outcome = async {
-            let mut order = Ascending::<L>::default();
-            while let Some(mut records) = next().await? {
-                for (key, value) in &records {
-                    V::check(L::key(key), L::value(value))?;
-                    order.ascends(key)?;
-                }
-                self.values.prepare(self.index(), &mut records, &mut blocks).await?;
-                for (key, value) in records {
-                    builder.append(L::key(&key), L::value(&value)).await?;
-                }
-            }
-            let built = builder.finish().await?;
-            self.check_halted()?;
-            // No key moves while every compute server is halted, but keys may have moved earlier.
-            // An earlier put may even arrive late: raising the version makes it fail (record.MR2).
-            let state = MapState { map: map.clone(), moving: None };
-            match self.store.read().await {
-                Some((read, version)) if read == state => {
-                    if self.store.put_if(version, &state).await != Put::Done {
-                        return Err(contended.clone());
-                    }
-                }
-                _ => return Err(contended.clone()),
-            }
-            let former = self.pool.occupied().await?;
-            if !self.pool.is_empty().await? {
-                return Err(IndexError::Refused {
-                    server: ROOT_SERVER,
-                    refusal: Refusal::NotEmpty,
-                });
-            }
-            // Leaves of all owners will refer to these blocks. This server need not be one of them:
-            // its keys may have moved since the client chose it.
-            if map.owners() != [self.part.server.number()] {
-                self.values.share().await?;
-            }
-            self.check_halted()?;
-            is_replacing.set(true);
-            self.pool.replace(&built).await?;
-            self.pool.give_back(former);
-            let equal = built.equal_boundaries(map.owners().len()).unwrap_or_default();
-            let fit = PartitionMap::new::<L>(map.epoch(), equal.clone()).is_ok();
-            Ok(if fit { equal } else { Vec::new() })
-        }
-        .await;
-        // Until the tree is replaced, whatever is unknown does not matter: no root leads there.
-        let is_unknown =
-            |error| matches!(error, &IndexError::Indeterminate(_) | &IndexError::BadReply { .. });
-        if let Err(error) = &outcome
-            && !(is_replacing.get() && is_unknown(error))
-        {
-            builder.abort().await;
-            self.values.give_back(blocks);
-        }
-        outcome
-    }
-
-    /// Checks that the compute server is halted and will stay so for [`HALT_LEFT_NS`], which
-    /// replacing a tree requires.
-    fn check_halted(&self) -> Result<(), IndexError> {
-        let until_ns = self.fabric().now_ns().saturating_add(HALT_LEFT_NS);
-        match self.part.server.has_halted(until_ns) {
-            true => Ok(()),
-            false => Err(IndexError::InvalidArgument("halt the server before replacing its tree")),
+        match self.part.server.begin_resume(None, self.fabric().now_ns()) {
+            Some(resuming) => self.finish_resume(resuming).await.is_ok(),
+            None => false,
         }
     }
 }

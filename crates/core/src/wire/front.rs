@@ -29,6 +29,9 @@ pub fn check_sent<L: Layout>(key: &L::Key, value: &L::Value) -> Result<(), TooLo
     if bytes <= most { Ok(()) } else { Err(TooLong::Value { bytes, most }) }
 }
 
+/// The number of no bulk load: a compute server that ends halts without one.
+pub const NO_LOAD: u64 = 0;
+
 messages! {
     /// A request from a client to a compute server.
     #[derive(Clone, Debug, PartialEq, Eq)]
@@ -61,25 +64,46 @@ messages! {
         4 => Collect,
         /// Stop serving, and write back what the memory servers do not have yet, because the tree
         /// is about to be replaced. A compute server that gets no further request resumes after a
-        /// timeout.
-        5 => Halt,
+        /// timeout, once the load can no longer replace the tree.
+        5 => Halt {
+            /// The load that replaces it, or [`NO_LOAD`].
+            load: u64,
+            /// The version of the map record at which the load may replace it.
+            version: u64,
+        },
         /// Resume serving, and discard all state of the old tree.
-        6 => Resume,
+        6 => Resume {
+            /// The load that the compute server halted for.
+            load: u64,
+        },
         /// Begin building a tree that will replace the empty one.
         7 => LoadBegin {
+            /// A random number that identifies the load.
+            load: u64,
             /// The fill of the pages, in thousandths.
             fill_permille: u16,
         },
         /// The next records of the tree.
         8 => LoadAppend {
+            /// The load that they belong to.
+            load: u64,
             /// Ascending, with keys above all previous ones.
             records: Vec<(OwnedKey<L>, OwnedValue<L>)>,
         },
-        /// The tree is complete: it replaces the empty one. Sent only when this compute server and
-        /// all others have halted. Answered by [`ClientResponse::Loaded`].
-        9 => LoadEnd,
+        /// The tree replaces the empty one. Sent only when this compute server and all others have
+        /// halted for this version. Answered by [`ClientResponse::Loaded`]; if it is repeated, with
+        /// the outcome of the first.
+        9 => LoadEnd {
+            /// The load that built the tree.
+            load: u64,
+            /// The version of the map record that it replaces the tree at.
+            version: u64,
+        },
         /// Discard the tree that is being built.
-        10 => LoadAbort,
+        10 => LoadAbort {
+            /// The load that builds it.
+            load: u64,
+        },
         /// Write back every change that was acknowledged before this request. Answered by
         /// [`ClientResponse::Covered`].
         11 => Flush,
@@ -104,6 +128,13 @@ messages! {
         15 => Fences {
             /// The key to look up.
             key: OwnedKey<L>,
+        },
+        /// All records were sent: complete the tree, and name the version of the map record at
+        /// which all compute servers have to halt. May be repeated, for a later version. Answered
+        /// by [`ClientResponse::LoadReady`].
+        16 => LoadReady {
+            /// The load that builds the tree.
+            load: u64,
         },
     }
 }
@@ -183,6 +214,13 @@ messages! {
             /// The epoch of the map.
             epoch: u64,
         },
+        /// The tree of a bulk load is complete.
+        12 => LoadReady {
+            /// The version of the map record at which the load may replace the empty tree.
+            version: u64,
+            /// The epoch of the map in that record.
+            epoch: u64,
+        },
     }
 }
 
@@ -217,8 +255,8 @@ messages! {
         /// The records of a bulk load do not ascend.
         #[error("the records are not in strictly ascending order")]
         7 => NotSorted,
-        /// A bulk load is in progress, or none has begun.
-        #[error("a bulk load is in progress, or none has begun")]
+        /// Another bulk load is in progress.
+        #[error("another bulk load is in progress")]
         8 => Loading,
         /// The part of the index that the operation reached is damaged, or a memory server's reply
         /// was invalid.
@@ -246,6 +284,12 @@ messages! {
             /// The longest value of its key.
             most: u64,
         },
+        /// The load has ended at this compute server, or never began in its current life.
+        #[error(
+            "the bulk load has ended there: the compute server was restarted, or got no request of \
+             the load for too long; load again"
+        )]
+        14 => NoLoad,
     }
 }
 
@@ -275,7 +319,7 @@ impl<L: Layout> ClientRequest<L> {
     ) -> Result<(), TooLong> {
         match self {
             Self::Edit(edit) => edit.as_ref().check_by::<L>(record),
-            Self::UpsertAll { records } | Self::LoadAppend { records } => {
+            Self::UpsertAll { records } | Self::LoadAppend { records, .. } => {
                 records.iter().try_for_each(|(key, value)| record(L::key(key), L::value(value)))
             }
             Self::Scan { lower, upper, .. } => check_bounds::<L, _>([lower, upper]),
@@ -300,7 +344,11 @@ impl<L: Layout> ClientRequest<L> {
     pub fn is_load(&self) -> bool {
         matches!(
             self,
-            Self::LoadBegin { .. } | Self::LoadAppend { .. } | Self::LoadEnd | Self::LoadAbort
+            Self::LoadBegin { .. }
+                | Self::LoadAppend { .. }
+                | Self::LoadReady { .. }
+                | Self::LoadEnd { .. }
+                | Self::LoadAbort { .. }
         )
     }
 

@@ -24,7 +24,7 @@ mod table;
 mod tree;
 
 pub use directory::{DirectoryRequest, LEFT, NO_PROCESS};
-pub use front::{ClientRequest, ClientResponse, ErrorCode, MOST_VALUE_BYTES, check_sent};
+pub use front::{ClientRequest, ClientResponse, ErrorCode, MOST_VALUE_BYTES, NO_LOAD, check_sent};
 pub use merge::{EPOCH_JOBS_LOG2, LANE_JOBS_LOG2, MergeRequest};
 pub use offload::{AskOffload, OffloadRequest, TICKETS, Ticket};
 pub use owners::{DEAD_OWNERS, LOG_SLOTS, OwnerRequest, log_slot_bytes};

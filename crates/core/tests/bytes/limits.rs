@@ -334,7 +334,8 @@ impl Calls for Recorder {
             ClientRequest::Scan { .. } => {
                 ClientResponse::Records { records: Vec::new(), next: None }
             }
-            ClientRequest::LoadEnd => ClientResponse::Loaded { boundaries: Vec::new() },
+            ClientRequest::LoadReady { .. } => ClientResponse::LoadReady { version: 1, epoch: 1 },
+            ClientRequest::LoadEnd { .. } => ClientResponse::Loaded { boundaries: Vec::new() },
             _ => ClientResponse::<Bytes>::Done,
         };
         lock(&self.0).push((ask, call.request.len()));
@@ -369,7 +370,7 @@ fn a_client_s_batches_are_bounded_by_bytes() {
     for (ask, bytes) in asked.iter() {
         assert!(*bytes <= MOST, "{bytes}");
         match ask {
-            ClientRequest::LoadAppend { records } => loaded.extend_from_slice(records),
+            ClientRequest::LoadAppend { records, .. } => loaded.extend_from_slice(records),
             ClientRequest::UpsertAll { records } => upserted.extend_from_slice(records),
             _ => continue,
         }

@@ -10,14 +10,14 @@ use farleaf_core::index::dex::{Dex, DexOptions};
 use farleaf_core::index::{InLeaves, IndexError, ValueForm};
 use farleaf_core::page::{Action, Bytes, LeafEdit, Named, SuperblockError};
 use farleaf_core::partition::{
-    Clients, ComputeServer, MapState, MapStore, PartitionMap, Put, Queue, Worker,
+    Clients, ComputeServer, LoadEnded, MapState, MapStore, PartitionMap, Put, Queue, Worker,
 };
 use farleaf_core::remote::{BlockClient, BlockSpace, GRACE_NS};
 use farleaf_core::server::MemoryServerConfig;
 use farleaf_core::wire::{ClientRequest, ClientResponse, ErrorCode, MOST_VALUE_BYTES};
 use farleaf_fabric::sim::{Faults, SimConfig, Slow, Verb};
 use farleaf_fabric::sync::Arc;
-use farleaf_fabric::{Cluster, Fabric, FabricError, MAX_MESSAGE_BYTES, ServerId, Uncertainty};
+use farleaf_fabric::{Cluster, Fabric, MAX_MESSAGE_BYTES, ServerId};
 use futures_util::future::{LocalBoxFuture, join};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -79,7 +79,7 @@ async fn open_owned_by<V: ValueForm<Small>, F: Fabric>(
     values: &V::Shared,
 ) -> Result<Worker<Dex, F, Small, V>, IndexError> {
     let map = PartitionMap::from_owners::<Small>(1, Vec::new(), vec![owner]).unwrap();
-    let state = MapState { map: map.clone(), moving: None };
+    let state = MapState::settled(map.clone());
     let store = Rc::new(Alone { state: RefCell::new(state), version: Cell::new(1) });
     let server = Arc::new(ComputeServer::start(0, &cache, map).unwrap());
     Worker::open(&server, fabric, store, values).await
@@ -351,6 +351,34 @@ fn what_a_compute_server_has_lost_is_used_again() {
     });
 }
 
+/// Loads records in bulk, and abandons the load if it fails.
+async fn load<V: ValueForm<Small>, F: Fabric>(
+    worker: &Worker<Dex, F, Small, V>,
+    records: Vec<(Vec<u8>, Vec<u8>)>,
+) -> Result<(), IndexError> {
+    let number = worker.fabric().unique();
+    let mut load = worker.begin_load(number, 0.7).await?;
+    let outcome = async {
+        for part in records.chunks(7) {
+            load.append(part.to_vec()).await?;
+        }
+        let (version, _) = load.ready().await?;
+        worker.halt_for(number, version).await?;
+        match load.end(version).await {
+            LoadEnded::Loaded(_) => Ok(()),
+            LoadEnded::Again(error) | LoadEnded::Failed(error) | LoadEnded::Unknown(error) => {
+                Err(error)
+            }
+        }
+    };
+    let outcome = outcome.await;
+    if outcome.is_err() {
+        load.abandon().await;
+    }
+    worker.resume(number).await?;
+    outcome
+}
+
 /// A bulk load writes its blocks while records arrive; one that fails leaves nothing.
 #[test]
 fn bulk_loads() {
@@ -364,13 +392,9 @@ fn bulk_loads() {
             .zip(lengths())
             .map(|(key, length)| (vec![key], vec![key; length]))
             .collect();
-        let load = async |records: Vec<(Vec<u8>, Vec<u8>)>| {
-            let mut parts = records.chunks(7).map(<[_]>::to_vec);
-            worker.load(0.7, async || Ok(parts.next())).await
-        };
+        let load = async |records| load(&worker, records).await;
         let mut unsorted = records.clone();
         unsorted.push((vec![3], vec![3; 500]));
-        worker.halt().await.unwrap();
         assert!(matches!(load(unsorted).await, Err(IndexError::NotSorted { .. })));
         assert_eq!(blocks.usage().blocks_in_use, 0);
         let mut too_long = records.clone();
@@ -384,8 +408,75 @@ fn bulk_loads() {
         assert_eq!(blocks.usage().blocks_in_use, in_blocks);
         assert!(load(records.clone()).await.is_err(), "the index is not empty");
         assert_eq!(blocks.usage().blocks_in_use, in_blocks);
-        worker.resume().await.unwrap();
         assert_eq!(scanned(&worker, false, 1_000).await, records);
+    });
+}
+
+/// Regression test: the time after which a bulk load without a client is abandoned, and after which
+/// a halted compute server serves again, began anew with each refused request of other clients. A
+/// client that tried again every few seconds never got in.
+#[test]
+fn clients_that_wait_do_not_prolong_a_lost_load() {
+    const SECOND_NS: u64 = 1_000_000_000;
+    let provider = &sim(SimConfig::default());
+    let cluster = setup(provider, 4 << 20).with_index::<Small, Dex>();
+    cluster.run_one(|fabric| async move {
+        let worker = open::<InLeaves, _>(fabric, caches()[1], &()).await;
+        let (queue, clients) = (Queue::<Small, usize>::default(), Kept::default());
+        let begin = |load| Ask::LoadBegin { load, fill_permille: 700 };
+        let waiting = async {
+            assert_eq!(queue.push(begin(1), 0), None);
+            worker.fabric().sleep(SECOND_NS).await;
+            // The client of the first load dies after it has halted this server.
+            assert_eq!(worker.answer(Ask::Halt { load: 1, version: 1 }).await, Told::Done);
+            let is_served = |told: Told| told == Told::Done;
+            let (mut began, mut halted) = (None, None);
+            for second in (3..60_usize).step_by(3) {
+                worker.fabric().sleep(3 * SECOND_NS).await;
+                let halt = Ask::Halt { load: 2, version: 1 };
+                if halted.is_none() && is_served(worker.answer(halt).await) {
+                    halted = Some(second);
+                }
+                if began.is_none() {
+                    assert_eq!(queue.push(begin(2), second), None);
+                    worker.fabric().sleep(1_000).await;
+                    let told = clients.0.borrow().get(&second).cloned();
+                    began = told.filter(|told| is_served(told.clone())).map(|_| second);
+                }
+            }
+            let _ = queue.close();
+            (began, halted)
+        };
+        let (waited, ()) = join(waiting, worker.serve_loads(&queue, &clients, |_| ())).await;
+        assert_eq!(waited, (Some(30), Some(21)));
+    });
+}
+
+/// A life that begins between the halt and the replacement of the tree, and a resume, each raise the
+/// record's version, so the load cannot replace the tree. It halts all servers again and can.
+#[test]
+fn a_tree_is_replaced_only_at_the_version_of_the_halt() {
+    let provider = &sim(SimConfig::default());
+    let cluster = setup(provider, 4 << 20).with_index::<Small, Dex>();
+    cluster.run_one(|fabric| async move {
+        let worker = open::<InLeaves, _>(fabric, caches()[1], &()).await;
+        let mut load = worker.begin_load(7, 0.7).await.unwrap();
+        load.append(vec![(vec![1], vec![10])]).await.unwrap();
+        let (version, _) = load.ready().await.unwrap();
+        assert!(matches!(load.end(version).await, LoadEnded::Again(_)), "it serves");
+        worker.halt_for(7, version).await.unwrap();
+        worker.resume(8).await.unwrap();
+        worker.resume(7).await.unwrap();
+        assert!(worker.halt_for(7, version).await.is_err(), "the resume has raised the version");
+        assert!(matches!(load.end(version).await, LoadEnded::Again(_)));
+        assert_eq!(scanned(&worker, false, 10).await, vec![], "it serves");
+        let (later, _) = load.ready().await.unwrap();
+        assert_eq!(later, version + 1);
+        worker.halt_for(7, later).await.unwrap();
+        assert!(matches!(load.end(version).await, LoadEnded::Again(_)), "a late request");
+        assert!(matches!(load.end(later).await, LoadEnded::Loaded(_)));
+        worker.resume(7).await.unwrap();
+        assert_eq!(scanned(&worker, false, 10).await, vec![(vec![1], vec![10])]);
     });
 }
 
@@ -500,31 +591,27 @@ fn a_load_that_ends_early_frees_its_blocks() {
         let blocks = shared();
         let worker = open::<InBlocks, _>(fabric, caches()[1], &blocks).await;
         let records: Vec<_> = (0..250_u8).map(|key| (vec![key], vec![key; 20_001])).collect();
-        worker.halt().await.unwrap();
-        let in_use = Cell::new(0);
-        let (server, why) = (ServerId::new(0), Uncertainty::TimedOut);
-        let lost = IndexError::Indeterminate(FabricError::Indeterminate { server, why });
-        let mut parts = records[..40].chunks(7).map(<[_]>::to_vec);
-        let loaded = worker.load(0.7, async || match parts.next() {
-            Some(part) => Ok(Some(part)),
-            None => {
-                in_use.set(blocks.usage().blocks_in_use);
-                Err(lost.clone())
-            }
-        });
-        assert_eq!(loaded.await, Err(lost.clone()));
-        assert_eq!((in_use.get(), blocks.usage().blocks_in_use), (40, 0));
-
-        let mut parts = records.chunks(7).map(<[_]>::to_vec);
-        let loaded = worker.load(0.7, async || {
-            in_use.set(blocks.usage().blocks_in_use);
-            Ok(parts.next())
-        });
-        let loaded = loaded.await;
-        assert!(matches!(loaded, Err(IndexError::OutOfMemory { .. })), "{loaded:?}");
-        assert!(in_use.get() > 40, "{}", in_use.get());
+        let mut given_up = worker.begin_load(1, 0.7).await.unwrap();
+        for part in records[..40].chunks(7) {
+            given_up.append(part.to_vec()).await.unwrap();
+        }
+        assert_eq!(blocks.usage().blocks_in_use, 40);
+        given_up.abandon().await;
         assert_eq!(blocks.usage().blocks_in_use, 0);
-        worker.resume().await.unwrap();
+
+        let mut too_large = worker.begin_load(2, 0.7).await.unwrap();
+        let (mut in_use, mut loaded) = (0, Ok(()));
+        for part in records.chunks(7) {
+            in_use = blocks.usage().blocks_in_use;
+            loaded = too_large.append(part.to_vec()).await;
+            if loaded.is_err() {
+                break;
+            }
+        }
+        assert!(matches!(loaded, Err(IndexError::OutOfMemory { .. })), "{loaded:?}");
+        assert!(in_use > 40, "{in_use}");
+        too_large.abandon().await;
+        assert_eq!(blocks.usage().blocks_in_use, 0);
         assert_eq!(scanned(&worker, false, 10).await, vec![]);
     });
 }
@@ -621,9 +708,7 @@ fn blocks_that_are_loaded_for_another_compute_server_are_not_adopted() {
             let worker = open_owned_by::<InBlocks, _>(owner, fabric.clone(), cache, &blocks);
             let worker = worker.await.unwrap();
             let records: Vec<_> = (0..40_u8).map(|key| (vec![key], vec![key; 5_000])).collect();
-            worker.halt().await.unwrap();
-            let mut parts = records.chunks(7).map(<[_]>::to_vec);
-            worker.load(0.7, async || Ok(parts.next())).await.unwrap();
+            load(&worker, records).await.unwrap();
             assert_eq!(blocks.usage().blocks_in_use, 40);
             let next_life = shared();
             <InBlocks as ValueForm<Small>>::adopt(&next_life, fabric).await.unwrap();
