@@ -68,6 +68,10 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
                             ended.add(load, told);
                             continue;
                         }
+                        // Keys are moving, or another load is ending: again later.
+                        Err(IndexError::Contended { .. }) => {
+                            ClientResponse::Error(ErrorCode::Unavailable)
+                        }
                         Err(error) => ClientResponse::Error(error_code(&error)),
                     }
                 }
