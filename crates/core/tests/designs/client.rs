@@ -62,8 +62,9 @@ fn with_client<T: Send, W: Future<Output = T>>(
 fn loads(end: Told, resume: Told) -> Result<u64, IndexError> {
     let answers = move |ask| match ask {
         Ask::Scan { .. } => Told::Records { records: Vec::new(), next: None },
-        Ask::LoadEnd => end.clone(),
-        Ask::Resume => resume.clone(),
+        Ask::LoadReady { .. } => Told::LoadReady { version: 1, epoch: 1 },
+        Ask::LoadEnd { .. } => end.clone(),
+        Ask::Resume { .. } => resume.clone(),
         _ => Told::Done,
     };
     with_client(answers, |client| async move {
