@@ -14,7 +14,7 @@ use crate::workload::{self, Stream};
 use farleaf_core::cache::CacheCounters;
 use farleaf_core::index::{ByName, Design, IndexAdmin, IndexError, RangeIndex, Scan};
 use farleaf_core::page::{Layout, Named};
-use farleaf_core::wire::Refusal;
+use farleaf_core::wire::{ErrorCode, Refusal};
 use farleaf_fabric::sim::SimControl;
 use farleaf_fabric::sync::{AtomicBool, AtomicUsize, Mutex, Ordering, lock};
 use farleaf_fabric::{Fabric, FabricError};
@@ -39,6 +39,10 @@ const SETTLE_NS: u64 = 500_000_000;
 
 /// Pause before another attempt to open the index or to settle outcomes in doubt, in nanoseconds.
 const SETTLE_PAUSE_NS: u64 = 3_000_000;
+
+/// Pause before another attempt to load while a load of a lost client keeps its turn, in
+/// nanoseconds: it may do so for 30 seconds.
+const HELD_UP_PAUSE_NS: u64 = 1_000_000_000;
 
 /// State that the clients of one run share.
 #[derive(Debug)]
@@ -546,8 +550,10 @@ async fn load_in_bulk<I>(
                 _ => return fill_up(fabric, index, board, &all, &what).await,
             }
         }
+        // A load whose end was lost holds the others up until its time is over.
+        let is_held_up = matches!(error, IndexError::NotServed { code: ErrorCode::Loading, .. });
         last = Some(error);
-        fabric.sleep(SETTLE_PAUSE_NS).await;
+        fabric.sleep(if is_held_up { HELD_UP_PAUSE_NS } else { SETTLE_PAUSE_NS }).await;
     }
     board.report_load(format!("{what} failed {LOAD_ATTEMPTS} times: {last:?}"));
 }

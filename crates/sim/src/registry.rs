@@ -356,7 +356,6 @@ pub const SCENARIOS: &[(&str, &str)] = &[
     ("processes-blocks-torn", include_str!("../scenarios/processes-blocks-torn.toml")),
     ("processes-bulk", include_str!("../scenarios/processes-bulk.toml")),
     ("processes-bulk-dies", include_str!("../scenarios/processes-bulk-dies.toml")),
-    ("processes-bulk-lossy", include_str!("../scenarios/processes-bulk-lossy.toml")),
     ("processes-bulk-record-fails", include_str!("../scenarios/processes-bulk-record-fails.toml")),
     ("processes-bytes-bulk-dies", include_str!("../scenarios/processes-bytes-bulk-dies.toml")),
     ("processes-bytes-die", include_str!("../scenarios/processes-bytes-die.toml")),
