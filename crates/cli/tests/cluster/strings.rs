@@ -286,7 +286,6 @@ fn the_commands_of_a_client_take_byte_strings() {
     for (words, why) in [
         (&["get", "a\\n"][..], "a backslash begins"),
         (&["get", "--hex", "6"], "pairs of hexadecimal digits"),
-        (&["scan", "a", "--prefix", "a"], "cannot be used with"),
         (&["bench", "--key-form", "u64"], "--key-form u64 is for numbers"),
         (&["bench", "--keys-from", "x.csv"], "--keys-from is for numbers"),
         (&["bench", "--value-bytes", "70000"], "a message has values of at most 61440 bytes"),
@@ -318,8 +317,9 @@ fn the_commands_of_a_client_take_byte_strings() {
     let long = file("long.csv", &format!("key,value\nc,1\n{key},2\n"));
     let (code, _, said) = client(&["load", &long]);
     assert_eq!(code, Some(1));
-    assert!(said.contains("before this: 0: the key has 129 bytes"), "{said}");
-    assert_eq!(client(&["get", "c"]), no("key c is absent\n"), "their request changed nothing");
+    // The rows of different keys go in different requests, so the other one may be loaded.
+    assert!(said.contains("before this: 0; any of the next 2 may be loaded"), "{said}");
+    assert!(said.contains("the key has 129 bytes"), "{said}");
 
     // The shell, and the commands that show keys.
     let script = file("script", "put 'z\\x00' 1\nget 'z\\x00'\nscan --prefix z\n");

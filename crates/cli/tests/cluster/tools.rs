@@ -160,8 +160,8 @@ fn a_bulk_load_that_fails_loads_nothing_and_can_be_repeated() {
     ];
     for (name, content, why) in files {
         let path = file(&cluster, name, content);
-        let (code, out, said) =
-            client(&cluster, &["load", "--bulk", "--max-field-bytes", "8", &path]);
+        let bound: &[&str] = if name == "long.csv" { &["--max-field-bytes", "8"] } else { &[] };
+        let (code, out, said) = client(&cluster, &[&["load", "--bulk", &path], bound].concat());
         assert_eq!((code, &*out), (Some(2), ""), "{name}: {said}");
         assert!(said.contains(why) && said.contains("nothing was loaded"), "{name}: {said}");
         assert_eq!(client(&cluster, &["count"]).1, "0\n", "{name}");
