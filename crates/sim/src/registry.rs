@@ -120,10 +120,6 @@ pub const SCENARIOS: &[(&str, &str)] = &[
         include_str!("../scenarios/canary-processes-replacement-ended-early.toml"),
     ),
     (
-        "canary-processes-resumed-undecided",
-        include_str!("../scenarios/canary-processes-resumed-undecided.toml"),
-    ),
-    (
         "canary-sherman-cached-parents",
         include_str!("../scenarios/canary-sherman-cached-parents.toml"),
     ),

@@ -22,8 +22,8 @@ use farleaf_fabric::Provider;
 use farleaf_fabric::sync::Arc;
 use format::Request;
 use rows::{Key, Keys};
-use std::collections::hash_map::Entry;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 /// The requests of a trace.
@@ -67,7 +67,7 @@ pub fn read_trace(
 ) -> Result<Trace, InputError> {
     let mut operations: Vec<Operation> = Vec::new();
     // Byte strings have numbers in the order of their appearance at first.
-    let mut strings: HashMap<Vec<u8>, u64> = HashMap::new();
+    let mut strings: BTreeMap<Vec<u8>, u64> = BTreeMap::new();
     let mut is_cut = false;
     let keys = Keys { kind: format.keys, hashed: hash_keys };
     let lacks_operations = rows::read(path, format, keys, |row| {
@@ -107,10 +107,9 @@ pub fn read_trace(
     Ok(Trace { operations, strings, is_cut, lacks_operations })
 }
 
-/// Sorts the byte strings, and renumbers the keys of the operations.
-fn in_order(strings: HashMap<Vec<u8>, u64>, operations: &mut [Operation]) -> Vec<Vec<u8>> {
-    let mut sorted: Vec<_> = strings.into_iter().collect();
-    sorted.sort_unstable();
+/// The byte strings in order, by which it renumbers the keys of the operations.
+fn in_order(strings: BTreeMap<Vec<u8>, u64>, operations: &mut [Operation]) -> Vec<Vec<u8>> {
+    let sorted: Vec<_> = strings.into_iter().collect();
     let space = KeySpace::spread(sorted.len() as u64);
     let mut numbers = vec![0; sorted.len()];
     for (place, (_, number)) in (0..).zip(&sorted) {

@@ -243,7 +243,7 @@ impl Places {
         let missing = |column: String| InputError::NoColumn {
             path: path.to_owned(),
             column,
-            columns: crate::columns::shown_fields(row.all().map(|field| shown(field))),
+            columns: crate::columns::shown_fields(row.all().map(shown)),
         };
         let key = find(&format.key).map_err(missing)?;
         let op = match &format.op {

@@ -358,7 +358,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         let is_shared = self.shard.has_lent();
         let mut parts = Vec::new();
         for table in left.iter_mut().filter(|table| table.meta.smallest < *next) {
-            let part = table.from_key(next, is_shared).map_err(|_| Self::damaged(table))?;
+            let part = table.starting_at(next, is_shared).map_err(|_| Self::damaged(table))?;
             let whole = std::mem::replace(table, Arc::new(part));
             if self.fabric().breaks(MERGED_PARTS_PINNED) {
                 whole.lease.end();

@@ -63,7 +63,7 @@ impl Table {
 
     /// The table without the keys below `next`, which is one of its own, and without the extents
     /// that have nothing else, unless `is_shared`: other shards use all of them (S3).
-    pub(super) fn from_key(&self, next: &KeyBuf, is_shared: bool) -> Result<Self, Damaged> {
+    pub(super) fn starting_at(&self, next: &KeyBuf, is_shared: bool) -> Result<Self, Damaged> {
         let words = self.index.seek(next.key())?;
         let lease = match is_shared || self.lease.is_borrowed() {
             true => Arc::clone(&self.lease),
