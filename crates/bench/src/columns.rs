@@ -2,90 +2,11 @@
 //!
 //! *Thread safety*: none needed; one thread opens and reads a file.
 
+use crate::InputError;
 use crate::content::{self, Content};
 use crate::rows::{Row, RowError, RowReader};
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
-use thiserror::Error;
-
-/// Why a file cannot be used.
-#[derive(Debug, Error)]
-#[non_exhaustive]
-pub enum InputError {
-    /// The file cannot be opened, read or decompressed.
-    #[error("cannot read {}: {source}", path.display())]
-    Read {
-        /// The file's path.
-        path: PathBuf,
-        /// The error of the operating system or of the decompressor.
-        source: std::io::Error,
-    },
-    /// The file has a form that is recognised but not read, such as another compression.
-    #[error(
-        "cannot read {}: this is {form}, and only plain text, gzip and zstd are read: use the output of \
-         `{command} {}`, with - for stdin",
-        path.display(), path.display()
-    )]
-    OtherForm {
-        /// The file's path.
-        path: PathBuf,
-        /// The form's name.
-        form: &'static str,
-        /// The command that makes plain text of it.
-        command: &'static str,
-    },
-    /// The header does not have the requested column.
-    #[error("{} has no column `{column}`; its columns are: {}", path.display(), columns.join(", "))]
-    NoColumn {
-        /// The file's path.
-        path: PathBuf,
-        /// The missing column's name.
-        column: String,
-        /// The columns that the file has.
-        columns: Vec<String>,
-    },
-    /// The first row is neither numbers nor a header with the expected column.
-    #[error(
-        "{}, line {line}: the first row is neither numbers nor a header with a column `{column}`, it is: {}",
-        path.display(), fields.join(", ")
-    )]
-    NoHeader {
-        /// The file's path.
-        path: PathBuf,
-        /// Line number of the first row.
-        line: u64,
-        /// The expected column's name.
-        column: String,
-        /// The fields of the first row.
-        fields: Vec<String>,
-    },
-    /// A row cannot be parsed.
-    #[error("{}, line {line}: {problem}", path.display())]
-    BadRow {
-        /// The file's path.
-        path: PathBuf,
-        /// Line number, counted from 1 including the header.
-        line: u64,
-        /// What was found and what was expected.
-        problem: String,
-    },
-    /// A binary record cannot be read.
-    #[error("{}, record {record}: {problem}", path.display())]
-    BadRecord {
-        /// The file's path.
-        path: PathBuf,
-        /// The record's number, counted from 1.
-        record: u64,
-        /// What was found and what was expected.
-        problem: String,
-    },
-    /// The file has no rows besides a header, or is empty.
-    #[error("{} has no rows", path.display())]
-    Empty {
-        /// The file's path.
-        path: PathBuf,
-    },
-}
 
 /// Longest line of a file of lines, in bytes. It bounds memory when a file has no line breaks.
 const LINE_BYTES: usize = 1 << 20;

@@ -1,7 +1,8 @@
 //! Opens the files that people give to the program, and decompresses them.
 //!
 //! *Invariants*
-//! - content.F1. The first bytes of a file decide how it is read, not its name. Bytes in a form that
+//! - content.F1. The first bytes of a file decide how it is read, not its name. Bytes in a form
+//!   that
 //!   is not read, such as another compression, are an error that names the form.
 //! - content.F2. The end of the content is the end of the file: a gzip file may have several
 //!   members, and zeros behind the last one, as tapes and block devices leave them. Anything else

@@ -17,6 +17,7 @@ mod columns;
 mod content;
 pub mod driver;
 pub mod input;
+mod input_error;
 pub mod keys;
 pub mod report;
 mod rows;
@@ -29,4 +30,4 @@ pub mod units;
 pub mod workload;
 mod zstd;
 
-pub use columns::InputError;
+pub use input_error::InputError;

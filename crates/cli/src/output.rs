@@ -109,7 +109,8 @@ pub(crate) fn bar(what: &str, total: Option<u64>) -> ProgressBar {
 /// Interval between the lines of a [`Heartbeat`].
 const BEAT: Duration = Duration::from_secs(1);
 
-/// Says once a second on stderr what a long command is doing, if stderr is no terminal: its bars are
+/// Says once a second on stderr what a long command is doing, if stderr is no terminal: its bars
+/// are
 /// hidden then.
 #[derive(Debug)]
 pub(crate) struct Heartbeat {

@@ -81,7 +81,7 @@ fn bad_values_end_with_one_line_and_code_2() {
         (&["bench", "--distribution", "zipf:1"], "expected `uniform`, `zipfian:THETA`"),
         (&["bench", "--distribution", "zipfian:-1"], "a number from 0 to 10"),
         (&["bench", "--keys", "0"], "must be at least 1"),
-        (&["bench", "--keys", "1e6"], "500_000, 500k, 20M or 1G"),
+        (&["bench", "--keys", "1e6"], "500_000, 500k, 20M, 1G or 1T"),
         (&["bench", "--keys", "99999999999G"], "expected a whole number"),
         (&["bench", "--keys", "1000000000000000"], "is out of range"),
         (&["bench", "--operations", "0"], "must be at least 1"),

@@ -90,7 +90,8 @@ impl Located {
         Ok(Self { config: config.clone(), catalog, keys, settings, layout, acknowledged })
     }
 
-    /// Continues an earlier connection of this program ([`Connection::acknowledged`]): a flush covers
+    /// Continues an earlier connection of this program ([`Connection::acknowledged`]): a flush
+    /// covers
     /// its changes, too.
     #[must_use]
     pub fn continuing(self, acknowledged: Arc<Acknowledged>) -> Self {

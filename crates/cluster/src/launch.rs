@@ -12,7 +12,8 @@
 //! *Invariants*: U1. Only one launcher uses the folder at a time. U2. When the launcher ends, for
 //! whatever reason, every server that it started ends too. U3. Servers end in this order: compute
 //! servers, memory servers, and last the memory server that runs the catalog; none is killed before
-//! its time limit for ending has passed. U4. Restarts after crashes are bounded; a restart that fails
+//! its time limit for ending has passed. U4. Restarts after crashes are bounded; a restart that
+//! fails
 //! ends no other server. U5. No server starts before all servers of former launchers in the folder
 //! have ended: after the death of a launcher they still write back, and have the catalog's state.
 //!

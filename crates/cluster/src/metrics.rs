@@ -1,4 +1,5 @@
-//! A server's metrics in OpenMetrics' format or, for those who ask for it, in Prometheus' older text
+//! A server's metrics in OpenMetrics' format or, for those who ask for it, in Prometheus' older
+//! text
 //! format: `/metrics` and `/healthz` over HTTP.
 //!
 //! Programs register each metric once with a function that reads it ([`Metrics::add`]); each
@@ -229,7 +230,8 @@ impl Metrics {
     }
 }
 
-/// Whether a request prefers `text/plain` to OpenMetrics: it names it with a greater weight, or with
+/// Whether a request prefers `text/plain` to OpenMetrics: it names it with a greater weight, or
+/// with
 /// the same as the wildcard that admits OpenMetrics.
 fn prefers_plain_text(headers: &HeaderMap) -> bool {
     let ranges = headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok());
@@ -428,7 +430,8 @@ mod tests {
         assert!(ask("/metrics").starts_with("HTTP/1.1 200 OK"));
     }
 
-    /// A scraper that asked for `text/plain` was answered in OpenMetrics, where the help of counters
+    /// A scraper that asked for `text/plain` was answered in OpenMetrics, where the help of
+    /// counters
     /// is under a name that Prometheus' text format does not have: promtool found no help.
     #[test]
     fn plain_text_is_served_to_those_who_ask_for_it() {
@@ -440,11 +443,11 @@ mod tests {
         });
         assert_eq!(
             metrics.plain_text(),
-            "# HELP farleaf_pool_bytes Bytes of the pool.\n# TYPE farleaf_pool_bytes gauge\n\
+            "# HELP farleaf_pool_bytes Bytes of the pool\n# TYPE farleaf_pool_bytes gauge\n\
              farleaf_pool_bytes 4096\n\
-             # HELP farleaf_oldest_seconds The oldest.\n# TYPE farleaf_oldest_seconds gauge\n\
+             # HELP farleaf_oldest_seconds The oldest\n# TYPE farleaf_oldest_seconds gauge\n\
              farleaf_oldest_seconds 1.25\n\
-             # HELP farleaf_operations_total Operations # by kind.\n\
+             # HELP farleaf_operations_total Operations # by kind\n\
              # TYPE farleaf_operations_total counter\nfarleaf_operations_total{kind=\"get\"} 7\n"
         );
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();

@@ -26,7 +26,8 @@ pub enum Error {
     /// changed; the operation can be repeated.
     #[error(transparent)]
     Contended(Cause),
-    /// A compute server has crashed with changes that it had acknowledged and that were not flushed.
+    /// A compute server has crashed with changes that it had acknowledged and that were not
+    /// flushed.
     /// They may be lost, and those of other programs, too. [`crate::Index::flush`] says it, once.
     #[error(transparent)]
     Lost(Cause),

@@ -19,6 +19,7 @@ mod form;
 pub mod history;
 mod inspect;
 mod mutants;
+mod process_spec;
 mod processes;
 mod random;
 mod registry;

@@ -316,6 +316,8 @@ pub const MUTANTS: &[Mutant] = &[
     seen("serves_again_unasked", &["processes-record-fails"]),
     seen("serves_before_the_put", &["processes-die-for-long", "processes-record-fails"]),
     seen("serves_released_keys", &["processes-moves"]),
+    seen("takes_promised_extents", &["canary-dlsm-promised-extents"]),
+    seen("frees_merged_parts", &["canary-dlsm-freed-parts"]),
     seen("loads_past_new_lives", &["canary-processes-past-new-lives"]),
     unseen(
         "resumes_undecided",

@@ -3,6 +3,8 @@
 //! The files are in `scenarios/` and compiled in ([`SCENARIOS`]). Options have their units in their
 //! names.
 
+use crate::process_spec::MAX_THREADS;
+pub use crate::process_spec::{DeathSpec, ProcessesSpec};
 use crate::registry::SCENARIOS;
 use farleaf_core::cache::{AdmissionName, CacheOptions, CoolingName, OffloadName, VictimName};
 use farleaf_core::index::dlsm::DlsmOptions;
@@ -66,55 +68,6 @@ pub struct Scenario {
     pub processes: Option<ProcessesSpec>,
 }
 
-/// Compute servers that are separate processes: clients send them messages, and each has its own
-/// cache.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(deny_unknown_fields)]
-pub struct ProcessesSpec {
-    /// The deadline of an operation, in nanoseconds.
-    pub deadline_ns: u64,
-    /// Processes that die and begin another life.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub kills: Vec<DeathSpec>,
-    /// How many times a process dies in the middle of a move in which it gives or takes keys.
-    #[serde(default)]
-    pub kills_in_moves: u16,
-    /// How many times a process dies in the middle of a bulk load: soon after a request of the load
-    /// that is drawn from the seed, to any process, has arrived.
-    #[serde(default)]
-    pub kills_in_loads: u16,
-    /// Longest life of a process, in nanoseconds: each dies again and again. With 0, only in the
-    /// ways above.
-    #[serde(default)]
-    pub lives_ns: u64,
-    /// Whether a process answers before it has written back, so that a death loses changes. Then the
-    /// answers are not judged, but the flushes: all processes die at the end, and nothing that a
-    /// completed flush covers may be lost.
-    #[serde(default)]
-    pub forgets: bool,
-    /// Number of threads of a process.
-    #[serde(default = "one_thread")]
-    pub threads: u16,
-    /// Longest time until a process that died begins its next life, in nanoseconds.
-    #[serde(default)]
-    pub restart_after_ns: u64,
-    /// The map record fails once in this many times: a read has no result, or a put has an unknown
-    /// outcome. With 0 it never fails.
-    #[serde(default)]
-    pub record_fails_one_in: u64,
-}
-
-/// Most threads of a process.
-const MAX_THREADS: u16 = 8;
-
-impl ProcessesSpec {
-    /// Whether processes die.
-    pub(crate) fn has_deaths(&self) -> bool {
-        let in_steps = self.kills_in_moves + self.kills_in_loads;
-        in_steps > 0 || !self.kills.is_empty() || self.lives_ns > 0
-    }
-}
-
 /// Compute servers that die together and restart with empty caches. The checks after a crash: every
 /// path to a key gives the same answer, and no change is lost that was acknowledged before a
 /// completed flush.
@@ -139,10 +92,6 @@ pub struct CrashSpec {
 }
 
 fn usual() -> u64 {
-    1
-}
-
-fn one_thread() -> u16 {
     1
 }
 
@@ -566,18 +515,6 @@ pub struct OutageSpec {
     pub latest_ns: u64,
     /// Duration, in nanoseconds.
     pub for_ns: u64,
-}
-
-/// A server's death; the seed draws its moment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(deny_unknown_fields)]
-pub struct DeathSpec {
-    /// The server's number.
-    pub server: u16,
-    /// Earliest moment, in nanoseconds.
-    pub earliest_ns: u64,
-    /// Latest moment, in nanoseconds.
-    pub latest_ns: u64,
 }
 
 impl FaultSpec {

@@ -151,7 +151,8 @@ const FILL: f64 = 0.7;
 /// index's contents at the end.
 ///
 /// # Errors
-/// [`BenchError`] if the index cannot be created, loaded, opened or scanned. Failed requests are counted
+/// [`BenchError`] if the index cannot be created, loaded, opened or scanned. Failed requests are
+/// counted
 /// instead.
 pub fn replay<D: Design<O::Layout>, P: Provider, O: Form>(
     provider: &P,

@@ -53,7 +53,8 @@ struct Places {
     limit: Option<usize>,
 }
 
-/// Passes the rows of a file to `take` until that returns `false`. Returns whether the file lacks the
+/// Passes the rows of a file to `take` until that returns `false`. Returns whether the file lacks
+/// the
 /// column of operations, where its form lets it.
 pub(super) fn read(
     path: &Path,
@@ -336,6 +337,10 @@ impl Places {
 impl Keys {
     /// The key that a field is, or what was expected.
     fn key(self, field: &[u8], volume: Option<&[u8]>) -> Result<Key, String> {
+        // Whatever is hashed, a header of a column of numbers is no request.
+        if self.kind == KeyKind::Signed && parsed::<i64>(field).is_none() {
+            return Err("a whole number of 64 bits".to_owned());
+        }
         if self.hashed || self.kind == KeyKind::Text {
             let text = match volume {
                 Some(volume) => [volume, b":", field].concat(),

@@ -296,7 +296,8 @@ pub(crate) struct Arguments {
     /// Change these parts of that form: key=COLUMN, op=COLUMN, volume=COLUMN (equal keys of several
     /// volumes differ), count=COLUMN (of requests in a row), by the header's name or by place, from
     /// 1; keys=number, signed, hex, digits or text; read=TEXT, write=TEXT, remove=TEXT, with `|`
-    /// between several; separator=comma, tab, space or words; columns=N if further separators belong
+    /// between several; separator=comma, tab, space or words; columns=N if further separators
+    /// belong
     /// to the key
     #[arg(long, value_name = "PART=VALUE,…", requires = "trace")]
     pub(super) trace_columns: Option<String>,

@@ -40,7 +40,8 @@ pub(crate) struct Arguments {
     /// Run as the compute server of this number, from 0
     #[arg(long, value_name = "N", value_parser = units::limited::<u16>(0, 1023))]
     number: u16,
-    /// Listen for clients at this host and port, a name or an IP address; port 0 lets the system choose
+    /// Listen for clients at this host and port, a name or an IP address; port 0 lets the system
+    /// choose
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0", value_parser = address)]
     listen: SocketAddr,
     /// Publish this host and port for clients instead of the one of --listen

@@ -1,4 +1,5 @@
-//! Launchers that are killed and started again, signals, and machines that have run out of something.
+//! Launchers that are killed and started again, signals, and machines that have run out of
+//! something.
 //!
 //! A start right after the death of a launcher failed, because the former servers still had the
 //! catalog's state and the sockets. Servers that an operator asked to end counted as crashes, and
@@ -17,7 +18,8 @@ fn put(cluster: &Launched, key: &str, value: &str) {
     assert_eq!(put.status.code(), Some(0), "{put:?}");
 }
 
-/// Waits until no server runs, and then stands for one that takes long to end, by the lock that each
+/// Waits until no server runs, and then stands for one that takes long to end, by the lock that
+/// each
 /// of them holds. To stop a server would not do: the kernel continues it when its launcher dies.
 fn hold(cluster: &Launched) -> File {
     let lock = File::open(cluster.folder.path().join("servers.lock")).unwrap();
@@ -143,7 +145,8 @@ fn a_hang_up_that_is_ignored_stays_ignored() {
     assert_eq!(server.wait().unwrap().code(), Some(0));
 }
 
-/// The restart of a server fails, as on a full disk. Its log cannot be opened here, because there is
+/// The restart of a server fails, as on a full disk. Its log cannot be opened here, because there
+/// is
 /// a folder at its place.
 #[test]
 fn a_restart_that_fails_ends_no_other_server() {

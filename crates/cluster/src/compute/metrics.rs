@@ -198,7 +198,8 @@ fn of_trees(family: &mut impl FnMut(&'static str, &'static str, Kind, fn(&Seen) 
     family("dlsm_near_merges", help, Counter, of_trees!(|trees| trees.counts.near_merges));
 }
 
-/// The range of a compute server. Byte strings are not numbers, and those above 2^53 are not exact in
+/// The range of a compute server. Byte strings are not numbers, and those above 2^53 are not exact
+/// in
 /// Prometheus, so that keys are labels of the number 1.
 fn partition((low, high): &(KeyRecord, Option<KeyRecord>)) -> Vec<Sample> {
     let last = match (low, high) {

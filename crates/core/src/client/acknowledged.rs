@@ -92,7 +92,8 @@ impl Before {
 mod tests {
     use super::*;
 
-    /// Each line: what happens, and which of the incarnations 10, 11 and 12 may then answer a flush.
+    /// Each line: what happens, and which of the incarnations 10, 11 and 12 may then answer a
+    /// flush.
     #[test]
     fn only_the_incarnation_that_has_acknowledged_may_answer() {
         let acknowledged = Acknowledged::default();

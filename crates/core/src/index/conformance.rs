@@ -469,7 +469,8 @@ impl From<IndexError> for SourceError {
 /// Bulk loading: contents, order, and rejected loads that leave the index unchanged.
 ///
 /// A load from a file with a bad row once committed the rows before it and reported that it had
-/// loaded none, so the next attempt found an index that was not empty: a failed source was taken for
+/// loaded none, so the next attempt found an index that was not empty: a failed source was taken
+/// for
 /// its end.
 pub fn bulk_load<L, D, P>(setup: &Setup<'_, P, D::Options>, beside: &Beside)
 where

@@ -109,7 +109,8 @@ pub enum IndexError {
         /// Number of the unreachable compute server.
         compute_server: u16,
     },
-    /// A compute server has begun another incarnation since it acknowledged changes that had not been
+    /// A compute server has begun another incarnation since it acknowledged changes that had not
+    /// been
     /// flushed. What it has now is flushed.
     #[error(
         "compute server {compute_server} has begun another incarnation: changes that it acknowledged \

@@ -25,7 +25,8 @@ pub(crate) const OPERATIONS_TOGETHER: usize = 32;
 /// An operation on a key or value that no page can hold fails with [`IndexError::KeyTooLong`] or
 /// [`IndexError::ValueTooLong`]; so does a scan with such a bound.
 ///
-/// A design implements `get`, `execute`, `scan`, `bulk_load_from` and `flush`; the other operations are
+/// A design implements `get`, `execute`, `scan`, `bulk_load_from` and `flush`; the other operations
+/// are
 /// built on these. [`super::IndexAdmin`] has the functions for operators.
 ///
 /// *Thread safety*: a handle belongs to the thread of its endpoint; operations of one handle may be

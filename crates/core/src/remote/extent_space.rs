@@ -13,7 +13,7 @@
 //! - lsm.K2. An extent rests for a grace period after its lease has ended, which is when no version
 //!   in use has its table.
 //!
-//! - lsm.S1. Extents are promised to the flushes of MemTables. Merges and bulk loads leave so many.
+//! - Extents are promised to the flushes of MemTables (lsm.S1). Merges and bulk loads leave so many.
 //!
 //! Extents that a WRITE may still reach when their lease ends are lost; `ExtentClient::settle`
 //! avoids that (lsm.K3). Those that a job may still write to stay leased until it is closed
@@ -543,7 +543,8 @@ impl Lease {
         }
     }
 
-    /// Where `words` words from word `first` of the table on lie, in pieces of adjacent memory, each
+    /// Where `words` words from word `first` of the table on lie, in pieces of adjacent memory,
+    /// each
     /// of at most `most` words. Ends early if there are fewer extents. Without the first word there
     /// are none.
     pub fn pieces(&self, first: u64, words: u64, most: u64) -> Vec<(GlobalAddr, u64)> {

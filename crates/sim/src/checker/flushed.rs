@@ -24,7 +24,8 @@ struct Write {
     is_covered: bool,
 }
 
-/// Checks the contents `found` after all processes have died at the end of `history`. Processes died
+/// Checks the contents `found` after all processes have died at the end of `history`. Processes
+/// died
 /// at the times `deaths_ns`, in any order. `handle_of` names the handle of a client.
 pub fn check_flushed(
     history: &History,

@@ -44,7 +44,8 @@ pub struct DlsmOptions {
     /// Merges of the tree that run at a time. Those on a memory server share its cores with
     /// requests, so choose fewer than it has.
     pub workers: usize,
-    /// So many records of tables that a scan READs for nothing, because they are removed, are merged
+    /// So many records of tables that a scan READs for nothing, because they are removed, are
+    /// merged
     /// at once.
     pub most_hidden: u64,
     /// Where merges run.
@@ -123,7 +124,8 @@ impl DlsmOptions {
         self.level1_bytes.saturating_mul(self.level_ratio.saturating_pow(deeper))
     }
 
-    /// The extents of `extent_bytes` bytes that the flush of a MemTable takes at most (S1). A record
+    /// The extents of `extent_bytes` bytes that the flush of a MemTable takes at most (S1). A
+    /// record
     /// takes less in a table, with its part of the index, than in a MemTable, but for the paper's
     /// index, which has an entry for each.
     pub(super) fn flush_extents(&self, memtable_bytes: usize, extent_bytes: u64) -> u64 {

@@ -7,16 +7,19 @@
 //! which the merged tree is no larger.
 //!
 //! ```text
-//! all extents of the tree: tables | promised to MemTables | one output of a merge | a MemTable that shrinks
+//! all extents of the tree: tables | promised to MemTables | one output of a merge | a MemTable
+//! that shrinks
 //! Takes::Everything          needs         yes                      yes                     yes
 //! Takes::Shrinking           needs         yes                      yes
 //! Takes::Nothing             needs    (the active one has none)
 //! ```
 //!
 //! *Invariants* (`docs/internals/lsm-tree.md`)
-//! - lsm.S1. A MemTable takes writes only while extents for its flush are promised, and only flushes
+//! - lsm.S1. A MemTable takes writes only while extents for its flush are promised, and only
+//!   flushes
 //!   take those. A shard owns them: no other one can.
-//! - lsm.S2. While the active MemTable takes writes, merges can count on the extents of an output; if
+//! - lsm.S2. While the active MemTable takes writes, merges can count on the extents of an output;
+//!   if
 //!   it takes everything, another MemTable that takes what shrinks the tree can be flushed beside.
 //! - lsm.S3. After each output of a merge in pieces, what it has read of its inputs is given back:
 //!   the directory has the change first, and no version in use has the extents.
@@ -74,7 +77,8 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         if takes == Takes::Nothing && self.shard.grow(Takes::Shrinking) {
             return Ok(false);
         }
-        // Merges beside one another have extents that come back: what shrinks the tree is not refused
+        // Merges beside one another have extents that come back: what shrinks the tree is not
+        // refused
         // at once.
         let waits = wait.as_ref().map_or(0, Wait::waits);
         let looks_again = takes == Takes::Nothing && waits < MOST_LOOKS;
@@ -220,7 +224,8 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         Ok(shard.grow(Takes::Everything))
     }
 
-    /// Merges the tombstones at the beginning of a range, and what they hide, if a scan has met many
+    /// Merges the tombstones at the beginning of a range, and what they hide, if a scan has met
+    /// many
     /// of them or a flush has written them: scans of the head of a queue would READ them all, again
     /// and again. Returns whether it has.
     pub(super) async fn merge_hidden(&self) -> Result<bool, IndexError> {
@@ -275,7 +280,8 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         (!sources.is_empty()).then_some((sources, into))
     }
 
-    /// Merges tables into a level, or their keys before `end`, with memory for one output at a time:
+    /// Merges tables into a level, or their keys before `end`, with memory for one output at a
+    /// time:
     /// after each output, what it was made from is given back (S3).
     pub(super) async fn merge_in_pieces(
         &self,

@@ -104,7 +104,8 @@ impl<F: Fabric, L: Layout> HybridIndex<F, L> {
         Ok(self.part(server).high.clone())
     }
 
-    /// Joins the leaf of `key`, which a removal has emptied, with the leaf before it. The first leaf
+    /// Joins the leaf of `key`, which a removal has emptied, with the leaf before it. The first
+    /// leaf
     /// of a share stays.
     pub(super) async fn join_emptied(&self, key: &L::Key) -> Result<(), Miss> {
         self.install_pending().await;

@@ -10,7 +10,8 @@
 //! writes into a ring, the worst outcome is that its own connection is closed. shm.S3. No send and
 //! no receive blocks on a peer. shm.S4. The number of connections is bounded, and those without a
 //! token are also bounded in time. shm.S6. A thread accepts a bounded number of connections at a
-//! time, and none for a while when the system has no descriptor for one. shm.S5. Lock order: a thread that holds a connection's lock may
+//! time, and none for a while when the system has no descriptor for one. shm.S5. Lock order: a
+//! thread that holds a connection's lock may
 //! take the table's, never the reverse; the holder of a process connection's lock may take an
 //! endpoint connection's.
 //!
