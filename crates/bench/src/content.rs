@@ -2,8 +2,7 @@
 //!
 //! *Invariants*
 //! - content.F1. The first bytes of a file decide how it is read, not its name. Bytes in a form
-//!   that
-//!   is not read, such as another compression, are an error that names the form.
+//!   that is not read, such as another compression, are an error that names the form.
 //! - content.F2. The end of the content is the end of the file: a gzip file may have several
 //!   members, and zeros behind the last one, as tapes and block devices leave them. Anything else
 //!   behind a member is an error. Frames of zstd follow each other likewise ([`Frames`]).

@@ -49,9 +49,8 @@ pub struct TextRow<'a> {
 /// Reads the records of a file row by row.
 ///
 /// The first row is a header with the names of the columns. If [`CsvOptions`] names no columns, a
-/// file
-/// of one or two columns needs no header if its first row consists of numbers: its columns are then
-/// keys and values. If there is no column of values, the value is the row's number, from 0.
+/// file of one or two columns needs no header if its first row consists of numbers: its columns are
+/// then keys and values. If there is no column of values, the value is the row's number, from 0.
 pub struct Rows {
     columns: Columns,
     key: usize,

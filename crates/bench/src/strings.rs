@@ -33,8 +33,7 @@ const NUMBER_BYTES: usize = size_of::<u64>();
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KeyForm {
     /// Keys of YCSB: `user` and 19 digits, 23 bytes. YCSB itself does not pad its hashes with
-    /// zeros,
-    /// so that its keys have mostly 21 to 23 bytes.
+    /// zeros, so that its keys have mostly 21 to 23 bytes.
     Ycsb,
     /// Keys of dLSM's benchmark: 20 digits.
     Dlsm,

@@ -110,8 +110,7 @@ pub(crate) fn bar(what: &str, total: Option<u64>) -> ProgressBar {
 const BEAT: Duration = Duration::from_secs(1);
 
 /// Says once a second on stderr what a long command is doing, if stderr is no terminal: its bars
-/// are
-/// hidden then.
+/// are hidden then.
 #[derive(Debug)]
 pub(crate) struct Heartbeat {
     bar: Arc<Mutex<ProgressBar>>,

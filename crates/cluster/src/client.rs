@@ -91,8 +91,7 @@ impl Located {
     }
 
     /// Continues an earlier connection of this program ([`Connection::acknowledged`]): a flush
-    /// covers
-    /// its changes, too.
+    /// covers its changes, too.
     #[must_use]
     pub fn continuing(self, acknowledged: Arc<Acknowledged>) -> Self {
         Self { acknowledged, ..self }

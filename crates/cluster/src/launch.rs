@@ -13,9 +13,9 @@
 //! whatever reason, every server that it started ends too. U3. Servers end in this order: compute
 //! servers, memory servers, and last the memory server that runs the catalog; none is killed before
 //! its time limit for ending has passed. U4. Restarts after crashes are bounded; a restart that
-//! fails
-//! ends no other server. U5. No server starts before all servers of former launchers in the folder
-//! have ended: after the death of a launcher they still write back, and have the catalog's state.
+//! fails ends no other server. U5. No server starts before all servers of former launchers in the
+//! folder have ended: after the death of a launcher they still write back, and have the catalog's
+//! state.
 //!
 //! *Thread safety*: [`run`] occupies the calling thread, because servers end when the thread that
 //! started them ends.

@@ -1,6 +1,5 @@
 //! A server's metrics in OpenMetrics' format or, for those who ask for it, in Prometheus' older
-//! text
-//! format: `/metrics` and `/healthz` over HTTP.
+//! text format: `/metrics` and `/healthz` over HTTP.
 //!
 //! Programs register each metric once with a function that reads it ([`Metrics::add`]); each
 //! request reads the current values. The data path does not depend on this module.
@@ -231,8 +230,7 @@ impl Metrics {
 }
 
 /// Whether a request prefers `text/plain` to OpenMetrics: it names it with a greater weight, or
-/// with
-/// the same as the wildcard that admits OpenMetrics.
+/// with the same as the wildcard that admits OpenMetrics.
 fn prefers_plain_text(headers: &HeaderMap) -> bool {
     let ranges = headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok());
     let (mut plain, mut open, mut wildcard) = (0.0, None, 0.0);
@@ -431,8 +429,7 @@ mod tests {
     }
 
     /// A scraper that asked for `text/plain` was answered in OpenMetrics, where the help of
-    /// counters
-    /// is under a name that Prometheus' text format does not have: promtool found no help.
+    /// counters is under a name that Prometheus' text format does not have: promtool found no help.
     #[test]
     fn plain_text_is_served_to_those_who_ask_for_it() {
         let metrics = Metrics::default();

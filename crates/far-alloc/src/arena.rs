@@ -139,10 +139,8 @@ impl FarArena {
         // There is no lazy way to discard far memory.
         control::write(&arena.setting("muzzy_decay_ms"), 0_isize)?;
         // Without `retain`, an extent from the region is no larger than the size class of what it
-        // is
-        // for: with its own `retain`, which is on by default, jemalloc 5.3.1 asks for whole classes
-        // of
-        // pages, such as 1.25 MiB for 1 MiB and 4 KiB, and keeps the rest for later.
+        // is for: with its own `retain`, which is on by default, jemalloc 5.3.1 asks for whole
+        // classes of pages, such as 1.25 MiB for 1 MiB and 4 KiB, and keeps the rest for later.
         let grow = if config.retain { config.grow_bytes } else { Some(4096) };
         if let Some(grow) = grow {
             control::write(&arena.setting("retain_grow_limit"), grow)?;

@@ -27,8 +27,8 @@ pub enum Error {
     #[error(transparent)]
     Contended(Cause),
     /// A compute server has crashed with changes that it had acknowledged and that were not
-    /// flushed.
-    /// They may be lost, and those of other programs, too. [`crate::Index::flush`] says it, once.
+    /// flushed. They may be lost, and those of other programs, too. [`crate::Index::flush`] says
+    /// it, once.
     #[error(transparent)]
     Lost(Cause),
     /// The memory servers have no memory left. Nothing has changed.

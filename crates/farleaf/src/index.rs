@@ -150,9 +150,8 @@ impl<K: ?Sized + Data> Index<K> {
     /// crash of a compute server then loses none of them.
     ///
     /// A crash before the flush may have lost changes that this handle had made and not flushed.
-    /// Then
-    /// the flush fails with [`crate::Error::Lost`], and the next one succeeds. What others had lost
-    /// before the flush began it does not report.
+    /// Then the flush fails with [`crate::Error::Lost`], and the next one succeeds. What others had
+    /// lost before the flush began it does not report.
     pub fn flush(&self) -> Operation<(), K> {
         self.run(Request::Flush, drop)
     }

@@ -38,9 +38,8 @@ pub struct ProcessesSpec {
     #[serde(default)]
     pub lives_ns: u64,
     /// Whether a process answers before it has written back, so that a death loses changes. Then
-    /// the
-    /// answers are not judged, but the flushes: all processes die at the end, and nothing that a
-    /// completed flush covers may be lost.
+    /// the answers are not judged, but the flushes: all processes die at the end, and nothing that
+    /// a completed flush covers may be lost.
     #[serde(default)]
     pub forgets: bool,
     /// Number of threads of a process.

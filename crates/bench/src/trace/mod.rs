@@ -152,8 +152,7 @@ const FILL: f64 = 0.7;
 ///
 /// # Errors
 /// [`BenchError`] if the index cannot be created, loaded, opened or scanned. Failed requests are
-/// counted
-/// instead.
+/// counted instead.
 pub fn replay<D: Design<O::Layout>, P: Provider, O: Form>(
     provider: &P,
     services: Vec<Arc<MemoryServer<O::Layout>>>,

@@ -54,8 +54,7 @@ struct Places {
 }
 
 /// Passes the rows of a file to `take` until that returns `false`. Returns whether the file lacks
-/// the
-/// column of operations, where its form lets it.
+/// the column of operations, where its form lets it.
 pub(super) fn read(
     path: &Path,
     format: &TraceFormat,

@@ -3,10 +3,9 @@
 //! YCSB (`ScrambledZipfianGenerator`) draws a rank out of 10^10 whatever `n` is, and takes its hash
 //! modulo `n`. Every key can be drawn, but several popular ranks share a key, and how popular each
 //! key is depends on the hash. This permutation uses cycle walking instead: it applies a mixer of
-//! `k`
-//! bits, where `2^k` is the least power of two not below `n`, until the result is below `n`. That
-//! takes fewer than two turns on average and reaches every key. The distribution over the keys is
-//! exactly that over the ranks.
+//! `k` bits, where `2^k` is the least power of two not below `n`, until the result is below `n`.
+//! That takes fewer than two turns on average and reaches every key. The distribution over the keys
+//! is exactly that over the ranks.
 //!
 //! *Thread safety*: a plain value.
 

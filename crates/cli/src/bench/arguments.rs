@@ -297,8 +297,7 @@ pub(crate) struct Arguments {
     /// volumes differ), count=COLUMN (of requests in a row), by the header's name or by place, from
     /// 1; keys=number, signed, hex, digits or text; read=TEXT, write=TEXT, remove=TEXT, with `|`
     /// between several; separator=comma, tab, space or words; columns=N if further separators
-    /// belong
-    /// to the key
+    /// belong to the key
     #[arg(long, value_name = "PART=VALUE,…", requires = "trace")]
     pub(super) trace_columns: Option<String>,
     /// Take the keys from this column of the trace: as `--trace-columns key=NAME`

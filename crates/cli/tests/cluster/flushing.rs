@@ -15,8 +15,7 @@ const KEPT_BY_FLUSHES: [&str; 3] = ["--restart", "--write-back-ms", "0"];
 
 /// A shell was open while another client moved keys to a compute server that had owned none, and
 /// changed them there. `flush` in the shell asked only the owners of its own map, and said ok;
-/// after
-/// a kill the keys had their old values.
+/// after a kill the keys had their old values.
 #[test]
 fn a_flush_covers_owners_that_the_client_has_not_heard_of() {
     let mut cluster = serving("tcp", &KEPT_BY_FLUSHES);
@@ -81,8 +80,7 @@ fn a_flush_reports_once_what_a_kill_has_lost() {
 }
 
 /// The shell connects anew and repeats a line if a compute server has restarted. A flush over the
-/// new
-/// connection knew of no changes and said ok.
+/// new connection knew of no changes and said ok.
 #[test]
 fn a_flush_in_the_shell_reports_what_a_kill_has_lost() {
     let mut cluster = serving("tcp", &KEPT_BY_FLUSHES);
@@ -121,8 +119,7 @@ fn file_of(cluster: &Launched, rows: impl Iterator<Item = (u64, u64)>) -> String
 }
 
 /// A compute server was killed during a load and came back: the load said success, but the rows
-/// that
-/// the killed one had acknowledged were missing.
+/// that the killed one had acknowledged were missing.
 fn a_load_outlives_a_kill(index: &[&str]) {
     const ROWS: u64 = 200_000;
     let mut cluster = serving("tcp", &[&KEPT_BY_FLUSHES[..], index].concat());

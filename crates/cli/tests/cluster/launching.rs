@@ -19,8 +19,8 @@ fn put(cluster: &Launched, key: &str, value: &str) {
 }
 
 /// Waits until no server runs, and then stands for one that takes long to end, by the lock that
-/// each
-/// of them holds. To stop a server would not do: the kernel continues it when its launcher dies.
+/// each of them holds. To stop a server would not do: the kernel continues it when its launcher
+/// dies.
 fn hold(cluster: &Launched) -> File {
     let lock = File::open(cluster.folder.path().join("servers.lock")).unwrap();
     flock(&lock, FlockOperation::LockExclusive).unwrap();
@@ -146,8 +146,7 @@ fn a_hang_up_that_is_ignored_stays_ignored() {
 }
 
 /// The restart of a server fails, as on a full disk. Its log cannot be opened here, because there
-/// is
-/// a folder at its place.
+/// is a folder at its place.
 #[test]
 fn a_restart_that_fails_ends_no_other_server() {
     let mut cluster = serving("tcp", &["--restart"]);

@@ -199,8 +199,7 @@ fn of_trees(family: &mut impl FnMut(&'static str, &'static str, Kind, fn(&Seen) 
 }
 
 /// The range of a compute server. Byte strings are not numbers, and those above 2^53 are not exact
-/// in
-/// Prometheus, so that keys are labels of the number 1.
+/// in Prometheus, so that keys are labels of the number 1.
 fn partition((low, high): &(KeyRecord, Option<KeyRecord>)) -> Vec<Sample> {
     let last = match (low, high) {
         (_, Some(KeyRecord::Number(high))) => Some(("last", high.saturating_sub(1).to_string())),

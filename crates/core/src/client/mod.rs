@@ -18,9 +18,8 @@
 //! - client.N5. A flush or a collection has been served by every owner of a map that was not older
 //!   than any other when it began.
 //! - client.N6. A flush succeeds only if each compute server has flushed in the incarnation that
-//!   has
-//!   acknowledged the unflushed changes of this program, and that existed when the flush began. An
-//!   earlier incarnation may have lost what it acknowledged.
+//!   has acknowledged the unflushed changes of this program, and that existed when the flush began.
+//!   An earlier incarnation may have lost what it acknowledged.
 //!
 //! *Thread safety*: belongs to its endpoint's thread; operations of one handle may overlap.
 

@@ -470,8 +470,7 @@ impl From<IndexError> for SourceError {
 ///
 /// A load from a file with a bad row once committed the rows before it and reported that it had
 /// loaded none, so the next attempt found an index that was not empty: a failed source was taken
-/// for
-/// its end.
+/// for its end.
 pub fn bulk_load<L, D, P>(setup: &Setup<'_, P, D::Options>, beside: &Beside)
 where
     L: Named,

@@ -110,8 +110,7 @@ pub enum IndexError {
         compute_server: u16,
     },
     /// A compute server has begun another incarnation since it acknowledged changes that had not
-    /// been
-    /// flushed. What it has now is flushed.
+    /// been flushed. What it has now is flushed.
     #[error(
         "compute server {compute_server} has begun another incarnation: changes that it acknowledged \
          before and had not flushed may be lost; make them again and flush again"

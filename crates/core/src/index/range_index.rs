@@ -26,8 +26,7 @@ pub(crate) const OPERATIONS_TOGETHER: usize = 32;
 /// [`IndexError::ValueTooLong`]; so does a scan with such a bound.
 ///
 /// A design implements `get`, `execute`, `scan`, `bulk_load_from` and `flush`; the other operations
-/// are
-/// built on these. [`super::IndexAdmin`] has the functions for operators.
+/// are built on these. [`super::IndexAdmin`] has the functions for operators.
 ///
 /// *Thread safety*: a handle belongs to the thread of its endpoint; operations of one handle may be
 /// in flight together.

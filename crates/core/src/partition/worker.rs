@@ -5,11 +5,9 @@
 //! threads of a compute server share its cache and nothing else.
 //!
 //! *Invariant*: worker.WF1. A flush or a collection answers with an epoch only if the compute
-//! server
-//! then serves exactly the range that the map of that epoch gives it. A giver no longer does from
-//! the release on, which comes before the next map. So if all owners of a map answer with its
-//! epoch,
-//! there was no newer map when they were asked.
+//! server then serves exactly the range that the map of that epoch gives it. A giver no longer does
+//! from the release on, which comes before the next map. So if all owners of a map answer with its
+//! epoch, there was no newer map when they were asked.
 //!
 //! *Thread safety*: belongs to its endpoint's thread.
 

@@ -13,7 +13,8 @@
 //! - lsm.K2. An extent rests for a grace period after its lease has ended, which is when no version
 //!   in use has its table.
 //!
-//! - Extents are promised to the flushes of MemTables (lsm.S1). Merges and bulk loads leave so many.
+//! - Extents are promised to the flushes of MemTables (lsm.S1). Merges and bulk loads leave so
+//!   many.
 //!
 //! Extents that a WRITE may still reach when their lease ends are lost; `ExtentClient::settle`
 //! avoids that (lsm.K3). Those that a job may still write to stay leased until it is closed
@@ -544,9 +545,8 @@ impl Lease {
     }
 
     /// Where `words` words from word `first` of the table on lie, in pieces of adjacent memory,
-    /// each
-    /// of at most `most` words. Ends early if there are fewer extents. Without the first word there
-    /// are none.
+    /// each of at most `most` words. Ends early if there are fewer extents. Without the first word
+    /// there are none.
     pub fn pieces(&self, first: u64, words: u64, most: u64) -> Vec<(GlobalAddr, u64)> {
         let extent_words = self.space.extent_bytes / 8;
         let skipped = self.without as u64 * extent_words;

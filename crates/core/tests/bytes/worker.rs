@@ -453,8 +453,7 @@ fn clients_that_wait_do_not_prolong_a_lost_load() {
 }
 
 /// A life that begins between the halt and the replacement of the tree, and a resume, each raise
-/// the
-/// record's version, so the load cannot replace the tree. It halts all servers again and can.
+/// the record's version, so the load cannot replace the tree. It halts all servers again and can.
 #[test]
 fn a_tree_is_replaced_only_at_the_version_of_the_halt() {
     let provider = &sim(SimConfig::default());

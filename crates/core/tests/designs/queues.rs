@@ -1,9 +1,8 @@
 //! What a scan of the head of a queue costs.
 //!
 //! The story: after 100,000 insertions and 99,900 removals at the low end, a scan of one record
-//! READ
-//! all of the leaves that the queue had left behind: 3,300 to 5,400. And ever-new keys ran out of
-//! memory, unless a client collected.
+//! READ all of the leaves that the queue had left behind: 3,300 to 5,400. And ever-new keys ran out
+//! of memory, unless a client collected.
 
 use super::clients::{setup, spent};
 use farleaf_core::cache::CacheOptions;

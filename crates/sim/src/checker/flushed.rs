@@ -25,8 +25,7 @@ struct Write {
 }
 
 /// Checks the contents `found` after all processes have died at the end of `history`. Processes
-/// died
-/// at the times `deaths_ns`, in any order. `handle_of` names the handle of a client.
+/// died at the times `deaths_ns`, in any order. `handle_of` names the handle of a client.
 pub fn check_flushed(
     history: &History,
     found: &BTreeMap<u64, u64>,

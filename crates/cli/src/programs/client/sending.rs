@@ -4,9 +4,8 @@
 //! - sending.LD1. Of several rows with one key the last one wins: all rows of a key go through one
 //!   lane, which sends one request at a time, in the order of the rows.
 //! - sending.LD2. A row counts as loaded only once a flush has succeeded after it was set. Until
-//!   then
-//!   it is kept, and if a compute server has lost what it acknowledged, all kept rows are sent
-//! again.
+//!   then it is kept, and if a compute server has lost what it acknowledged, all kept rows are sent
+//!   again.
 //!
 //! *Thread safety*: belongs to its client's thread.
 
@@ -25,8 +24,7 @@ const RECORDS_TOGETHER: usize = 1024;
 const KEPT_RECORDS: usize = 1 << 20;
 const KEPT_BYTES: usize = 64 << 20;
 /// How often the kept rows are sent again, and how often a flush that takes longer than the
-/// deadline
-/// is repeated.
+/// deadline is repeated.
 const ATTEMPTS: u32 = 8;
 
 /// Why a load stopped, and what it has loaded.
@@ -130,8 +128,7 @@ impl<L: Layout> Lane<L> {
 }
 
 /// Sets the records that `rows` returns, until it returns none, and flushes them. Reports the
-/// number
-/// of each request's records to `count`. Returns the number of all.
+/// number of each request's records to `count`. Returns the number of all.
 ///
 /// # Errors
 /// [`Stopped`].

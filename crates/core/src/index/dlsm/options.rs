@@ -45,8 +45,7 @@ pub struct DlsmOptions {
     /// requests, so choose fewer than it has.
     pub workers: usize,
     /// So many records of tables that a scan READs for nothing, because they are removed, are
-    /// merged
-    /// at once.
+    /// merged at once.
     pub most_hidden: u64,
     /// Where merges run.
     pub merges: MergePlace,
@@ -125,9 +124,8 @@ impl DlsmOptions {
     }
 
     /// The extents of `extent_bytes` bytes that the flush of a MemTable takes at most (S1). A
-    /// record
-    /// takes less in a table, with its part of the index, than in a MemTable, but for the paper's
-    /// index, which has an entry for each.
+    /// record takes less in a table, with its part of the index, than in a MemTable, but for the
+    /// paper's index, which has an entry for each.
     pub(super) fn flush_extents(&self, memtable_bytes: usize, extent_bytes: u64) -> u64 {
         let memtable_bytes = memtable_bytes as u64;
         let bytes = match self.index {

@@ -8,19 +8,17 @@
 //!
 //! ```text
 //! all extents of the tree: tables | promised to MemTables | one output of a merge | a MemTable
-//! that shrinks
-//! Takes::Everything          needs         yes                      yes                     yes
-//! Takes::Shrinking           needs         yes                      yes
-//! Takes::Nothing             needs    (the active one has none)
+//! that shrinks Takes::Everything          needs         yes                      yes              
+//! yes Takes::Shrinking           needs         yes                      yes Takes::Nothing        
+//! needs    (the active one has none)
 //! ```
 //!
 //! *Invariants* (`docs/internals/lsm-tree.md`)
 //! - lsm.S1. A MemTable takes writes only while extents for its flush are promised, and only
-//!   flushes
-//!   take those. A shard owns them: no other one can.
+//!   flushes take those. A shard owns them: no other one can.
 //! - lsm.S2. While the active MemTable takes writes, merges can count on the extents of an output;
-//!   if
-//!   it takes everything, another MemTable that takes what shrinks the tree can be flushed beside.
+//!   if it takes everything, another MemTable that takes what shrinks the tree can be flushed
+//!   beside.
 //! - lsm.S3. After each output of a merge in pieces, what it has read of its inputs is given back:
 //!   the directory has the change first, and no version in use has the extents.
 //! - lsm.S4. A write ends as out of memory only after everything was flushed and merged, and it has
@@ -78,8 +76,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
             return Ok(false);
         }
         // Merges beside one another have extents that come back: what shrinks the tree is not
-        // refused
-        // at once.
+        // refused at once.
         let waits = wait.as_ref().map_or(0, Wait::waits);
         let looks_again = takes == Takes::Nothing && waits < MOST_LOOKS;
         if self.until_room(wait, looks_again).await? {
@@ -225,9 +222,8 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     }
 
     /// Merges the tombstones at the beginning of a range, and what they hide, if a scan has met
-    /// many
-    /// of them or a flush has written them: scans of the head of a queue would READ them all, again
-    /// and again. Returns whether it has.
+    /// many of them or a flush has written them: scans of the head of a queue would READ them all,
+    /// again and again. Returns whether it has.
     pub(super) async fn merge_hidden(&self) -> Result<bool, IndexError> {
         let shard = &self.shard;
         let Some((first, end, records)) = shard.needs.take_hidden() else { return Ok(false) };
@@ -281,8 +277,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     }
 
     /// Merges tables into a level, or their keys before `end`, with memory for one output at a
-    /// time:
-    /// after each output, what it was made from is given back (S3).
+    /// time: after each output, what it was made from is given back (S3).
     pub(super) async fn merge_in_pieces(
         &self,
         merging: &Merging,

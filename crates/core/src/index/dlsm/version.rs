@@ -6,7 +6,7 @@
 //! - lsm.V4. Of the versions of a key, the newer one is in the source that comes first: the active
 //!   MemTable, closed ones from the newest on, level 0 from the newest table on, the other levels.
 //!
-//! - lsm.S3. A table of which a merge has taken a part begins at the first key that is left. Its
+//! - A table of which a merge has taken a part begins at the first key that is left. Its
 //!   extents before that key are given back.
 //!
 //! *Thread safety*: plain values; shared as they are.

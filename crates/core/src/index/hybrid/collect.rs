@@ -105,8 +105,7 @@ impl<F: Fabric, L: Layout> HybridIndex<F, L> {
     }
 
     /// Joins the leaf of `key`, which a removal has emptied, with the leaf before it. The first
-    /// leaf
-    /// of a share stays.
+    /// leaf of a share stays.
     pub(super) async fn join_emptied(&self, key: &L::Key) -> Result<(), Miss> {
         self.install_pending().await;
         let right = self.find(Probe::At(key)).await?;

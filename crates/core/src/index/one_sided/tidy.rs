@@ -30,8 +30,7 @@ pub(crate) async fn tidy<I: Locate>(index: &I, key: &Key<I>) {
         match index.emptied(key).await {
             Err(Miss::Restart) if index.pages().before_retry(&mut backoff).await.is_ok() => {}
             // The removal has succeeded. A commit of unknown outcome is a doubt of the handle,
-            // which
-            // its next operation settles.
+            // which its next operation settles.
             _ => return,
         }
     }

@@ -52,8 +52,7 @@ impl DlsmServerOptions {
     /// The options for memory servers with `pool_bytes` bytes and an index of `shards` shards: in a
     /// small pool MemTables, tables and extents are small, so that what is kept for flushes and
     /// merges leaves most of it for tables. Extents depend on the pool alone, as all compute
-    /// servers
-    /// must have the same.
+    /// servers must have the same.
     pub(super) fn within(&self, pool_bytes: u64, shards: usize) -> Self {
         if self.memtable_bytes.is_none() {
             return self.clone();
