@@ -245,7 +245,7 @@ mod tests {
             let all = (kept + memtables) * each.extent_bytes * shards as u64;
             assert!(all <= pool_bytes / 5, "{all} bytes of {pool_bytes} for {shards} shards");
         }
-        let tiny = options.within(1 << 20, 64).of_each(64).unwrap();
+        let tiny = options.within(1 << 20, 16).of_each(16).unwrap();
         assert_eq!(tiny.memtable.bytes, 240 << 10, "the longest value has room");
         let large = options.within(1 << 40, 1).of_each(1).unwrap();
         assert_eq!(large.memtable, options.of_each(1).unwrap().memtable);
