@@ -49,8 +49,11 @@ pub struct ExtentUsage {
 pub enum ExtentUse {
     /// A flush, to which they were promised.
     Flush,
-    /// A merge, which gives back about as many.
+    /// A merge, which gives back about as many at its end. It leaves what a merge in pieces needs:
+    /// merges beside one another could take all.
     Merge,
+    /// An output of a merge in pieces, which then gives back what it has read.
+    Piece,
     /// A bulk load, which leaves what merges and flushes need.
     Load,
 }
@@ -117,6 +120,8 @@ struct Inner {
     flushing: u64,
     /// Kept for merges, and for what only shrinks the tree.
     kept: u64,
+    /// Kept for merges in pieces.
+    for_pieces: u64,
     lost: u64,
     /// Borrowed tables that no version in use has any more, and that were not returned yet.
     unused_loans: BTreeSet<u64>,
@@ -170,8 +175,8 @@ impl ExtentSpace {
     /// Begins with the chunks that `shard` has, and nothing else.
     pub fn begin(&self, shard: (u64, u64), chunks: &[(GlobalAddr, u64)]) {
         let mut inner = lock(&self.inner);
-        let kept = inner.kept;
-        *inner = Inner { shard, begun: inner.begun + 1, kept, ..Inner::default() };
+        let (kept, for_pieces) = (inner.kept, inner.for_pieces);
+        *inner = Inner { shard, begun: inner.begun + 1, kept, for_pieces, ..Inner::default() };
         drop(inner);
         chunks.iter().for_each(|&(at, bytes)| self.add_chunk(at, bytes));
     }
@@ -250,9 +255,11 @@ impl ExtentSpace {
         }
     }
 
-    /// Sets how many extents bulk loads leave beside those that are promised.
-    pub fn keep(&self, extents: u64) {
-        lock(&self.inner).kept = extents;
+    /// Sets how many extents bulk loads, and merges that are not in pieces, leave beside those that
+    /// are promised (S2).
+    pub fn keep(&self, (extents, for_pieces): (u64, u64)) {
+        let mut inner = lock(&self.inner);
+        (inner.kept, inner.for_pieces) = (extents, for_pieces);
     }
 
     /// Promises `extents` extents to flushes, instead of those of before, if `beside` more are
@@ -372,7 +379,8 @@ impl Inner {
     fn may_take(&self, purpose: ExtentUse) -> bool {
         match purpose {
             ExtentUse::Flush => true,
-            ExtentUse::Merge => self.available() > self.still_promised(),
+            ExtentUse::Merge => self.available() > self.still_promised() + self.for_pieces,
+            ExtentUse::Piece => self.available() > self.still_promised(),
             ExtentUse::Load => self.available() > self.still_promised() + self.kept,
         }
     }

@@ -192,7 +192,7 @@ fn parts_of_tables_are_tables() {
     let provider = &sim(SimConfig::default());
     let setup = full(provider, small(KINDS[0]));
     let mut parts = 0;
-    for cut in 1..40_u64 {
+    for cut in 1..80_u64 {
         let cluster = setup.with_index::<Small, Dlsm>();
         let (tree, options) = (&compute(&setup.options), &setup.options);
         let seen = cluster.run_one(|fabric| async move {
@@ -205,7 +205,7 @@ fn parts_of_tables_are_tables() {
             }
             index.flush().await.unwrap();
             {
-                let (collect, timer) = (pin!(index.collect()), pin!(fabric.sleep(cut * 400_000)));
+                let (collect, timer) = (pin!(index.collect()), pin!(fabric.sleep(cut * 2_000_000)));
                 if let Either::Left((collected, _)) = select(collect, timer).await {
                     collected.unwrap();
                 }

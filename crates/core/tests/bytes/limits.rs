@@ -336,6 +336,7 @@ impl Calls for Recorder {
             }
             ClientRequest::LoadReady { .. } => ClientResponse::LoadReady { version: 1, epoch: 1 },
             ClientRequest::LoadEnd { .. } => ClientResponse::Loaded { boundaries: Vec::new() },
+            ClientRequest::UpsertAll { .. } => ClientResponse::Upserted { incarnation: 1 },
             _ => ClientResponse::<Bytes>::Done,
         };
         lock(&self.0).push((ask, call.request.len()));

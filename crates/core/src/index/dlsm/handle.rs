@@ -20,6 +20,8 @@ const FIRST_WAIT_NS: u64 = 500;
 const LONGEST_WAIT_NS: u64 = 100_000;
 /// The longest sleep of a wait that flushes and merges end, in nanoseconds.
 const LONGEST_SLEEP_NS: u64 = 100_000_000;
+/// How often an operation looks once more for room that merges under way give back.
+const MOST_LOOKS: u32 = 64;
 
 /// A handle of an LSM tree.
 #[derive(Debug)]
@@ -49,7 +51,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         let fabric = self.fabric();
         let (began_ns, steps) = (fabric.now_ns(), self.shard.steps());
         let (_, failures) = self.shard.workers();
-        Wait { fabric, began_ns, next_ns: FIRST_WAIT_NS, waits: 0, steps, failures }
+        Wait { fabric, began_ns, next_ns: FIRST_WAIT_NS, waits: 0, looks: 0, steps, failures }
     }
 
     /// Waits until versions up to `bound` no longer appear (memtable.Q7).
@@ -111,6 +113,8 @@ pub(super) struct Wait<'f, F> {
     began_ns: u64,
     next_ns: u64,
     waits: u32,
+    /// How often it has looked once more for room that merges under way give back.
+    looks: u32,
     /// Steps of flushes and merges at the last look.
     steps: u64,
     /// Failures of tasks in the background when it began.
@@ -118,9 +122,10 @@ pub(super) struct Wait<'f, F> {
 }
 
 impl<F: Fabric> Wait<'_, F> {
-    /// How often it has waited.
-    pub(super) fn waits(&self) -> u32 {
-        self.waits
+    /// Whether to look once more for room that merges under way give back.
+    pub(super) fn looks_again(&mut self) -> bool {
+        self.looks += 1;
+        self.looks <= MOST_LOOKS
     }
 
     /// Whether the operation does the work itself: there are no tasks in the background, or one has

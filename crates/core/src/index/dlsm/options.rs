@@ -9,6 +9,8 @@ use crate::table::{IndexKind, MAX_RUNS};
 
 /// The most levels below level 0.
 const MOST_LEVELS: usize = 12;
+/// The most tables of level 0 that a merge in pieces takes: each keeps an extent until its end.
+pub(super) const MOST_LEVEL0: usize = 16;
 /// The most merges of a tree at a time: a memory server runs as many.
 const MOST_WORKERS: usize = 16;
 /// The largest MemTable: its table, with its index, stays below the limit of tables.
@@ -139,7 +141,8 @@ impl DlsmOptions {
     /// The extents that merges can count on (S2): for one output. Each source keeps an extent of
     /// which it has given back only a part.
     pub(super) fn merge_extents(&self, extent_bytes: u64) -> u64 {
-        (self.table_bytes + self.table_bytes / 4).div_ceil(extent_bytes) + 4
+        let sources = MOST_LEVEL0 as u64 + 1;
+        (self.table_bytes + self.table_bytes / 4).div_ceil(extent_bytes) + 4 + sources
     }
 
     /// How many words of `words` are left for the records of a table, if their index takes the
@@ -155,6 +158,12 @@ impl DlsmOptions {
     /// merges, and for the flush of a MemTable that takes only what shrinks the tree.
     pub(super) fn spare_extents(&self, memtable_bytes: usize, extent_bytes: u64) -> u64 {
         self.merge_extents(extent_bytes) + self.flush_extents(memtable_bytes, extent_bytes)
+    }
+
+    /// What bulk loads leave, and what merges that are not in pieces leave.
+    pub(super) fn kept(&self, extent_bytes: u64) -> (u64, u64) {
+        let spare = self.spare_extents(self.memtable.bytes, extent_bytes);
+        (spare, self.merge_extents(extent_bytes))
     }
 
     pub(super) fn check(&self) -> Result<(), IndexError> {

@@ -7,10 +7,12 @@
 //! which the merged tree is no larger.
 //!
 //! ```text
-//! all extents of the tree: tables | promised to MemTables | one output of a merge | a MemTable
-//! that shrinks Takes::Everything          needs         yes                      yes              
-//! yes Takes::Shrinking           needs         yes                      yes Takes::Nothing        
-//! needs    (the active one has none)
+//!                            | promised to  | one output | a MemTable
+//! extents of the tree        | MemTables    | of a merge | that shrinks
+//! a MemTable that takes ...  |              |            |
+//!   Takes::Everything        | needs        | yes        | yes
+//!   Takes::Shrinking         | needs        | yes        |
+//!   Takes::Nothing           | (none)       | needs      |
 //! ```
 //!
 //! *Invariants* (`docs/internals/lsm-tree.md`)
@@ -28,6 +30,7 @@
 
 use super::compact::{Input, STEP_WORDS, overlapping, range_of};
 use super::handle::{DlsmIndex, Wait};
+use super::options::MOST_LEVEL0;
 use super::shard::{Merging, Right, Shard};
 use super::table_writer::{TableWriter, merge_error};
 use super::version::{Table, Takes, TreeVersion};
@@ -49,10 +52,8 @@ const PINNED_WAITS: u32 = 50;
 const PINNED_NS: u64 = 1_000_000;
 /// So many records are merged for each that scans READ for nothing.
 const HIDDEN_PART: u64 = 8;
-/// How often an operation looks for room that merges under way give back.
-const MOST_LOOKS: u32 = 64;
-/// The most tables of level 0 that a merge in pieces takes: each keeps an extent until its end.
-const MOST_LEVEL0: usize = 16;
+/// The fewest extents that an output of a merge in pieces is begun with.
+const LEAST_PIECE_EXTENTS: u64 = 4;
 
 impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     /// Whether an operation may go on, with the version that it has. If not, it looks at the
@@ -77,9 +78,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         }
         // Merges beside one another have extents that come back: what shrinks the tree is not
         // refused at once.
-        let waits = wait.as_ref().map_or(0, Wait::waits);
-        let looks_again = takes == Takes::Nothing && waits < MOST_LOOKS;
-        if self.until_room(wait, looks_again).await? {
+        if self.until_room(wait, takes == Takes::Nothing).await? {
             return Ok(false);
         }
         Err(IndexError::OutOfMemory { server: ROOT_SERVER })
@@ -113,21 +112,32 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     async fn until_room<'h>(
         &'h self,
         wait: &mut Option<Wait<'h, F>>,
-        looks_again: bool,
+        may_shrink: bool,
     ) -> Result<bool, IndexError> {
         let shard = &self.shard;
         let seen = shard.changed.count();
         let is_exhausted = shard.is_exhausted();
-        if is_exhausted && !looks_again {
+        if is_exhausted && !may_shrink {
             return Ok(false);
         }
         let wait = wait.get_or_insert_with(|| self.wait());
         if is_exhausted {
+            if !wait.looks_again() {
+                return Ok(false);
+            }
             wait.for_change(shard, seen).await?;
             return Ok(true);
         }
         if wait.works_itself(shard) {
-            self.make_room().await?;
+            match self.make_room().await {
+                // Merges under way have the extents, which come back.
+                Err(IndexError::OutOfMemory { .. })
+                    if shard.workers().0 > 0 && wait.looks_again() =>
+                {
+                    wait.for_change(shard, shard.changed.count()).await?;
+                }
+                made => made?,
+            }
             return Ok(true);
         }
         shard.ask_for_room();
@@ -308,8 +318,8 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         let mut merge = Merge::new(inputs.len(), options);
         let mut charged = 0;
         loop {
-            merge.limit_tables(self.piece_words().await);
-            let mut writer = TableWriter::new(self, ExtentUse::Merge);
+            merge.limit_tables(self.piece_words().await?);
+            let mut writer = TableWriter::new(self, ExtentUse::Piece);
             let written = async {
                 loop {
                     let TableWriter { builder, out, .. } = &mut writer;
@@ -335,11 +345,14 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
             };
             let output = writer.finish(into as u8).await?;
             let is_done = progress == Progress::Done;
-            let next = if is_done { end.clone() } else { merge.next_key() };
-            let parts = self.take_merged(&mut left, next.as_ref(), &mut inputs)?;
-            let (removed, parts) = parts;
+            let next = match is_done {
+                true => end.clone(),
+                // Without the next key, nothing may be taken away.
+                false => Some(merge.next_key().ok_or(IndexError::Contended { retries: 0 })?),
+            };
+            let (removed, parts) = self.take_merged(&mut left, next.as_ref(), &mut inputs)?;
             self.publish(merging.merged_part(removed, into, output, parts)).await?;
-            if is_done || next.is_none() {
+            if is_done {
                 return Ok(());
             }
         }
@@ -372,7 +385,11 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     }
 
     /// Words of records that the next output of a merge in pieces may have.
-    async fn piece_words(&self) -> u32 {
+    ///
+    /// # Errors
+    /// [`IndexError::OutOfMemory`] if that would be so few that the extent which no output fills
+    /// takes more than the merge gives back.
+    async fn piece_words(&self) -> Result<u32, IndexError> {
         let (shard, options) = (&self.shard, &self.shard.options);
         let mut free = 0;
         for _ in 0..PINNED_WAITS {
@@ -383,11 +400,14 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
             }
             self.fabric().sleep(PINNED_NS).await;
         }
+        if free < LEAST_PIECE_EXTENTS {
+            return Err(IndexError::OutOfMemory { server: ROOT_SERVER });
+        }
         let words = free * shard.space.extent_bytes() / 8;
         let with_index = options.records_part(words);
         // It ends at the first key beyond, which may have the longest record.
         let words = with_index.saturating_sub(options.memtable.bytes as u64 / 32);
-        u32::try_from(words.clamp(1, options.table_bytes / 8)).unwrap_or(u32::MAX)
+        Ok(u32::try_from(words.clamp(1, options.table_bytes / 8)).unwrap_or(u32::MAX))
     }
 }
 

@@ -198,7 +198,7 @@ impl Shard {
             lent: Lent::default(),
             counts: TreeCounts::default(),
         };
-        space.keep(options.spare_extents(options.memtable.bytes, space.extent_bytes()));
+        space.keep(options.kept(space.extent_bytes()));
         Ok(Self {
             id,
             options: options.clone(),
@@ -313,7 +313,7 @@ impl Shard {
         // A table with the one size and the other's filter is as good as any.
         self.memtable_bytes.store(memtable.bytes as u64, Ordering::Relaxed);
         self.filter_bytes.store(memtable.filter_bytes as u64, Ordering::Relaxed);
-        self.space.keep(self.kept_for(Takes::Everything));
+        self.space.keep((self.kept_for(Takes::Everything), self.kept_for(Takes::Shrinking)));
     }
 
     /// Its number in the directory.

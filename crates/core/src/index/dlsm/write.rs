@@ -130,6 +130,12 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
                         continue;
                     }
                     match worked {
+                        // Merges under way have the extents, which come back.
+                        Err(IndexError::OutOfMemory { .. })
+                            if workers > 0 && wait.looks_again() =>
+                        {
+                            wait.for_change(&self.shard, self.shard.changed.count()).await?;
+                        }
                         // A flush under way may still make room.
                         Err(error) if !self.shard.is_flushing() => return Err(error),
                         Err(_) | Ok(0) => wait.for_change(&self.shard, seen).await?,
