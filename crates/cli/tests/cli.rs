@@ -112,7 +112,7 @@ fn bad_values_end_with_one_line_and_code_2() {
         (&["bench", "--index", "chime", "--no-combining"], "needs --index smart or p-smart"),
         (
             &["bench", "--index", "sherman", "--validate", "versions", "--key-form", "urls"],
-            "needs numbers: no --key-form",
+            "needs keys that are numbers",
         ),
         (&["bench", "--fabric", "sim", "--server-threads", "2"], "needs --fabric local"),
         (

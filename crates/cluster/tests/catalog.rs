@@ -364,7 +364,8 @@ mod etcd {
         let Some((etcd, catalog)) = start(&["--quota-backend-bytes", "1000000"]) else { return };
         let kept = catalog.grant(Duration::from_secs(60)).unwrap().lease;
         let value = "x".repeat(60_000);
-        let full = (0..100)
+        // It counts what it has committed to its file, which it does every 100 ms.
+        let full = (0..2000)
             .find_map(|number| catalog.put_if(&format!("full/{number}"), None, &value, None).err());
         let says_so = |error: &CatalogError| matches!(error, CatalogError::Refused(why) if why.contains("NOSPACE"));
         assert!(says_so(&full.clone().unwrap()), "{full:?}");

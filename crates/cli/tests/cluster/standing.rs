@@ -292,7 +292,7 @@ fn what_makes_no_sense_ends_with_one_line_and_code_2() {
         (
             with(&[&tcp[..], &["--token-file", &token, "--listen", "localhost"]].concat()),
             2,
-            "expected an address and a port",
+            "expected a host and a port such as",
         ),
         (
             with(&[&tcp[..], &["--token-file", &token, "--pool-bytes", "5000"]].concat()),
