@@ -37,6 +37,7 @@ use super::layout::{
 };
 use super::lock_word::LockWord;
 use super::places::Places;
+use super::trend::ends_a_run;
 use super::view::{HEADER_WORDS, HIGH_WORD, LOW_WORD, META_WORD, Page, SELF_WORD};
 use farleaf_fabric::GlobalAddr;
 use farleaf_fabric::sync::AtomicU64;
@@ -46,6 +47,12 @@ use std::ops::{Range, RangeBounds};
 /// tables. A page of 128 words (1 KB) holds 40 records, or 42 with `HOPS`, or 60 children.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entries8<const WORDS: usize = 128, const HOPS: bool = false>;
+
+/// Records that arrived one after the other are at most this many entries apart, with others of as
+/// many clients between them.
+const RUN_STEP: usize = 4;
+/// So many such steps are a run.
+const RUN_STEPS: usize = 4;
 
 /// In a replica and in the checks of a hopscotch leaf, the version has its low 24 bits: far more
 /// whole pages than can be written during one READ.
@@ -222,6 +229,34 @@ impl<const WORDS: usize, const HOPS: bool> Entries8<WORDS, HOPS> {
             Self::set_live(page, pair[1], false);
         }
         moves.last().map(|&free| (free, true))
+    }
+
+    /// Where to split a full leaf so that a run of insertions leaves it full: the number of records
+    /// in the lower half. `slot` records are below the pending one.
+    ///
+    /// The header does not change with an entry, so it has no trend. But new records take the first
+    /// free entry: those that arrived one after the other, perhaps with a few others between them,
+    /// are in entries one after the other. In a hopscotch leaf, entries tell nothing, so the keys
+    /// have to ([`ends_a_run`]).
+    fn run_at(
+        page: View<'_, WORDS, HOPS>,
+        records: &[(u64, u64)],
+        (slot, key): (usize, u64),
+    ) -> Option<usize> {
+        let most = records.len().checked_sub(1).filter(|most| *most > 0)?;
+        if HOPS {
+            return ends_a_run(records, slot, key).then(|| slot.clamp(1, most));
+        }
+        let entry_of = |at: usize| Self::find(page, records.get(at)?.0);
+        let is_after = |new: usize, old: usize| match (entry_of(new), entry_of(old)) {
+            (Some(new), Some(old)) => (1..=RUN_STEP).contains(&new.wrapping_sub(old)),
+            _ => false,
+        };
+        let below = |back: usize| slot.wrapping_sub(back);
+        let ascends = (1..=RUN_STEPS).all(|back| is_after(below(back), below(back + 1)));
+        let descends = (0..RUN_STEPS).all(|on| is_after(slot + on, slot + on + 1));
+        // The pending record goes below a separator that it is next to.
+        (ascends || descends).then(|| slot.clamp(1, most))
     }
 
     /// The words of a replica of the high fence and the version.
@@ -544,24 +579,35 @@ impl<const WORDS: usize, const HOPS: bool> Layout for Entries8<WORDS, HOPS> {
         torn.map(|bucket| (Self::places().check(bucket), due(bucket))).collect()
     }
 
-    /// The middle; either half then has room for another entry. In a hopscotch leaf, the entries
-    /// that can hold the pending key may all be in its half. Then the split is next to that key:
-    /// those entries are not all below it and not all above it.
+    /// Next to a run of insertions, or else the middle; either half then has room for another
+    /// entry. In a hopscotch leaf, the entries that can hold the pending key may all be in its
+    /// half. Then the split is next to that key: those entries are not all below it and not all
+    /// above it.
     fn split_plan(page: View<'_, WORDS, HOPS>, pending: Option<&Entry<Self>>) -> SplitPlan<u64> {
         if page.level() > 0 {
-            return Fixed8::split_plan(plain(page), None);
+            let probe = pending.map(|entry| Probe::Before(entry.key()));
+            let below = probe.map(|probe| Fixed8::inner_slot(plain(page), probe) + 1);
+            return Fixed8::split_plan_at(plain(page), below);
         }
         let records = Self::records(page);
         let before = |slot: usize| SplitPlan { slot, separator: records[slot].0 };
         let middle = before(records.len() / 2);
         let Some(Entry::Record(key, _)) = pending else { return middle };
-        let is_above = |other: u64| other >= middle.separator;
-        let fits = |keep: &dyn Fn(u64) -> bool| Self::moves(page, *key, keep).is_some();
-        if !HOPS || fits(&|other| is_above(other) == is_above(*key)) {
+        let has_room = |plan: &SplitPlan<u64>| {
+            let is_above = |other: u64| other >= plan.separator;
+            !HOPS || Self::moves(page, *key, |other| is_above(other) == is_above(*key)).is_some()
+        };
+        let slot = records.partition_point(|(other, _)| other < key);
+        if let Some(at) = Self::run_at(page, &records, (slot, *key))
+            && has_room(&before(at))
+        {
+            return before(at);
+        }
+        if has_room(&middle) {
             return middle;
         }
-        let slot = records.partition_point(|(other, _)| other < key);
-        match slot < records.len() && fits(&|other| other < *key) {
+        let is_below = |other: u64| other < *key;
+        match slot < records.len() && Self::moves(page, *key, is_below).is_some() {
             true => before(slot),
             false => SplitPlan { slot, separator: *key },
         }

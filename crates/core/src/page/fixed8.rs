@@ -156,7 +156,15 @@ impl<const WORDS: usize> Fixed8<WORDS> {
         }
     }
 
-    fn key_of(page: View<'_, WORDS>, slot: usize) -> u64 {
+    /// The plan of a split if so many entries are below the pending one, if there is one.
+    pub(super) fn split_plan_at(page: View<'_, WORDS>, pending: Option<usize>) -> SplitPlan<u64> {
+        let count = page.count();
+        let run = page.trend().divide(count, pending);
+        let slot = run.unwrap_or(count / 2);
+        SplitPlan { slot, separator: Self::key_of(page, slot) }
+    }
+
+    pub(super) fn key_of(page: View<'_, WORDS>, slot: usize) -> u64 {
         if page.level() == 0 { Self::record_key(page, slot) } else { Self::separator(page, slot) }
     }
 
@@ -343,6 +351,7 @@ impl<const WORDS: usize> Layout for Fixed8<WORDS> {
         page.store(DELETED_WORD, below | (deleted ^ below) << 1);
         Self::set_record(page, slot, *key, *value);
         page.set_count(count + 1);
+        page.note_inserted(slot);
         LeafInsert::Inserted(Self::inserted_words(page))
     }
 
@@ -389,6 +398,9 @@ impl<const WORDS: usize> Layout for Fixed8<WORDS> {
         }
         page.store(DELETED_WORD, 0);
         page.set_count(kept);
+        if kept < count {
+            page.forget_trend();
+        }
         count - kept
     }
 
@@ -446,6 +458,7 @@ impl<const WORDS: usize> Layout for Fixed8<WORDS> {
         }
         Self::set_entry(page, slot, *key, child.to_bits());
         page.set_count(count + 1);
+        page.note_inserted(slot);
         true
     }
 
@@ -486,10 +499,12 @@ impl<const WORDS: usize> Layout for Fixed8<WORDS> {
         (page.count()..Self::capacity()).for_each(|slot| set(page, slot, 0, 0));
     }
 
-    /// The middle, whatever is pending: either half has room for another entry.
-    fn split_plan(page: View<'_, WORDS>, _pending: Option<&Entry<Self>>) -> SplitPlan<u64> {
-        let slot = page.count() / 2;
-        SplitPlan { slot, separator: Self::key_of(page, slot) }
+    /// Next to a run of insertions, or else the middle: either half has room for another entry.
+    fn split_plan(page: View<'_, WORDS>, pending: Option<&Entry<Self>>) -> SplitPlan<u64> {
+        let below = |entry: &Entry<Self>| {
+            Self::partition(page.count(), |slot| Self::key_of(page, slot), |k| k < *entry.key())
+        };
+        Self::split_plan_at(page, pending.map(below))
     }
 
     fn split_copy(
@@ -524,6 +539,9 @@ impl<const WORDS: usize> Layout for Fixed8<WORDS> {
         Self::copy_entries(page, first..end, page, 0);
         let kept = end - first;
         page.set_count(kept);
+        if first > 0 {
+            page.forget_trend();
+        }
         let bits = page.load(DELETED_WORD) >> first;
         page.store(DELETED_WORD, if kept == 0 { 0 } else { bits & u64::MAX >> (64 - kept) });
         Self::set_low(page, low);
@@ -551,6 +569,7 @@ impl<const WORDS: usize> Layout for Fixed8<WORDS> {
         let (kept, added) = (left.count(), right.count());
         Self::copy_entries(right, 0..added, left, kept);
         left.set_count(kept + added);
+        left.forget_trend();
         Self::set_high(left, Self::high(right).as_ref());
         left.set_sibling(right.sibling());
     }
@@ -585,6 +604,8 @@ impl<const WORDS: usize> Layout for Fixed8<WORDS> {
             right.set_count(rights + moved);
         }
         left.set_count(target);
+        left.forget_trend();
+        right.forget_trend();
         Self::set_high(left, Some(&separator));
         Self::set_low(right, &separator);
         Some(separator)
@@ -596,7 +617,10 @@ impl<const WORDS: usize> Layout for Fixed8<WORDS> {
         (key, value): (&u64, &u64),
         fill: usize,
     ) -> bool {
-        page.count() < fill && Self::leaf_insert(page, key, value).is_inserted()
+        let is_filled = page.count() < fill && Self::leaf_insert(page, key, value).is_inserted();
+        // A load says nothing about what comes later.
+        page.forget_trend();
+        is_filled
     }
 
     fn fill_inner(
@@ -605,7 +629,9 @@ impl<const WORDS: usize> Layout for Fixed8<WORDS> {
         (key, child): (&u64, GlobalAddr),
         fill: usize,
     ) -> bool {
-        page.count() < fill && Self::inner_insert(page, key, child)
+        let is_filled = page.count() < fill && Self::inner_insert(page, key, child);
+        page.forget_trend();
+        is_filled
     }
 
     fn is_filled(_filling: &(), page: View<'_, WORDS>, fill: usize) -> bool {

@@ -201,8 +201,9 @@ pub type OwnedRecord<L> = (OwnedKey<L>, OwnedValue<L>);
 /// *Invariants*
 /// - layout.Y6. An entry that was passed as pending to [`Layout::split_plan`] has room in the half
 ///   that covers its key.
-/// - layout.Y7. A plan depends only on keys and on the sizes of values, never on child words: a
-///   page in a frame and its image in the pool have the same plan, and the same room.
+/// - layout.Y7. A plan depends only on keys, on the sizes of values and on the header, never on
+///   child words: a page in a frame and its image in the pool have the same plan, and the same
+///   room.
 /// - layout.Y8. A change that is refused changes nothing. A change of several pages checks that all
 ///   of them have room before the first WRITE.
 pub trait Layout: Copy + Debug + Send + Sync + 'static {

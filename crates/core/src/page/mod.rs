@@ -25,6 +25,7 @@ mod restructure;
 mod stored;
 mod stubborn;
 mod superblock;
+mod trend;
 mod view;
 mod walk;
 mod weight;

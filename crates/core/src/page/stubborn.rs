@@ -221,7 +221,9 @@ impl<const WORDS: usize, const SEED: u64> Layout for Stubborn<WORDS, SEED> {
     }
 
     fn split_plan(page: View<'_, WORDS, SEED>, _pending: Option<&Entry<Self>>) -> SplitPlan<u64> {
-        Fixed8::split_plan(plain(page), None)
+        // The middle: a page of this layout refuses entries before it is full (layout.Y6).
+        let slot = page.count() / 2;
+        SplitPlan { slot, separator: Fixed8::key_of(plain(page), slot) }
     }
 
     fn split_copy(

@@ -10,6 +10,7 @@
 use super::latch::Latch;
 use super::layout::Layout;
 use super::lock_word::LockWord;
+use super::trend::Trend;
 use farleaf_fabric::GlobalAddr;
 use farleaf_fabric::sync::{AtomicU64, Ordering};
 use std::fmt;
@@ -34,9 +35,10 @@ pub(super) const DELETED_WORD: usize = 6;
 /// The entry lock, in pages whose leaves are written entry by entry. These need no deleted bits.
 pub(crate) const ENTRY_LOCK_WORD: usize = 6;
 
-// Word 4: [format:8][flags:8][reserved:16][count:16][level:16], from the high end down.
+// Word 4: [format:8][flags:8][trend:16][count:16][level:16], from the high end down.
 const LEVEL_BITS: u64 = 0xffff;
 const COUNT_SHIFT: u32 = 16;
+const TREND_SHIFT: u32 = 32;
 const FLAGS_SHIFT: u32 = 48;
 const FORMAT_SHIFT: u32 = 56;
 
@@ -235,6 +237,26 @@ impl<'a, L: Layout> Page<'a, L> {
         debug_assert!(count <= L::capacity(), "P2");
         let meta = self.load(META_WORD) & !(0xffff << COUNT_SHIFT);
         self.store(META_WORD, meta | (count as u64) << COUNT_SHIFT);
+    }
+
+    /// Where entries were inserted last.
+    pub(super) fn trend(self) -> Trend {
+        Trend::from_bits((self.load(META_WORD) >> TREND_SHIFT) as u16)
+    }
+
+    fn set_trend(self, trend: Trend) {
+        let meta = self.load(META_WORD) & !(0xffff << TREND_SHIFT);
+        self.store(META_WORD, meta | u64::from(trend.to_bits()) << TREND_SHIFT);
+    }
+
+    /// Notes that an entry was inserted at a slot.
+    pub(super) fn note_inserted(self, slot: usize) {
+        self.set_trend(self.trend().after(slot));
+    }
+
+    /// Forgets where entries were inserted, because the slots have changed.
+    pub(super) fn forget_trend(self) {
+        self.set_trend(Trend::default());
     }
 
     fn set_flag(self, flag: u64, on: bool) {

@@ -26,5 +26,6 @@ mod limits;
 mod loads;
 mod marks;
 mod providers;
+mod space;
 mod suite;
 mod worker;

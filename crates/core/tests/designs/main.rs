@@ -19,4 +19,5 @@ mod other_pages;
 mod queues;
 mod sherman;
 mod smart;
+mod space;
 mod tickets;

@@ -72,7 +72,7 @@ use crate::remote::{Backoff, Pointer, RemoteError};
 use crate::rules;
 use crate::together::all;
 use farleaf_fabric::sync::Arc;
-use farleaf_fabric::{Fabric, GlobalAddr, Work};
+use farleaf_fabric::{Fabric, GlobalAddr, ServerId, Work};
 use std::rc::Rc;
 
 /// Frames processed at a time, so that their WRITEs and READs are in flight together.
@@ -147,6 +147,14 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     /// The compute server, shared by all handles of its threads.
     pub fn server(&self) -> &Arc<DexServer<L>> {
         &self.server
+    }
+
+    /// The number of nodes that this handle can allocate without a request, for tests and tools.
+    /// The parts of a routed index share them.
+    pub fn available_nodes(&self) -> usize {
+        let pages = self.client.pages();
+        let servers = (0..pages.fabric().memory_servers()).map(ServerId::new);
+        servers.map(|server| pages.available(server)).sum()
     }
 
     /// The cache's counters for this handle.

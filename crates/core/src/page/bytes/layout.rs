@@ -4,7 +4,7 @@
 
 use super::content::{Content, Fences, is_inner, store_record};
 use super::fill::Filling;
-use super::plan::{divide, halves};
+use super::plan::{divide, divide_at, fence_beyond, halves};
 use super::slots::{
     Bytes, FRONT_WORD, Front, HEAD_BYTES, HEAP_WORD, Heap, MOST_PAGE_WORDS, Slot, View, head_of,
     record_words,
@@ -141,6 +141,7 @@ impl<const WORDS: usize> Bytes<WORDS> {
                     page.store(above + 1, page.load(above));
                 }
                 page.set_count(page.count() + 1);
+                page.note_inserted(number);
             }
         }
         heap.top = heap.top.min(record);
@@ -179,10 +180,17 @@ impl<const WORDS: usize> Bytes<WORDS> {
             Ok(number) => content.splice(number, 1, key, value),
             Err(place) => content.splice(place, 0, key, value),
         }
+        let with_deleted = content.len();
         content.drop_deleted();
-        content
-            .lay_out(0..content.len(), fences.as_ref(), page)
-            .then(|| (FRONT_WORD..Self::size(page)).into())
+        if !content.lay_out(0..content.len(), fences.as_ref(), page) {
+            return None;
+        }
+        match at {
+            _ if content.len() < with_deleted => page.forget_trend(),
+            Ok(_) => {}
+            Err(place) => page.note_inserted(place),
+        }
+        Some((FRONT_WORD..Self::size(page)).into())
     }
 
     /// Lays a page out again with other fences. Drops deleted entries if there is no room for them.
@@ -522,6 +530,7 @@ impl<const WORDS: usize> Layout for Bytes<WORDS> {
         content.drop_deleted();
         let there = content.lay_out(0..content.len(), fences.as_ref(), page);
         debug_assert!(there, "fewer entries need less room");
+        page.forget_trend();
         count - page.count()
     }
 
@@ -673,7 +682,24 @@ impl<const WORDS: usize> Layout for Bytes<WORDS> {
             content.splice(place, replaced, entry.key(), value);
             place
         });
-        let divided = divide(&content, fences.as_ref(), inner, place, Self::size(page), |_| true);
+        let run = match Heap::of(page).deleted {
+            0 => page.trend().divide(page.count(), place),
+            _ => None,
+        };
+        if !inner
+            && let (Some(at), Some(place)) = (run, place)
+            && (place == 0 && at == 1 || place == page.count() && at + 1 == page.count())
+            && let Some(fence) = fence_beyond(&content, fences.as_ref(), place, Self::size(page))
+        {
+            return SplitPlan { slot: Self::slots_below(page, &fence, false), separator: fence };
+        }
+        // Of the entries with the pending one, which goes below a separator next to it.
+        let run = run.map(|at| at + usize::from(place.is_some_and(|place| place <= at)));
+        let room = Self::size(page);
+        let divided =
+            run.and_then(|at| divide_at(&content, fences.as_ref(), inner, (at, place), room));
+        let divided =
+            divided.or_else(|| divide(&content, fences.as_ref(), inner, place, room, |_| true));
         let separator = divided.map(|division| division.separator);
         // If the page changes concurrently, there may be no division; validation then discards the
         // plan.
@@ -719,7 +745,12 @@ impl<const WORDS: usize> Layout for Bytes<WORDS> {
         };
         let end = high.map_or(page.count(), |high| Self::slots_below(page, high, false));
         let content = Content::of(page);
-        Self::try_lay_out_again(content, first..end.max(first), Fences { low, high }, page)
+        let there =
+            Self::try_lay_out_again(content, first..end.max(first), Fences { low, high }, page);
+        if there && first > 0 {
+            page.forget_trend();
+        }
+        there
     }
 
     fn leaf_sum(page: View<'_, WORDS>) -> u64 {
@@ -750,6 +781,7 @@ impl<const WORDS: usize> Layout for Bytes<WORDS> {
         let fences = Fences { low: &low, high: high.as_deref() };
         let all = 0..content.len();
         Self::lay_out_again(content, all, fences, left);
+        left.forget_trend();
         left.set_sibling(right.sibling());
     }
 
@@ -780,6 +812,8 @@ impl<const WORDS: usize> Layout for Bytes<WORDS> {
         let there = content.lay_out(0..division.at, lower, left)
             && content.lay_out(division.at..count, upper, right);
         debug_assert!(there, "the division leaves room for both");
+        left.forget_trend();
+        right.forget_trend();
         Some(division.separator)
     }
 

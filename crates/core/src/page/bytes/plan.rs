@@ -3,6 +3,8 @@
 //! *Thread safety*: plain functions over private memory.
 
 use super::content::{Content, Fences, shared};
+use super::slots::HEAD_BYTES;
+use std::ops::Range;
 
 /// A division of entries between two pages.
 #[derive(Debug)]
@@ -62,6 +64,74 @@ pub(super) fn divide(
     };
     let (_, at, separator) = *candidates.iter().find(fitting)?;
     Some(Division { at, separator: separator.to_vec() })
+}
+
+/// Divides entries after the first `at`, if both pages have room for theirs. The place of `pending`
+/// is as for [`divide`]; neither page may have this entry alone.
+pub(super) fn divide_at(
+    content: &Content,
+    fences: Fences<'_>,
+    inner: bool,
+    (at, pending): (usize, Option<usize>),
+    words: usize,
+) -> Option<Division> {
+    let count = content.len();
+    let is_alone = |range: Range<usize>| range.len() == 1 && pending == Some(range.start);
+    if at == 0 || at >= count || is_alone(0..at) || is_alone(at..count) {
+        return None;
+    }
+    if inner && pending == Some(at) {
+        return None;
+    }
+    let fits = |separator: &[u8]| {
+        let (left, right) = halves(fences, separator);
+        content.words(&(0..at), left, inner) <= words
+            && content.words(&(at..count), right, inner) <= words
+    };
+    let (below, above) = (content.key(at - 1), content.key(at));
+    let beyond = beyond(below).filter(|fence| !inner && fence[..] <= *above && fits(fence));
+    let separator = beyond.unwrap_or_else(|| match inner {
+        true => above.to_vec(),
+        false => shortest(below, above).to_vec(),
+    });
+    fits(&separator).then_some(Division { at, separator })
+}
+
+/// A string above the keys that a run will insert behind `key` for a long time: with it as the high
+/// fence, the page's prefix has all bytes of these keys but those in slots. `None` if `key` is the
+/// end of such a run itself.
+fn beyond(key: &[u8]) -> Option<Vec<u8>> {
+    let mut fence = key[..key.len().saturating_sub(HEAD_BYTES)].to_vec();
+    fence.push(u8::MAX);
+    (fence[..] > *key).then_some(fence)
+}
+
+/// A fence beyond a run of insertions at either end of a leaf, with which all of its entries fill
+/// at most three quarters of the page; `None` if there is none. The entry at `place`, the first or
+/// the last, is the pending one, and the other half of the split is empty.
+///
+/// The first and the last leaf of an index have no prefix, so they are full long before they would
+/// be with fences that begin like their keys.
+pub(super) fn fence_beyond(
+    content: &Content,
+    fences: Fences<'_>,
+    place: usize,
+    words: usize,
+) -> Option<Vec<u8>> {
+    let (key, count) = (content.key(place), content.len());
+    let is_last = place + 1 == count;
+    let fence = match is_last {
+        true => beyond(key)?,
+        false => key[..key.len().saturating_sub(HEAD_BYTES)].to_vec(),
+    };
+    if fence[..] <= *fences.low || fences.high.is_some_and(|high| fence[..] >= *high) {
+        return None;
+    }
+    let after = match is_last {
+        true => Fences { low: fences.low, high: Some(&fence) },
+        false => Fences { low: &fence, high: fences.high },
+    };
+    (content.words(&(0..count), after, false) <= words - words / 4).then_some(fence)
 }
 
 /// The fences of the two pages on either side of a separator.
