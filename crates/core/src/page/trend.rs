@@ -185,7 +185,7 @@ mod tests {
 
     #[test]
     fn gaps_end_runs_and_random_keys_have_none() {
-        let series: Vec<(u64, u64)> = (0..40).map(|n| (n / 20 << 40 | n, 0)).collect();
+        let series: Vec<(u64, u64)> = (0..40).map(|n| ((n / 20) << 40 | n, 0)).collect();
         let ends = |key: u64| {
             let below = series.partition_point(|record| record.0 < key);
             ends_a_run(&series, below, key)
