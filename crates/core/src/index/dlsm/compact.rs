@@ -17,12 +17,12 @@ use crate::remote::{ExtentUse, TRANSFER_WORDS};
 use crate::rules::{MERGES_APART, OLDEST_MERGED_FIRST};
 use crate::table::{Clip, KeyBuf, Merge, MergeOptions, Progress};
 use farleaf_fabric::sync::Arc;
-use farleaf_fabric::{Fabric, Work};
+use farleaf_fabric::{Fabric, GlobalAddr, Work};
 use std::collections::VecDeque;
 use std::ops::Range;
 
 /// Words of input that are merged before the output is sent on.
-pub(super) const STEP_WORDS: u64 = TRANSFER_WORDS as u64;
+const STEP_WORDS: u64 = TRANSFER_WORDS as u64;
 /// Words that are READ of one source together: 256 KiB.
 const READ_WORDS: u32 = 4 * TRANSFER_WORDS as u32;
 
@@ -154,7 +154,7 @@ pub(super) struct Input {
 
 impl Input {
     /// The words of `tables` that may have keys of `range`.
-    pub(super) fn new<F: Fabric, L: Layout>(
+    fn new<F: Fabric, L: Layout>(
         index: &DlsmIndex<F, L>,
         tables: &[Arc<Table>],
         range: &Clip,
@@ -172,6 +172,30 @@ impl Input {
                 *table = Arc::clone(part);
             }
         }
+    }
+}
+
+/// A merge on this side, and how far it is.
+pub(super) struct MergeRun {
+    pub(super) merge: Merge,
+    pub(super) sources: Vec<Input>,
+    /// Where the tables are, by their numbers.
+    places: Vec<(u64, GlobalAddr)>,
+    /// Records whose merging is accounted for.
+    charged: u64,
+}
+
+impl MergeRun {
+    pub(super) fn new<F: Fabric, L: Layout>(
+        index: &DlsmIndex<F, L>,
+        sources: &[Vec<Arc<Table>>],
+        options: MergeOptions,
+    ) -> Result<Self, IndexError> {
+        let tables = sources.iter().flatten();
+        let places = tables.map(|table| (table.id(), table.lease.place())).collect();
+        let input = |tables: &Vec<Arc<Table>>| Input::new(index, tables, &options.range);
+        let inputs = sources.iter().map(input).collect::<Result<Vec<_>, _>>()?;
+        Ok(Self { merge: Merge::new(inputs.len(), options), sources: inputs, places, charged: 0 })
     }
 }
 
@@ -282,8 +306,6 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     /// Merges a part on this side. Returns the outputs.
     pub(super) async fn merge(&self, part: MergePart<'_>) -> Result<Vec<Table>, IndexError> {
         let MergePart { version, sources, level, range } = part;
-        let inputs = sources.iter().flatten();
-        let inputs: Vec<_> = inputs.map(|table| (table.id(), table.lease.place())).collect();
         let below = version.levels[level + 1..].iter().flatten();
         let options = MergeOptions {
             range: range.clone(),
@@ -293,33 +315,15 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
             cuts: Vec::new(),
             table_words: u32::try_from(self.shard.options.table_bytes / 8).unwrap_or(u32::MAX),
         };
-        let mut merge = Merge::new(sources.len(), options);
-        let mut sources: Vec<Input> = sources
-            .iter()
-            .map(|tables| Input::new(self, tables, range))
-            .collect::<Result<_, _>>()?;
-        let failed = |error| merge_error(error, &inputs);
+        let mut run = MergeRun::new(self, sources, options)?;
         let mut outputs = Vec::new();
         let mut writer = TableWriter::new(self, ExtentUse::Merge);
-        let mut charged = 0;
         let written = async {
             loop {
-                let TableWriter { builder, out, .. } = &mut writer;
-                let progress = merge.step(STEP_WORDS, builder, out).map_err(failed)?;
-                let records = merge.counts().records_in;
-                self.fabric().charge(Work::MergeRecords((records - charged) as u32)).await;
-                charged = records;
-                match progress {
-                    Progress::Spent => writer.send().await?,
-                    Progress::NeedsInput(source) => {
-                        self.feed(&mut merge, source, &mut sources[source], &failed).await?;
-                    }
-                    progress => {
-                        outputs.extend(writer.replace().finish(level as u8).await?);
-                        if progress == Progress::Done {
-                            return Ok(());
-                        }
-                    }
+                let progress = self.fill_output(&mut run, &mut writer).await?;
+                outputs.extend(writer.replace().finish(level as u8).await?);
+                if progress == Progress::Done {
+                    return Ok(());
                 }
             }
         };
@@ -330,14 +334,31 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         Ok(outputs)
     }
 
-    /// Gives a source its next words.
-    pub(super) async fn feed(
+    /// Merges until the table that is being written ends, or everything is merged.
+    pub(super) async fn fill_output(
         &self,
-        merge: &mut Merge,
-        source: usize,
-        input: &mut Input,
-        failed: &impl Fn(crate::table::MergeError) -> IndexError,
-    ) -> Result<(), IndexError> {
+        run: &mut MergeRun,
+        writer: &mut TableWriter<'_, F, L>,
+    ) -> Result<Progress, IndexError> {
+        loop {
+            let TableWriter { builder, out, .. } = &mut *writer;
+            let stepped = run.merge.step(STEP_WORDS, builder, out);
+            let progress = stepped.map_err(|error| merge_error(error, &run.places))?;
+            let records = run.merge.counts().records_in;
+            self.fabric().charge(Work::MergeRecords((records - run.charged) as u32)).await;
+            run.charged = records;
+            match progress {
+                Progress::Spent => writer.send().await?,
+                Progress::NeedsInput(source) => self.feed(run, source).await?,
+                progress => return Ok(progress),
+            }
+        }
+    }
+
+    /// Gives a source its next words.
+    async fn feed(&self, run: &mut MergeRun, source: usize) -> Result<(), IndexError> {
+        let MergeRun { merge, sources, places, .. } = run;
+        let (failed, input) = (|error| merge_error(error, places), &mut sources[source]);
         if input.now.is_none() {
             let Some((table, words)) = input.tables.pop_front() else {
                 return merge.end(source).map_err(failed);

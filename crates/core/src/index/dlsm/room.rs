@@ -28,19 +28,19 @@
 //!
 //! *Thread safety*: that of the handle.
 
-use super::compact::{Input, STEP_WORDS, overlapping, range_of};
+use super::compact::{Input, MergeRun, overlapping, range_of};
 use super::handle::{DlsmIndex, Wait};
 use super::options::MOST_LEVEL0;
 use super::shard::{Merging, Right, Shard};
-use super::table_writer::{TableWriter, merge_error};
+use super::table_writer::TableWriter;
 use super::version::{Table, Takes, TreeVersion};
 use crate::index::{Action, IndexError};
 use crate::page::Layout;
 use crate::remote::{ExtentUse, ROOT_SERVER};
 use crate::rules::MERGED_PARTS_PINNED;
-use crate::table::{Clip, KeyBuf, Merge, MergeOptions, Progress};
+use crate::table::{Clip, KeyBuf, MergeOptions, Progress};
+use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::Arc;
-use farleaf_fabric::{Fabric, GlobalAddr, Work};
 
 /// Pause before memory servers that had no chunk left are asked again, in nanoseconds.
 const FULL_NS: u64 = 1_000_000_000;
@@ -294,49 +294,25 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         sources: Vec<Vec<Arc<Table>>>,
         (into, end): (usize, Option<KeyBuf>),
     ) -> Result<(), IndexError> {
-        let places: Vec<(u64, GlobalAddr)> =
-            sources.iter().flatten().map(|table| (table.id(), table.lease.place())).collect();
-        let failed = |error| merge_error(error, &places);
-        let (options, mut inputs) = {
+        let mut run = {
             // Not kept: a pinned version keeps what is given back.
             let version = self.shard.pin();
             let below = version.levels[into + 1..].iter().flatten();
-            let range = version.clip.within(&Clip { lower: None, upper: end.clone() });
             let options = MergeOptions {
-                range: range.clone(),
+                range: version.clip.within(&Clip { lower: None, upper: end.clone() }),
                 // Later snapshots are newer than all inputs (J5).
                 snapshots: self.snapshot_bounds(),
                 below: self.below(below),
                 cuts: Vec::new(),
                 table_words: 0,
             };
-            let input = |tables: &Vec<Arc<Table>>| Input::new(self, tables, &range);
-            let inputs = sources.iter().map(input).collect::<Result<Vec<_>, _>>()?;
-            (options, inputs)
+            MergeRun::new(self, &sources, options)?
         };
         let mut left: Vec<Arc<Table>> = sources.into_iter().flatten().collect();
-        let mut merge = Merge::new(inputs.len(), options);
-        let mut charged = 0;
         loop {
-            merge.limit_tables(self.piece_words().await?);
+            run.merge.limit_tables(self.piece_words().await?);
             let mut writer = TableWriter::new(self, ExtentUse::Piece);
-            let written = async {
-                loop {
-                    let TableWriter { builder, out, .. } = &mut writer;
-                    let progress = merge.step(STEP_WORDS, builder, out).map_err(failed)?;
-                    let records = merge.counts().records_in;
-                    self.fabric().charge(Work::MergeRecords((records - charged) as u32)).await;
-                    charged = records;
-                    match progress {
-                        Progress::Spent => writer.send().await?,
-                        Progress::NeedsInput(source) => {
-                            self.feed(&mut merge, source, &mut inputs[source], &failed).await?;
-                        }
-                        progress => return Ok(progress),
-                    }
-                }
-            };
-            let progress = match written.await {
+            let progress = match self.fill_output(&mut run, &mut writer).await {
                 Ok(progress) => progress,
                 Err(error) => {
                     writer.abandon().await;
@@ -348,9 +324,9 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
             let next = match is_done {
                 true => end.clone(),
                 // Without the next key, nothing may be taken away.
-                false => Some(merge.next_key().ok_or(IndexError::Contended { retries: 0 })?),
+                false => Some(run.merge.next_key().ok_or(IndexError::Contended { retries: 0 })?),
             };
-            let (removed, parts) = self.take_merged(&mut left, next.as_ref(), &mut inputs)?;
+            let (removed, parts) = self.take_merged(&mut left, next.as_ref(), &mut run.sources)?;
             self.publish(merging.merged_part(removed, into, output, parts)).await?;
             if is_done {
                 return Ok(());
