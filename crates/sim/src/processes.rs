@@ -673,6 +673,7 @@ impl<L: Named, V: Form<L>> Run<'_, L, V> {
                 tasks.push(Box::pin(worker.answer_all(queue, &clients)));
             }
             tasks.push(Box::pin(worker.write_back_by_age(&ended)));
+            tasks.push(Box::pin(worker.share_unused_nodes(&ended)));
         }
         tasks.push(Box::pin(worker.serve_loads(&queues.loads, &clients, |_| ())));
         tasks.push(Box::pin(worker.follow_map(&ended)));

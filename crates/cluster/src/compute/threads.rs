@@ -385,6 +385,7 @@ fn serve_over<L: ClusterLayout, D: ClusterDesign<L>>(
         executor.spawn(0, worker.reclaim(&ended));
     }
     executor.spawn(0, worker.write_back_by_age(&ended));
+    executor.spawn(0, worker.share_unused_nodes(&ended));
     executor.spawn(0, tell(&worker, queue, &shared.done[number]));
     executor.run(driver);
 }

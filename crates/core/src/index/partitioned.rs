@@ -258,6 +258,12 @@ pub trait PartIndex<F: Fabric, L: Layout> {
     /// limit.
     fn write_back_by_age(&self, ended: &dyn Fn() -> bool) -> impl Future<Output = ()>;
 
+    /// Returns nodes that nothing points to, beyond `keep` on each memory server, to these: those
+    /// that a process has when it is killed are lost.
+    fn share_unused_nodes(&self, _keep: usize) -> impl Future<Output = Result<(), RemoteError>> {
+        std::future::ready(Ok(()))
+    }
+
     /// The cache's counters for this handle.
     fn cache_counters(&self) -> CacheCounters;
 

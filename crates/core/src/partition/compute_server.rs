@@ -48,6 +48,8 @@ pub struct ComputeServer<D: Partitioned, L: Layout> {
     halt: Mutex<Halt>,
     /// Whether a thread may be replacing the tree by a bulk load.
     replacing: AtomicBool,
+    /// Whether a memory server had little memory left when it was last asked.
+    is_memory_low: AtomicBool,
 }
 
 /// Default of how many operations there are per load sample.
@@ -128,6 +130,7 @@ impl<D: Partitioned, L: Layout> ComputeServer<D, L> {
             mode: AtomicU64::new(SERVES),
             halt: Mutex::default(),
             replacing: AtomicBool::new(false),
+            is_memory_low: AtomicBool::new(false),
         }
     }
 
@@ -218,6 +221,16 @@ impl<D: Partitioned, L: Layout> ComputeServer<D, L> {
         }
         self.mode.store(RESUMES, Ordering::SeqCst);
         Some(Resuming { server: self, halt: *held, then: HALTED })
+    }
+
+    /// Notes whether a memory server has little memory left.
+    pub(super) fn note_memory(&self, is_low: bool) {
+        self.is_memory_low.store(is_low, Ordering::Relaxed);
+    }
+
+    /// Whether a memory server had little memory left when it was last asked.
+    pub(super) fn is_memory_low(&self) -> bool {
+        self.is_memory_low.load(Ordering::Relaxed)
     }
 
     /// Claims the right to replace the tree, which one thread at a time can hold.

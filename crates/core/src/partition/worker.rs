@@ -25,8 +25,8 @@ use crate::remote::RemoteError;
 use crate::rules;
 use crate::together::all;
 use crate::wire::{
-    ClientRequest, ClientResponse, ErrorCode, NO_LOAD, PoolRequest, RecordRoom, Refusal, Request,
-    SCAN_REPLY_RECORDS,
+    ClientRequest, ClientResponse, ErrorCode, NO_LOAD, PoolRequest, RecordRoom, Refusal, Reply,
+    Request, SCAN_REPLY_RECORDS,
 };
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, MAX_MESSAGE_BYTES, ServerId, Work};
@@ -44,6 +44,12 @@ const DRAIN_LOOK_NS: u64 = 100_000;
 const SETTLE_NS: u64 = 50_000_000;
 /// Interval at which memory servers are probed.
 const LOOK_AT_MEMORY_NS: u64 = 100_000_000;
+/// A memory server has little left if it has allocated so many of 16 parts.
+const LOW_MEMORY_PARTS: u64 = 15;
+/// While a memory server has little memory left, nodes are returned this often, and a thread keeps
+/// so many on each.
+const SHARE_NODES_NS: u64 = 1_000_000_000;
+const KEPT_IN_LOW_MEMORY: usize = 16;
 /// Pause between two steps of looking for memory of former lives, so that operations go on.
 const RECLAIM_PAUSE_NS: u64 = 100_000;
 /// The longest one, after steps that have failed: a step can write back all leaves.
@@ -144,6 +150,23 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
         }
     }
 
+    /// Returns nodes that nothing points to: all of them once `ended` returns true, and those that
+    /// this thread does not need soon while a memory server has little memory left. What it has
+    /// when the process is killed is lost, so a pool would become smaller, life after life.
+    pub async fn share_unused_nodes(&self, ended: &dyn Fn() -> bool) {
+        let fabric = self.fabric();
+        let mut due_ns = fabric.now_ns();
+        while !ended() {
+            if self.part.server.is_memory_low() && fabric.now_ns() >= due_ns {
+                // If a memory server does not accept them, they stay here.
+                let _ = self.part.index.share_unused_nodes(KEPT_IN_LOW_MEMORY).await;
+                due_ns = fabric.now_ns() + SHARE_NODES_NS;
+            }
+            fabric.sleep(SETTLE_NS).await;
+        }
+        let _ = self.part.index.share_unused_nodes(0).await;
+    }
+
     /// Looks for memory that former lives of the compute server have left and no leaf refers to,
     /// step by step, until it has found all of it, keys leave the range, or `ended` returns true.
     /// One task per compute server is enough.
@@ -181,6 +204,13 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
             if answers.iter().all(Result::is_ok) {
                 detector.all_have_answered(round);
             }
+            let is_low = answers.iter().flatten().any(|reply| match Reply::<L>::decode(reply) {
+                Some(Reply::Usage(usage)) => {
+                    usage.allocated_bytes >= usage.pool_bytes / 16 * LOW_MEMORY_PARTS
+                }
+                _ => false,
+            });
+            self.part.server.note_memory(is_low);
             fabric.sleep(LOOK_AT_MEMORY_NS).await;
         }
     }

@@ -72,20 +72,14 @@ impl<F: Fabric, L: Layout> NodeAllocator<F, L> {
             if let Some(node) = carver.borrow_mut().take() {
                 return Ok(node);
             }
+            let Some(_requesting) = self.chunks.begin_request(server).await else { continue };
             let (at, bytes) =
                 self.chunks.allocate(server, self.chunk_bytes, ChunkUse::Nodes).await?;
-            let node_bytes = carver.borrow().node_bytes();
-            if bytes < node_bytes {
+            let mut carver = carver.borrow_mut();
+            if bytes < carver.node_bytes() {
                 return Err(RemoteError::OutOfMemory { server });
             }
-            let mut carver = carver.borrow_mut();
-            if carver.wants_chunk() {
-                carver.add_chunk(at, bytes);
-            } else {
-                // Another task of this thread got a chunk meanwhile: keep this one as free nodes.
-                let nodes = bytes / node_bytes;
-                (0..nodes).for_each(|number| carver.give_back(at.plus(number * node_bytes)));
-            }
+            carver.add_chunk(at, bytes);
         }
     }
 
@@ -170,16 +164,16 @@ impl<F: Fabric, L: Layout> NodeAllocator<F, L> {
         self.chunks.rpc().fabric().now_ns()
     }
 
-    /// Returns free nodes on `server` beyond `keep` to that server, for other clients.
-    ///
-    /// # Errors
-    /// [`RemoteError`] if the server does not accept them. If the outcome is unknown, the nodes are
-    /// lost, because a node in two lists would be worse (A1).
-    pub async fn share(&self, server: ServerId, keep: usize) -> Result<(), RemoteError> {
+    /// Returns as many nodes on `server` to that server as `surplus` says, for other clients.
+    async fn share(
+        &self,
+        server: ServerId,
+        surplus: &impl Fn(&NodeCarver) -> usize,
+    ) -> Result<(), RemoteError> {
         loop {
             let nodes = {
                 let mut carver = self.carvers[server.index()].borrow_mut();
-                let surplus = carver.free_nodes().saturating_sub(keep).min(GIVE_BACK_NODES);
+                let surplus = surplus(&carver).min(GIVE_BACK_NODES);
                 (0..surplus).filter_map(|_| carver.take()).collect::<Vec<_>>()
             };
             if nodes.is_empty() {
@@ -203,11 +197,24 @@ impl<F: Fabric, L: Layout> NodeAllocator<F, L> {
     /// Returns free nodes beyond `keep` on each server, including those whose grace period is over.
     ///
     /// # Errors
-    /// As [`NodeAllocator::share`], for the first server that does not accept them.
+    /// [`RemoteError`] of the first server that does not accept them. If the outcome is unknown,
+    /// the nodes are lost, because a node in two lists would be worse (A1).
     pub async fn share_all(&self, keep: usize) -> Result<(), RemoteError> {
+        self.share_each(|carver| carver.free_nodes().saturating_sub(keep)).await
+    }
+
+    /// As [`NodeAllocator::share_all`], also what is left of chunks.
+    ///
+    /// # Errors
+    /// As [`NodeAllocator::share_all`].
+    pub async fn share_unused(&self, keep: usize) -> Result<(), RemoteError> {
+        self.share_each(|carver| carver.available().saturating_sub(keep)).await
+    }
+
+    async fn share_each(&self, surplus: impl Fn(&NodeCarver) -> usize) -> Result<(), RemoteError> {
         self.wake_rested();
         for number in 0..self.chunks.rpc().fabric().memory_servers() {
-            self.share(ServerId::new(number), keep).await?;
+            self.share(ServerId::new(number), &surplus).await?;
         }
         Ok(())
     }

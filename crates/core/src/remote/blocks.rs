@@ -97,6 +97,7 @@ impl<F: Fabric, L: Layout> BlockClient<F, L> {
             if let Some((place, in_hand)) = self.space.take_in_hand(server, class, self.now_ns()) {
                 return Ok((place.at(), in_hand));
             }
+            let Some(_requesting) = self.chunks.begin_request(server).await else { continue };
             let purpose = ChunkUse::Whole { least: class.bytes() };
             match self.chunks.allocate(server, wanted, purpose).await {
                 Ok((at, bytes)) => self.space.add_chunk(at, bytes),

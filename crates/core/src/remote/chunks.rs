@@ -12,6 +12,9 @@ use std::collections::BTreeMap;
 /// Maximum number of listed chunks on one memory server, rounded up to a whole reply.
 const MOST_CHUNKS: u32 = 1 << 22;
 
+/// How long to wait for the chunk that another task has requested, before another look.
+const REQUEST_WAIT_NS: u64 = 20_000;
+
 /// The offset behind a chunk that `server` lists, if there can be one: of whole nodes, at `from` or
 /// behind it.
 fn end_of_listed(server: ServerId, from: u64, (at, bytes): (GlobalAddr, u64)) -> Option<u64> {
@@ -59,6 +62,17 @@ pub(super) enum ChunkUse {
 pub(super) struct ChunkClient<F: Fabric, L: Layout> {
     client: RpcClient<F, L>,
     tokens: ChunkTokens,
+    /// By memory server: whether a task has a request under way.
+    requested: Vec<Cell<bool>>,
+}
+
+/// A request for a chunk that all tasks of the endpoint may use.
+pub(super) struct Requesting<'a>(&'a Cell<bool>);
+
+impl Drop for Requesting<'_> {
+    fn drop(&mut self) {
+        self.0.set(false);
+    }
 }
 
 impl<F: Fabric, L: Layout> ChunkClient<F, L> {
@@ -66,7 +80,23 @@ impl<F: Fabric, L: Layout> ChunkClient<F, L> {
     pub(super) fn new(fabric: F) -> Self {
         let tokens = ChunkTokens::default();
         tokens.next_token.set(Some(fabric.unique()));
-        Self { client: RpcClient::new(fabric), tokens }
+        let requested = vec![Cell::new(false); usize::from(fabric.memory_servers())];
+        Self { client: RpcClient::new(fabric), tokens, requested }
+    }
+
+    /// Begins a request for a chunk that all tasks of the endpoint may use. While another task has
+    /// one under way, waits a little and returns `None`: look at what there is again. If each asked
+    /// for a chunk of its own, 64 tasks would take 64, which fills a small pool.
+    ///
+    /// # Panics
+    /// If there is no such server.
+    pub(super) async fn begin_request(&self, server: ServerId) -> Option<Requesting<'_>> {
+        let requested = &self.requested[server.index()];
+        if requested.replace(true) {
+            self.rpc().fabric().sleep(REQUEST_WAIT_NS).await;
+            return None;
+        }
+        Some(Requesting(requested))
     }
 
     /// RPCs over the same endpoint.

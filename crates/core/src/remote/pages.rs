@@ -539,6 +539,15 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         self.nodes.share_all(KEPT_NODES).await
     }
 
+    /// As [`PageClient::share_free_nodes`], all nodes that nothing points to beyond `keep` on each
+    /// server.
+    ///
+    /// # Errors
+    /// As [`PageClient::share_free_nodes`].
+    pub async fn share_unused_nodes(&self, keep: usize) -> Result<(), RemoteError> {
+        self.nodes.share_unused(keep).await
+    }
+
     /// As [`PageClient::share_free_nodes`], if there are many of them. Clients that free nodes may
     /// never need any themselves.
     ///

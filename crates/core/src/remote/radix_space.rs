@@ -144,6 +144,7 @@ impl<F: Fabric, L: Layout> RadixSpace<F, L> {
             if let Some(taken) = from(&mut room.borrow_mut()) {
                 return Ok(taken);
             }
+            let Some(_requesting) = self.chunks.begin_request(server).await else { continue };
             // A chunk of at least what is needed, so that this ends: only the chunk of a request
             // whose outcome was unknown can be smaller, and there is a limited number of these.
             let wanted = self.chunk_bytes.max(needed);

@@ -14,6 +14,7 @@ use farleaf_core::index::conformance::Setup;
 use farleaf_core::index::dex::Dex;
 use farleaf_core::index::{Design, IndexError, RangeIndex};
 use farleaf_core::page::{Action, Bytes, LeafEdit};
+use farleaf_core::remote::RpcClient;
 use farleaf_fabric::Cluster;
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::SimConfig;
@@ -74,6 +75,37 @@ fn operations_wait_for_the_flush_that_frees_memory() {
     // 16 clients want 8 blocks at a time: two thirds of the pool. Not with 16 threads on few cores:
     // one that does not run for a while uses up the time that it may wait for memory.
     replaces_at_the_brim::<Dex>(&dex_on(&sim), 8);
+}
+
+/// The story: the next life of a compute server that was killed inserted 64 values at a time into a
+/// pool of 16 MiB, two thirds of which were free. Each operation that found no node, or no place
+/// for its block, requested a chunk for itself: the first of them took all memory for blocks, the
+/// others found none for nodes, and every insertion was refused from then on.
+#[test]
+fn operations_beside_one_another_share_a_chunk() {
+    for provider in [sim(SimConfig::default()), local(LocalConfig::default())] {
+        let mut setup = dex_on(&provider);
+        setup.server.pool_bytes = 32 << 20;
+        let cluster = setup.with_index::<Small, Blocks<Dex>>();
+        let compute = &<Blocks<Dex> as Design<Small>>::compute(&setup.options).unwrap();
+        let allocated: u64 = cluster.run_one(|fabric| async move {
+            let rpc = RpcClient::<_, Small>::new(fabric.clone());
+            let index = <Blocks<Dex> as Design<Small>>::open(fabric, compute).await.unwrap();
+            let keys: Vec<[u8; 2]> = (0..128_u16).map(u16::to_be_bytes).collect();
+            for keys in keys.chunks(64) {
+                let action = Action::Insert(&[7; 3_000][..]);
+                let edits: Vec<_> =
+                    keys.iter().map(|key| LeafEdit { key: &key[..], action }).collect();
+                for outcome in index.execute_all(&edits).await {
+                    outcome.unwrap();
+                }
+            }
+            let usages = rpc.usages().await.unwrap();
+            usages.iter().map(|usage| usage.allocated_bytes).sum()
+        });
+        // Two chunks of 256 nodes, one of them of the creator, and seven of 64 KiB for 128 blocks.
+        assert!(allocated <= 1 << 20, "{allocated}");
+    }
 }
 
 /// All of the memory is free, as blocks of 1,024 bytes. Values of 30,000 bytes have room.

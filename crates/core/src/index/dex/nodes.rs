@@ -138,4 +138,11 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             let _ = pages.share_free_nodes().await;
         }
     }
+
+    /// Returns nodes that nothing points to, beyond `keep` on each memory server, to these.
+    pub(super) async fn share_unused_nodes(&self, keep: usize) -> Result<(), RemoteError> {
+        let pages = self.client.pages();
+        self.server.unused(keep).into_iter().for_each(|node| pages.give_back_unseen(node));
+        pages.share_unused_nodes(keep).await
+    }
 }

@@ -85,6 +85,10 @@ impl<F: Fabric, L: Layout> PartIndex<F, L> for DexIndex<F, L> {
         DexIndex::write_back_by_age(self, ended)
     }
 
+    fn share_unused_nodes(&self, keep: usize) -> impl Future<Output = Result<(), RemoteError>> {
+        DexIndex::share_unused_nodes(self, keep)
+    }
+
     fn cache_counters(&self) -> CacheCounters {
         DexIndex::cache_counters(self)
     }

@@ -147,6 +147,12 @@ impl<L: Layout> DexServer<L> {
         nodes.split_off(nodes.len().min(KEPT_NODES / 2))
     }
 
+    /// Removes and returns the free nodes beyond `keep` on each memory server.
+    pub(super) fn unused(&self, keep: usize) -> Vec<GlobalAddr> {
+        let mut free = lock(&self.free_nodes);
+        free.values_mut().flat_map(|nodes| nodes.split_off(nodes.len().min(keep))).collect()
+    }
+
     /// The number of free nodes that this compute server keeps.
     pub fn free_nodes(&self) -> usize {
         lock(&self.free_nodes).values().map(Vec::len).sum()
