@@ -6,8 +6,10 @@
 //! for minutes. A memory server counted none of DEX's nodes. A server whose log was on a full disk
 //! panicked on its next log line, and if it was a memory server, the index was lost.
 
+use crate::crashing::spread;
 use crate::launched::{Launched, eventually, farleaf, signal, text};
-use crate::serving::{compute, serving};
+use crate::serving::{DEADLINE, compute, connect, serving};
+use farleaf_core::index::{IndexError, RangeIndex};
 use rustix::process::{Resource, Rlimit, Signal, getrlimit, setrlimit};
 use serde_json::Value;
 use std::io::{Read, Write};
@@ -134,6 +136,41 @@ fn a_memory_server_counts_the_nodes_of_compute_servers() {
     assert!(in_use > 30_000 / 60, "{in_use} nodes");
     let limited = ["client", "--dir", cluster.dir(), "scan", "0", "--limit", "2k"];
     assert_eq!(text(&farleaf(&limited).stdout).lines().count(), 2_000);
+    cluster.end(Signal::TERM);
+}
+
+/// Each end of a compute server, clean or not, lost the nodes that it had free and the rest of its
+/// chunks: the same records, inserted and removed in one life after the other, filled the pool.
+#[test]
+fn clean_ends_lose_no_memory() {
+    let mut cluster = serving("tcp", &["--metrics", "--restart"]);
+    let keys: Vec<u64> = (0..2_000).map(spread).collect();
+    let mut in_use = Vec::new();
+    for _ in 0..4 {
+        let changed = connect(&cluster, DEADLINE).run(async |client| {
+            for key in &keys {
+                client.upsert(key, key).await?;
+            }
+            for key in &keys {
+                client.remove(key).await?;
+            }
+            Ok::<_, IndexError>(())
+        });
+        assert_eq!(changed, Ok(()));
+        for server in [0, 1] {
+            let before = compute(&cluster, server).unwrap().pid;
+            signal(before, Signal::TERM);
+            eventually("its next life", || {
+                let now = compute(&cluster, server).filter(|now| now.pid != before)?;
+                (now.generation > 0).then_some(())
+            });
+        }
+        let memory = [0, 1].map(|server| cluster.memory(server).unwrap().metrics.unwrap());
+        let nodes = memory.map(|at| number(&metrics(&at).unwrap(), "farleaf_nodes_in_use"));
+        in_use.push(nodes.iter().sum::<u64>());
+    }
+    // Leaves without records are joined sooner or later; a chunk has 256 nodes.
+    assert!(in_use[3] < in_use[0] + 128, "{in_use:?}");
     cluster.end(Signal::TERM);
 }
 
