@@ -308,7 +308,7 @@ fn what_makes_no_sense_ends_with_one_line_and_code_2() {
         (
             server(&[&tcp[..], &["--token-file", &token, "--catalog", "nowhere"]].concat()),
             2,
-            "127.0.0.1:7400, or etcd:",
+            "or db6:7400, or etcd:HOST:PORT",
         ),
         (
             server(
