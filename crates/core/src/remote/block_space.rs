@@ -313,15 +313,15 @@ impl BlockSpace {
 
     /// As [`BlockSpace::take`], for an operation that will end.
     pub(super) fn take_in_hand(
-        self: &Arc<Self>,
+        space: &Arc<Self>,
         server: ServerId,
         class: SizeClass,
         now_ns: u64,
     ) -> Option<(Place, InHand)> {
         // Counted before it is taken: nothing may look as if memory could not become free.
-        lock(&self.inner).in_hand += 1;
-        let in_hand = InHand(Arc::clone(self));
-        self.take(server, class, now_ns).map(|place| (place, in_hand))
+        lock(&space.inner).in_hand += 1;
+        let in_hand = InHand(Arc::clone(space));
+        space.take(server, class, now_ns).map(|place| (place, in_hand))
     }
 
     /// Makes one piece of neighbouring free blocks on `server`. Returns whether memory has become
@@ -714,8 +714,11 @@ mod tests {
         let (space, server) = (Arc::new(BlockSpace::new(2)), ServerId::new(0));
         space.add_chunk(GlobalAddr::new(server, 1024), 64);
         let class = SizeClass::of(64);
-        let (place, in_hand) = space.take_in_hand(server, class, 0).unwrap();
-        assert!(space.take_in_hand(server, class, 0).is_none(), "which counts as nothing");
+        let (place, in_hand) = BlockSpace::take_in_hand(&space, server, class, 0).unwrap();
+        assert!(
+            BlockSpace::take_in_hand(&space, server, class, 0).is_none(),
+            "which counts as nothing"
+        );
         let seen = space.frees();
         assert_eq!(space.coming(seen), Coming::FromOthers);
         space.give_back(place);

@@ -94,7 +94,9 @@ impl<F: Fabric, L: Layout> BlockClient<F, L> {
     ) -> Result<(GlobalAddr, InHand), RemoteError> {
         let mut wanted = self.chunk_bytes.max(class.bytes());
         loop {
-            if let Some((place, in_hand)) = self.space.take_in_hand(server, class, self.now_ns()) {
+            if let Some((place, in_hand)) =
+                BlockSpace::take_in_hand(&self.space, server, class, self.now_ns())
+            {
                 return Ok((place.at(), in_hand));
             }
             let Some(_requesting) = self.chunks.begin_request(server).await else { continue };
