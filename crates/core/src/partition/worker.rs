@@ -44,8 +44,9 @@ const DRAIN_LOOK_NS: u64 = 100_000;
 const SETTLE_NS: u64 = 50_000_000;
 /// Interval at which memory servers are probed.
 const LOOK_AT_MEMORY_NS: u64 = 100_000_000;
-/// A memory server has little left if it has allocated so many of 16 parts.
-const LOW_MEMORY_PARTS: u64 = 15;
+/// A memory server has little memory left above this fraction of its region: it has handed out the
+/// rest once, though nodes may have come back.
+const LOW_MEMORY: f64 = 15.0 / 16.0;
 /// While a memory server has little memory left, nodes are returned this often, and a thread keeps
 /// so many on each.
 const SHARE_NODES_NS: u64 = 1_000_000_000;
@@ -205,9 +206,7 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
                 detector.all_have_answered(round);
             }
             let is_low = answers.iter().flatten().any(|reply| match Reply::<L>::decode(reply) {
-                Some(Reply::Usage(usage)) => {
-                    usage.allocated_bytes >= usage.pool_bytes / 16 * LOW_MEMORY_PARTS
-                }
+                Some(Reply::Usage(usage)) => usage.used_part() >= LOW_MEMORY,
                 _ => false,
             });
             self.part.server.note_memory(is_low);

@@ -72,9 +72,8 @@ impl<F: Fabric, L: Layout> NodeAllocator<F, L> {
             if let Some(node) = carver.borrow_mut().take() {
                 return Ok(node);
             }
-            let Some(_requesting) = self.chunks.begin_request(server).await else { continue };
-            let (at, bytes) =
-                self.chunks.allocate(server, self.chunk_bytes, ChunkUse::Nodes).await?;
+            let chunk = self.chunks.allocate_for_all(server, self.chunk_bytes, ChunkUse::Nodes);
+            let Some((at, bytes)) = chunk.await? else { continue };
             let mut carver = carver.borrow_mut();
             if bytes < carver.node_bytes() {
                 return Err(RemoteError::OutOfMemory { server });

@@ -99,10 +99,10 @@ impl<F: Fabric, L: Layout> BlockClient<F, L> {
             {
                 return Ok((place.at(), in_hand));
             }
-            let Some(_requesting) = self.chunks.begin_request(server).await else { continue };
             let purpose = ChunkUse::Whole { least: class.bytes() };
-            match self.chunks.allocate(server, wanted, purpose).await {
-                Ok((at, bytes)) => self.space.add_chunk(at, bytes),
+            match self.chunks.allocate_for_all(server, wanted, purpose).await {
+                Ok(Some((at, bytes))) => self.space.add_chunk(at, bytes),
+                Ok(None) => {}
                 // There is no room for a chunk, but there may be room for this block.
                 Err(RemoteError::OutOfMemory { .. }) if wanted > class.bytes() => {
                     wanted = class.bytes();

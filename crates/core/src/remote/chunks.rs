@@ -12,8 +12,12 @@ use std::collections::BTreeMap;
 /// Maximum number of listed chunks on one memory server, rounded up to a whole reply.
 const MOST_CHUNKS: u32 = 1 << 22;
 
-/// How long to wait for the chunk that another task has requested, before another look.
-const REQUEST_WAIT_NS: u64 = 20_000;
+/// How long to wait before the first look whether another task's request has ended.
+const FIRST_WAIT_NS: u64 = 20_000;
+/// The longest wait between two looks.
+const LONGEST_WAIT_NS: u64 = 1_000_000;
+/// Looks until a task gives up: ten seconds, longer than any request lasts.
+const MOST_LOOKS: u32 = 10_000;
 
 /// The offset behind a chunk that `server` lists, if there can be one: of whole nodes, at `from` or
 /// behind it.
@@ -62,16 +66,35 @@ pub(super) enum ChunkUse {
 pub(super) struct ChunkClient<F: Fabric, L: Layout> {
     client: RpcClient<F, L>,
     tokens: ChunkTokens,
-    /// By memory server: whether a task has a request under way.
-    requested: Vec<Cell<bool>>,
+    /// By memory server.
+    shared: Vec<SharedRequest>,
 }
 
-/// A request for a chunk that all tasks of the endpoint may use.
-pub(super) struct Requesting<'a>(&'a Cell<bool>);
+/// Requests for chunks that all tasks of an endpoint may use: one at a time.
+#[derive(Debug, Default)]
+struct SharedRequest {
+    is_under_way: Cell<bool>,
+    /// How many have ended.
+    ended: Cell<u64>,
+    /// Why the last one failed, unless there was no memory.
+    failure: RefCell<Option<RemoteError>>,
+}
 
-impl Drop for Requesting<'_> {
+/// A request under way. It ends when this is dropped.
+struct UnderWay<'a>(&'a SharedRequest);
+
+impl SharedRequest {
+    fn begin(&self) -> UnderWay<'_> {
+        self.is_under_way.set(true);
+        self.failure.replace(None);
+        UnderWay(self)
+    }
+}
+
+impl Drop for UnderWay<'_> {
     fn drop(&mut self) {
-        self.0.set(false);
+        self.0.is_under_way.set(false);
+        self.0.ended.set(self.0.ended.get() + 1);
     }
 }
 
@@ -80,23 +103,45 @@ impl<F: Fabric, L: Layout> ChunkClient<F, L> {
     pub(super) fn new(fabric: F) -> Self {
         let tokens = ChunkTokens::default();
         tokens.next_token.set(Some(fabric.unique()));
-        let requested = vec![Cell::new(false); usize::from(fabric.memory_servers())];
-        Self { client: RpcClient::new(fabric), tokens, requested }
+        let shared = (0..fabric.memory_servers()).map(|_| SharedRequest::default()).collect();
+        Self { client: RpcClient::new(fabric), tokens, shared }
     }
 
-    /// Begins a request for a chunk that all tasks of the endpoint may use. While another task has
-    /// one under way, waits a little and returns `None`: look at what there is again. If each asked
-    /// for a chunk of its own, 64 tasks would take 64, which fills a small pool.
+    /// As [`ChunkClient::allocate`], for a chunk that all tasks of the endpoint may use. While
+    /// another task has such a request under way, waits for its end and returns `None`: look at
+    /// what there is again. If each asked for a chunk of its own, 64 tasks would take 64, which
+    /// fills a small pool.
+    ///
+    /// # Errors
+    /// As [`ChunkClient::allocate`], also if the other task's request has failed for another reason
+    /// than memory: if a memory server does not answer, the tasks must not find out one after the
+    /// other.
     ///
     /// # Panics
     /// If there is no such server.
-    pub(super) async fn begin_request(&self, server: ServerId) -> Option<Requesting<'_>> {
-        let requested = &self.requested[server.index()];
-        if requested.replace(true) {
-            self.rpc().fabric().sleep(REQUEST_WAIT_NS).await;
-            return None;
+    pub(super) async fn allocate_for_all(
+        &self,
+        server: ServerId,
+        bytes: u64,
+        purpose: ChunkUse,
+    ) -> Result<Option<(GlobalAddr, u64)>, RemoteError> {
+        let shared = &self.shared[server.index()];
+        if shared.is_under_way.get() {
+            let (seen, mut wait_ns) = (shared.ended.get(), FIRST_WAIT_NS);
+            for _ in 0..MOST_LOOKS {
+                self.rpc().fabric().sleep(wait_ns).await;
+                if shared.ended.get() != seen {
+                    return shared.failure.borrow().clone().map_or(Ok(None), Err);
+                }
+                wait_ns = (wait_ns * 2).min(LONGEST_WAIT_NS);
+            }
+            return Err(RemoteError::Contended { retries: MOST_LOOKS });
         }
-        Some(Requesting(requested))
+        let _under_way = shared.begin();
+        let outcome = self.allocate(server, bytes, purpose).await;
+        let is_failure = |error: &&RemoteError| !matches!(error, RemoteError::OutOfMemory { .. });
+        shared.failure.replace(outcome.as_ref().err().filter(is_failure).cloned());
+        outcome.map(Some)
     }
 
     /// RPCs over the same endpoint.

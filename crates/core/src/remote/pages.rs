@@ -509,8 +509,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     /// The fraction of a memory server's pool that is allocated; `None` if the server does not
     /// answer.
     pub async fn used_part(&self, server: ServerId) -> Option<f64> {
-        let usage = self.rpc.usage(server).await.ok()?;
-        Some(usage.allocated_bytes as f64 / usage.pool_bytes.max(1) as f64)
+        self.rpc.usage(server).await.ok().map(|usage| usage.used_part())
     }
 
     /// Frees a node that no other client has ever been able to reach, for immediate reuse.

@@ -144,11 +144,11 @@ impl<F: Fabric, L: Layout> RadixSpace<F, L> {
             if let Some(taken) = from(&mut room.borrow_mut()) {
                 return Ok(taken);
             }
-            let Some(_requesting) = self.chunks.begin_request(server).await else { continue };
             // A chunk of at least what is needed, so that this ends: only the chunk of a request
             // whose outcome was unknown can be smaller, and there is a limited number of these.
             let wanted = self.chunk_bytes.max(needed);
-            let (at, bytes) = self.chunks.allocate(server, wanted, ChunkUse::Unused).await?;
+            let chunk = self.chunks.allocate_for_all(server, wanted, ChunkUse::Unused);
+            let Some((at, bytes)) = chunk.await? else { continue };
             room.borrow_mut().add_chunk(at, bytes);
         }
     }

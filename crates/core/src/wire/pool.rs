@@ -137,3 +137,10 @@ pub struct Usage {
 }
 
 fields!(Usage { pool_bytes, allocated_bytes, nodes_in_use, nodes_free, deleted_records, height });
+
+impl Usage {
+    /// The fraction of the region that is allocated.
+    pub fn used_part(&self) -> f64 {
+        self.allocated_bytes as f64 / self.pool_bytes.max(1) as f64
+    }
+}

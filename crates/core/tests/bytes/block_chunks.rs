@@ -2,7 +2,7 @@
 //! wrong requests.
 
 use farleaf_core::page::Bytes;
-use farleaf_core::remote::{BlockClient, BlockSpace, RemoteError, RpcClient};
+use farleaf_core::remote::{BlockClient, BlockSpace, NodeAllocator, RemoteError, RpcClient};
 use farleaf_core::server::{MemoryServer, MemoryServerConfig};
 use farleaf_core::wire::{PoolRequest, Refusal, Reply, Request};
 use farleaf_fabric::sim::SimConfig;
@@ -10,6 +10,7 @@ use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{
     Cluster, Cpu, Fabric, GlobalAddr, Message, Provider, Region, RpcService, ServerId,
 };
+use futures_util::future::join_all;
 
 type Small = Bytes<128>;
 
@@ -29,9 +30,12 @@ impl RpcService for Server {
     async fn handle<C: Cpu>(&self, cpu: &C, client: u16, request: &[u8], reply: &mut Message) {
         let decoded = Request::<Small>::decode(request);
         match (self.chunk, decoded) {
-            (Some((at, bytes)), Some(Request::Pool(PoolRequest::AllocateWhole { .. }))) => {
-                Reply::<Small>::Chunk { at, bytes }.encode(reply);
-            }
+            (
+                Some((at, bytes)),
+                Some(Request::Pool(
+                    PoolRequest::AllocateWhole { .. } | PoolRequest::AllocateChunk { .. },
+                )),
+            ) => Reply::<Small>::Chunk { at, bytes }.encode(reply),
             (Some(chunk), Some(Request::Pool(PoolRequest::ListChunks { .. }))) => {
                 Reply::<Small>::Chunks { more: false, chunks: vec![chunk] }.encode(reply);
             }
@@ -79,6 +83,26 @@ fn chunks_that_cannot_be_are_refused() {
             assert_eq!(client.adopt().await, listed, "{chunk:?}");
         });
     }
+}
+
+/// Tasks that find no memory wait for one request, and fail as it does. If each asked for itself,
+/// 64 tasks would take 64 chunks; if they asked one after the other, each would wait anew for a
+/// memory server that does not answer.
+#[test]
+fn tasks_share_a_request() {
+    let counts = |chunk| {
+        cluster(chunk).run_one(|fabric| async move {
+            let (blocks, rpcs) = (client(fabric.clone()), || fabric.counters().snapshot().rpcs);
+            let written = join_all((0..64).map(async |_| blocks.write(&[1; 500]).await)).await;
+            let of_blocks = (written.iter().filter(|block| block.is_ok()).count(), rpcs());
+            let nodes = NodeAllocator::<_, Small>::new(fabric.clone(), 64 << 10);
+            let taken = join_all((0..64).map(async |_| nodes.take(SERVER).await)).await;
+            let of_nodes = (taken.iter().filter(|node| node.is_ok()).count(), rpcs());
+            (of_blocks, of_nodes)
+        })
+    };
+    assert_eq!(counts(None), ((64, 1), (64, 2)));
+    assert_eq!(counts(Some((GlobalAddr::NULL, 1 << 16))), ((0, 1), (0, 2)));
 }
 
 /// Regression test: a piece behind the last chunk, but with a smaller offset, stopped the memory

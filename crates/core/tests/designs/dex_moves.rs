@@ -62,9 +62,7 @@ fn services(count: u16, pool_bytes: usize) -> Vec<Arc<MemoryServer<Fixed8<16>>>>
 
 /// The allocated fraction of each memory server's pool.
 fn used(services: &[Arc<MemoryServer<Fixed8<16>>>]) -> Vec<f64> {
-    let part =
-        |usage: farleaf_core::wire::Usage| usage.allocated_bytes as f64 / usage.pool_bytes as f64;
-    services.iter().map(|service| part(service.usage())).collect()
+    services.iter().map(|service| service.usage().used_part()).collect()
 }
 
 /// A spare memory server gets no nodes. Once it is added, it gets nodes that would otherwise go to
