@@ -7,6 +7,7 @@
 //! - [`report`], [`table`] and [`timeline`] present the results, with [`units`].
 //! - [`trace`] replays recorded requests instead of a workload.
 //! - [`input`] loads records from a file.
+//! - [`sizing`] computes how much memory records need.
 //! - [`single_machine`] is the baseline: the same tree without a network.
 //!
 //! The simulator runs the same operation streams as the benchmark.
@@ -22,6 +23,7 @@ pub mod keys;
 pub mod report;
 mod rows;
 pub mod single_machine;
+pub mod sizing;
 pub mod strings;
 pub mod table;
 pub mod timeline;

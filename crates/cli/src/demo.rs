@@ -1,30 +1,27 @@
-//! `farleaf demo`: runs a few workloads on every design in an embedded cluster, and prints one
-//! table.
+//! `farleaf demo`: runs a few workloads in an embedded cluster, on the indexes that clusters serve
+//! and on one machine's tree, and prints one table. `farleaf-lab bench` has all designs.
 
-use crate::bench::{
-    NUMBERS_IN_PAGE, check_errors, memory_servers, pool_bytes, string_bytes_in_page, string_weights,
-};
-use crate::designs::{
-    self, DesignName, FabricConfig, IndexOptions, PartitioningName, Providers, Task, lsm_options,
-};
-use crate::output::{Heartbeat, JsonTarget, grouped};
-use crate::{units, usage};
-use clap::{Args, ValueEnum};
-use farleaf_bench::driver::{Amount, Form, Numbers, Reshaping, Run, Testbed};
+use crate::heartbeat::Heartbeat;
+use clap::Args;
+use farleaf_bench::driver::{Amount, Form, Numbers, Reshaping, Run, Testbed, memory_servers};
 use farleaf_bench::input::{CsvOptions, read_records};
 use farleaf_bench::keys::KeySpace;
 use farleaf_bench::report::Report;
+use farleaf_bench::single_machine::{SingleMachine, SingleMachineOptions};
+use farleaf_bench::sizing::{
+    NUMBERS_IN_PAGE, RecordBytes, lsm_options, pool_bytes, string_bytes_in_page, string_weights,
+};
 use farleaf_bench::strings::{KeyForm, Strings};
 use farleaf_bench::table::narrow_table;
 use farleaf_bench::workload::{Harness, Mix, OperationKind, StreamConfig};
+use farleaf_command_line::exit::check_errors;
+use farleaf_command_line::output::{JsonTarget, grouped};
+use farleaf_command_line::{units, usage};
 use farleaf_core::cache::CacheOptions;
-use farleaf_core::index::dex::{DexOptions, EntryWeights, spreading_level};
-use farleaf_core::index::fine::FineOptions;
-use farleaf_core::index::one_sided::entrywise::EntrywiseOptions;
-use farleaf_core::index::smart::SmartOptions;
+use farleaf_core::index::dex::{Dex, DexOptions, EntryWeights, spreading_level};
+use farleaf_core::index::dlsm::{Dlsm, DlsmOptions};
 use farleaf_core::index::{Design, Naming, Scan};
 use farleaf_core::page::{Bytes, CHOSEN, OwnedKey};
-use farleaf_fabric::Provider;
 use farleaf_fabric::local::LocalConfig;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
@@ -90,7 +87,7 @@ const THREADS: u16 = 2;
 const FILL: f64 = 0.7;
 
 /// Measured operations of each workload: enough for the 99.9th percentile, and together done within
-/// 15 seconds of processor time. SMART takes 30 times as long for a scan as the others.
+/// 15 seconds of processor time.
 const OPERATIONS: u64 = 100_000;
 const OPERATIONS_WITH_SCANS: u64 = 5_000;
 
@@ -126,7 +123,6 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
                 bytes_in_page,
                 weights: string_weights(bytes_in_page),
                 record_bytes: key_bytes + value_bytes,
-                string_bytes: Some(key_bytes),
                 name: &|report| {
                     report.key_form = Some(form.to_string());
                     report.key_bytes = Some(key_bytes);
@@ -139,7 +135,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
                 json: &json,
                 heartbeat: &heartbeat,
             };
-            demo.of_all_designs(|number| strings.key_named(number))?
+            demo.of_all_designs()?
         }
         None if arguments.value_bytes.is_some() => {
             return usage("--value-bytes needs byte strings: --key-form");
@@ -150,7 +146,6 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
                 form: &Numbers,
                 bytes_in_page: NUMBERS_IN_PAGE,
                 record_bytes: 16.0,
-                string_bytes: None,
                 weights: EntryWeights::default(),
                 name: &|_| (),
                 key: &|number| number.to_string(),
@@ -159,7 +154,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
                 json: &json,
                 heartbeat: &heartbeat,
             };
-            demo.of_all_designs(|number| number)?
+            demo.of_all_designs()?
         }
     };
     json.say(&narrow_table(&reports))?;
@@ -170,7 +165,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     reports.iter().try_for_each(check_errors)
 }
 
-/// A demo on every design.
+/// A demo on all its designs.
 struct Demo<'a, O> {
     keys: &'a KeySpace,
     form: &'a O,
@@ -178,8 +173,6 @@ struct Demo<'a, O> {
     bytes_in_page: f64,
     /// Size of a key and its value, in bytes.
     record_bytes: f64,
-    /// Length of a key, if keys are byte strings.
-    string_bytes: Option<f64>,
     weights: EntryWeights,
     /// Completes the settings in a report.
     name: &'a dyn Fn(&mut Report),
@@ -191,82 +184,52 @@ struct Demo<'a, O> {
     heartbeat: &'a Heartbeat,
 }
 
-impl<O: Form<Layout: Providers>> Demo<'_, O> {
-    /// Runs all designs; `key` converts a number to a key.
-    fn of_all_designs(
-        &self,
-        key: impl Fn(u64) -> OwnedKey<O::Layout>,
-    ) -> anyhow::Result<Vec<Report>> {
+impl<O> Demo<'_, O>
+where
+    O: Form,
+    Dlsm: Design<O::Layout, Options = DlsmOptions>,
+    Dex: Design<O::Layout, Options = DexOptions<OwnedKey<O::Layout>>>,
+    SingleMachine: Design<O::Layout, Options = SingleMachineOptions>,
+{
+    /// Runs all designs.
+    fn of_all_designs(&self) -> anyhow::Result<Vec<Report>> {
         let keys = self.keys;
-        let weights = vec![1; usize::from(MEMORY_SERVERS)];
         let inserts = OPERATIONS * WORKLOADS.len() as u64;
-        let pool_of = move |record| {
-            move |weights: &[u64]| pool_bytes(keys.len(), record, FILL, inserts, weights)
-        };
-        let string_bytes = self.string_bytes;
-        let in_pages = DesignName::Local.record_bytes(keys.len(), self.bytes_in_page, string_bytes);
-        let pool = pool_of(in_pages);
+        let record = RecordBytes::all(self.bytes_in_page);
+        let pool = |weights: &[u64]| pool_bytes(keys.len(), record, FILL, inserts, weights);
+        let pool_of_each = pool(&[1; MEMORY_SERVERS as usize])?;
+        let single = SingleMachineOptions::with_pool_bytes(pool(&[1])?);
         self.json.say(&format!(
             "{} keys on {MEMORY_SERVERS} memory servers, 1 compute server with {THREADS} threads, \
              all in this process",
             grouped(keys.len())
         ))?;
+        let raw_bytes = keys.len() as f64 * self.record_bytes;
         // A cache for about a third of the records.
-        let cache_bytes = (keys.len() as f64 * self.record_bytes / 3.0) as u64;
-        let cache = CacheOptions { bytes: cache_bytes, ..CacheOptions::default() };
-        let options = IndexOptions {
-            partitioning: PartitioningName::Range,
-            boundaries: keys.boundaries(&weights),
-            fine: FineOptions::default(),
-            hot_bytes: cache_bytes / 8,
-            entrywise: EntrywiseOptions { cache_bytes, ..EntrywiseOptions::default() },
-            smart: SmartOptions { cache_bytes, ..SmartOptions::default() },
-            dex: DexOptions {
-                placement_level: spreading_level::<O::Layout>(
-                    keys.len(),
-                    self.weights,
-                    FILL,
-                    MEMORY_SERVERS,
-                ),
-                ..DexOptions::with_boundaries(Vec::new(), cache)
-            },
-            dlsm: lsm_options(keys.len() as f64 * self.record_bytes),
-            shards: Vec::new(),
-            single_pool_bytes: pool(&[1])?,
-            blocks: None,
-        };
-        let options = options.named(key);
-        let fabric = FabricConfig::Local(LocalConfig { seed: self.seed, ..LocalConfig::default() });
-        let mut reports = Vec::new();
-        for design in DesignName::value_variants() {
-            let name = design.name();
-            let record = design.record_bytes(keys.len(), self.bytes_in_page, string_bytes);
-            let one = OneDesign { demo: self, name, pool_bytes: pool_of(record)(&weights)? };
-            reports.extend(designs::run::<O::Layout, _>(*design, &options, &fabric, one)?);
-        }
+        let cache = CacheOptions { bytes: (raw_bytes / 3.0) as u64, ..CacheOptions::default() };
+        let placement_level =
+            spreading_level::<O::Layout>(keys.len(), self.weights, FILL, MEMORY_SERVERS);
+        let dex = DexOptions { placement_level, ..DexOptions::with_boundaries(Vec::new(), cache) };
+        let mut reports = self.of::<Dlsm>(pool_of_each, &lsm_options(raw_bytes))?;
+        reports.extend(self.of::<Dex>(pool_of_each, &dex)?);
+        reports.extend(self.of::<SingleMachine>(pool_of_each, &single)?);
         Ok(reports)
     }
 }
 
-/// The demo of one design.
-struct OneDesign<'a, O> {
-    demo: &'a Demo<'a, O>,
-    name: &'static str,
-    pool_bytes: usize,
-}
-
-impl<O: Form> Task<O::Layout> for OneDesign<'_, O> {
-    type Output = anyhow::Result<Vec<Report>>;
-
-    fn run<D: Design<O::Layout>, P: Provider>(
-        self,
-        provider: &P,
+impl<O: Form> Demo<'_, O> {
+    /// Runs one design.
+    fn of<D: Design<O::Layout>>(
+        &self,
+        pool_bytes: usize,
         options: &D::Options,
     ) -> anyhow::Result<Vec<Report>> {
-        let Self { demo, name, pool_bytes } = self;
+        let (demo, name) = (self, D::NAME);
+        let provider = LocalConfig { seed: demo.seed, ..LocalConfig::default() };
         let services = memory_servers(MEMORY_SERVERS, pool_bytes)?;
         let form = demo.form.clone();
-        let mut testbed = Testbed::<D, P, O>::start_with(provider, services, options, form)?;
+        let mut testbed =
+            Testbed::<D, LocalConfig, O>::start_with(&provider, services, options, form)?;
         let heartbeat = demo.heartbeat;
         let loading = heartbeat.bar(&format!("{name}: load"), Some(demo.keys.len()));
         let load_ns = testbed.load(demo.keys, FILL, &|done| loading.inc(done))?;
@@ -318,7 +281,7 @@ impl<O: Form> Task<O::Layout> for OneDesign<'_, O> {
                 seed: demo.seed,
                 fill: FILL,
                 server_threads: Some(0),
-                partitioning: PartitioningName::Range.name().to_owned(),
+                partitioning: "range".to_owned(),
                 placement: vec![1; usize::from(MEMORY_SERVERS)],
                 load_seconds,
                 ..Report::default()
@@ -332,13 +295,11 @@ impl<O: Form> Task<O::Layout> for OneDesign<'_, O> {
         }
         Ok(reports)
     }
-}
 
-impl<O: Form> Demo<'_, O> {
     /// Prints one lookup and one small scan from the middle of the keys.
-    fn show<D: Design<O::Layout>, P: Provider>(
+    fn show<D: Design<O::Layout>>(
         &self,
-        testbed: &Testbed<D, P, O>,
+        testbed: &Testbed<D, LocalConfig, O>,
     ) -> anyhow::Result<()> {
         let key = self.keys.key(self.keys.len() / 2);
         let value = testbed.get(key)?.map_or("nothing".to_owned(), self.value);

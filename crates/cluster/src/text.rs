@@ -11,6 +11,7 @@
 //!
 //! *Thread safety*: plain functions.
 
+use farleaf_fabric::numbers::{THOUSANDS, scaled};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::ops::Bound;
@@ -97,24 +98,6 @@ fn divided_numbers(low: u64, end: u128, parts: u16) -> Option<Vec<u64>> {
     let size = end.checked_sub(low).filter(|size| *size >= parts)?;
     (1..parts).map(|part| u64::try_from(low + size * part / parts).ok()).collect()
 }
-
-/// Parses a number as people write it: digits, optionally with `_` between them, and one of these
-/// suffixes, which stand for factors.
-pub fn scaled(text: &str, suffixes: &[(&str, u64)]) -> Option<u64> {
-    let found = suffixes
-        .iter()
-        .find_map(|(suffix, factor)| text.strip_suffix(suffix).map(|digits| (digits, *factor)));
-    let (digits, factor) = found.unwrap_or((text, 1));
-    let separated = digits.starts_with(|first: char| first.is_ascii_digit())
-        && digits.chars().all(|character| character.is_ascii_digit() || character == '_')
-        && !digits.ends_with('_');
-    let number: u64 = if separated { digits.replace('_', "").parse().ok()? } else { return None };
-    number.checked_mul(factor)
-}
-
-/// The suffixes of counts.
-pub const THOUSANDS: [(&str, u64); 4] =
-    [("k", 1_000), ("M", 1_000_000), ("G", 1_000_000_000), ("T", 1_000_000_000_000)];
 
 /// Quotes text for a message, truncated if it is long.
 fn quoted(text: &str) -> String {

@@ -7,7 +7,7 @@
 //!
 //! `local` is the tree of Farleaf's memory servers, called directly. Compared with other indexes,
 //! it shows the quality of the pages and latches. Compared with `local`, the other designs show the
-//! cost of their protocols on a free network. (`farleaf bench --fabric sim` shows their cost on a
+//! cost of their protocols on a free network. (`farleaf-lab bench --fabric sim` shows their cost on a
 //! realistic one.) Each round runs every contender once, in rotating order, so that other load on
 //! the machine affects all of them. Figures are medians over the rounds; only their ratios are
 //! reliable.
@@ -98,7 +98,7 @@ struct Arguments {
     )]
     batch: Vec<u16>,
     /// Let threads run `read-only`, `write-intensive` (50 lookups, 50 updates), or another workload
-    /// of `farleaf bench` that has only lookups and updates
+    /// of `farleaf-lab bench` that has only lookups and updates
     #[arg(long, value_name = "NAME", default_value = "read-only", value_parser = lookups_and_updates)]
     workload: Mix,
     /// Draw keys from this distribution: `uniform` or `zipfian:THETA`

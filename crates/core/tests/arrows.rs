@@ -25,7 +25,7 @@ const SUITES: [(&str, &[&str]); 2] =
     [("index/conformance.rs", &["server"]), ("remote/identity_tests.rs", &["server"])];
 
 /// The crates, each with the project's crates that it may depend on.
-const CRATES: [(&str, &[&str]); 12] = [
+const CRATES: [(&str, &[&str]); 14] = [
     ("fabric", &[]),
     ("far-memory", &["farleaf-core", "farleaf-fabric"]),
     // Uses the library only in its tests, which run every design over a device.
@@ -40,6 +40,8 @@ const CRATES: [(&str, &[&str]); 12] = [
         "farleaf",
         &["farleaf-core", "farleaf-cluster", "farleaf-fabric", "farleaf-bench", "farleaf-sim"],
     ),
+    ("command-line", &["farleaf-core", "farleaf-bench", "farleaf-fabric"]),
+    // The product, which links neither the simulator nor the experiments.
     (
         "cli",
         &[
@@ -47,6 +49,16 @@ const CRATES: [(&str, &[&str]); 12] = [
             "farleaf-core",
             "farleaf-bench",
             "farleaf-cluster",
+            "farleaf-command-line",
+            "farleaf-fabric",
+        ],
+    ),
+    (
+        "lab",
+        &[
+            "farleaf-core",
+            "farleaf-bench",
+            "farleaf-command-line",
             "farleaf-fabric",
             "farleaf-fabric-verbs",
             "farleaf-sim",
@@ -207,6 +219,42 @@ fn crates_depend_only_on_what_they_may() {
     }
     let folders = fs::read_dir(root().join("crates")).unwrap().count();
     assert_eq!(folders, CRATES.len(), "a crate is in no table");
+}
+
+/// Those who deploy `farleaf` compile and link neither the simulator nor the experiments, and only
+/// the designs that clusters serve.
+#[test]
+fn the_product_links_no_laboratory() {
+    let (mut linked, mut waiting) = (BTreeSet::new(), vec!["cli".to_owned()]);
+    while let Some(name) = waiting.pop() {
+        let manifest =
+            fs::read_to_string(root().join("crates").join(&name).join("Cargo.toml")).unwrap();
+        let (_, dependencies) = manifest.split_once("\n[dependencies]\n").unwrap();
+        for line in dependencies.lines().take_while(|line| !line.starts_with('[')) {
+            let dependency = line.split(['.', ' ', '=']).next().unwrap();
+            let ours = dependency.strip_prefix("farleaf-");
+            if linked.insert(dependency.to_owned()) {
+                waiting.extend(ours.map(str::to_owned));
+            }
+        }
+    }
+    assert!(linked.contains("farleaf-cluster") && linked.contains("farleaf-fabric"));
+    for laboratory in ["farleaf-sim", "farleaf-lab", "plotters"] {
+        assert!(!linked.contains(laboratory), "farleaf links {laboratory}");
+    }
+    let served = ["dex", "dlsm", "blocks"];
+    let folders = fs::read_dir(root().join("crates/core/src/index")).unwrap();
+    let designs = folders.map(Result::unwrap).filter(|entry| entry.path().is_dir());
+    let designs: Vec<String> =
+        designs.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    for folder in ["crates/cli/src", "crates/command-line/src", "crates/cluster/src"] {
+        for (file, text) in files_below(folder) {
+            for design in designs.iter().filter(|design| !served.contains(&design.as_str())) {
+                let path = format!("index::{design}");
+                assert!(!code(&text).any(|line| line.contains(&path)), "{folder}/{file}: {design}");
+            }
+        }
+    }
 }
 
 /// Otherwise the model checker could not replace them.

@@ -31,6 +31,7 @@ pub mod handshake;
 pub mod listener;
 pub mod local;
 mod message;
+pub mod numbers;
 pub mod provider;
 mod region;
 mod resources;

@@ -21,8 +21,8 @@ mod engine;
 mod far;
 mod figures;
 mod lab;
-#[path = "../../cli/src/plot.rs"]
-#[allow(dead_code, reason = "the program `farleaf` draws more than this one")]
+#[path = "../../lab/src/plot.rs"]
+#[allow(dead_code, reason = "the program `farleaf-lab` draws more than this one")]
 mod plot;
 mod report;
 mod table;

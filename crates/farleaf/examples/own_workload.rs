@@ -1,4 +1,4 @@
-//! A workload of your own against one of the index designs, measured like `farleaf bench`:
+//! A workload of your own against one of the index designs, measured like `farleaf-lab bench`:
 //! `cargo run --release -p farleaf --example own_workload`
 //!
 //! It uses the crates below `farleaf`: `farleaf-core` has the designs and `farleaf-bench` the

@@ -1,4 +1,4 @@
-//! The command `farleaf sim`: runs scenarios with consecutive seeds, and prints how to replay
+//! The command `farleaf-lab sim`: runs scenarios with consecutive seeds, and prints how to replay
 //! failures.
 
 use crate::death::DeathAt;
@@ -169,7 +169,7 @@ fn sweep(scenario: &Scenario, seed: u64, out: &mut impl Write) -> io::Result<boo
 fn say(report: &RunReport, death: Option<DeathAt>, out: &mut impl Write) -> io::Result<bool> {
     let RunReport { scenario, seed, .. } = report;
     let died = death.map(|death| format!(" --death {death}")).unwrap_or_default();
-    let again = format!("farleaf sim --scenario {scenario} --seed {seed} --count 1{died}");
+    let again = format!("farleaf-lab sim --scenario {scenario} --seed {seed} --count 1{died}");
     say_outcome(report, death, &again, out)
 }
 
@@ -227,7 +227,7 @@ pub fn run_random(kind: &str, seeds: Seeds, out: &mut impl Write) -> Result<bool
 fn random_run(kind: &str, drawn: Kind, seed: u64, out: &mut impl Write) -> io::Result<bool> {
     let scenario = random_scenario(drawn, seed);
     let report = run_seed(&scenario, seed);
-    let again = format!("farleaf sim --random 1 --kind {kind} --seed {seed}");
+    let again = format!("farleaf-lab sim --random 1 --kind {kind} --seed {seed}");
     if say_outcome(&report, None, &again, out)? {
         return Ok(true);
     }

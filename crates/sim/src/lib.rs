@@ -3,7 +3,7 @@
 //! A [`Scenario`] is data: cluster, design, faults and workload. [`run_seed`] runs it once, and
 //! [`run_design`] runs it on a design of another crate. [`history`] records every client's
 //! operations and their answers, and [`checker`] decides whether a correct index could have given
-//! these answers. [`run_command`] is the command `farleaf sim`.
+//! these answers. [`run_command`] is the command `farleaf-lab sim`.
 //!
 //! *Thread safety*: a run is one thread; runs share nothing, so they can go side by side.
 

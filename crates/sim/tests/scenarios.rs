@@ -295,7 +295,7 @@ fn the_planted_bug_is_caught_and_can_be_replayed() {
     assert_eq!(String::from_utf8(side_by_side).unwrap(), text);
     let replay = text.lines().last().unwrap();
     let seed: u64 = replay
-        .strip_prefix("replay: farleaf sim --scenario canary-skipped-validation --seed ")
+        .strip_prefix("replay: farleaf-lab sim --scenario canary-skipped-validation --seed ")
         .and_then(|rest| rest.strip_suffix(" --count 1"))
         .and_then(|seed| seed.parse().ok())
         .unwrap_or_else(|| panic!("no replay command: {text}"));

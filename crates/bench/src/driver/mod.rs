@@ -38,10 +38,11 @@ use crate::workload::{
 use background::{AtWork, BackgroundTasks};
 use client::{Client, thread_cpu_ns};
 use farleaf_core::index::{Background, Design, IndexAdmin, IndexError, RangeIndex, Reshaped, Scan};
-use farleaf_core::server::MemoryServer;
+use farleaf_core::page::Layout;
+use farleaf_core::server::{MemoryServer, MemoryServerConfig};
 use farleaf_core::wire::Usage;
 use farleaf_fabric::sync::Arc;
-use farleaf_fabric::{Cluster, Fabric, Provider};
+use farleaf_fabric::{Cluster, Fabric, Provider, RegionError, ServerId};
 use idle::Idle;
 use moment::Gate;
 use std::cell::{Cell, RefCell};
@@ -51,6 +52,14 @@ use thiserror::Error;
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum BenchError {
+    /// A memory server could not be created.
+    #[error("cannot start memory server {number}: {source}")]
+    MemoryServer {
+        /// Its number.
+        number: u16,
+        /// Why.
+        source: RegionError,
+    },
     /// The index could not be created.
     #[error("cannot create the index: {0}")]
     Create(IndexError),
@@ -173,6 +182,22 @@ impl<D: Design<O::Layout>, P: Provider, O: Form> std::fmt::Debug for Testbed<D, 
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Testbed").field("design", &D::NAME).finish_non_exhaustive()
     }
+}
+
+/// Creates memory servers with pools of this size, for a [`Testbed`].
+///
+/// # Errors
+/// [`BenchError::MemoryServer`].
+pub fn memory_servers<L: Layout>(
+    count: u16,
+    pool_bytes: usize,
+) -> Result<Vec<Arc<MemoryServer<L>>>, BenchError> {
+    let config = MemoryServerConfig { pool_bytes, ..MemoryServerConfig::default() };
+    let server = |number| {
+        let server = MemoryServer::new(ServerId::new(number), &config);
+        server.map(Arc::new).map_err(|source| BenchError::MemoryServer { number, source })
+    };
+    (0..count).map(server).collect()
 }
 
 impl<D: Design<<Numbers as Form>::Layout>, P: Provider> Testbed<D, P> {

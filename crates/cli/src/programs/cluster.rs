@@ -3,7 +3,6 @@
 use super::client::{Patience, locate};
 use super::layout::{BlockArguments, FromRows, LayoutArguments, Reading};
 use super::{ClusterLocation, Common, WRITE_BACK_MS, duration, servers};
-use crate::{units, usage};
 use anyhow::Context;
 use clap::Args;
 use farleaf_bench::InputError;
@@ -16,6 +15,7 @@ use farleaf_cluster::records::{IndexName, Transport};
 use farleaf_cluster::stop::Stop;
 use farleaf_cluster::text::{Notation, Textual};
 use farleaf_cluster::with_layout;
+use farleaf_command_line::{units, usage};
 use farleaf_core::index::dlsm::MOST_SHARDS;
 use std::ffi::OsString;
 use std::path::PathBuf;

@@ -2,11 +2,11 @@
 
 use super::layout::BlockArguments;
 use super::{Common, WRITE_BACK_MS, address, duration};
-use crate::units;
 use clap::Args;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use farleaf_cluster::catalog::CatalogAddress;
 use farleaf_cluster::compute::{self, ComputeServerOptions};
+use farleaf_command_line::units;
 use farleaf_core::cache::{CacheOptions, OffloadName};
 use std::net::SocketAddr;
 use std::path::PathBuf;

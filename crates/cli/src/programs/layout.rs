@@ -1,6 +1,5 @@
 //! The layout of a new cluster, and conversion of rows of files to records of any layout.
 
-use crate::{units, usage};
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use farleaf_bench::InputError;
@@ -9,6 +8,7 @@ use farleaf_cluster::config::ConfigError;
 use farleaf_cluster::layouts::{BlockSettings, ClusterLayout, LayoutName};
 use farleaf_cluster::records::IndexName;
 use farleaf_cluster::text::{Notation, Textual};
+use farleaf_command_line::{units, usage};
 use farleaf_core::index::blocks::BlockOptions;
 use farleaf_core::page::{Bytes, Fixed8, Layout, OwnedKey, OwnedValue};
 use std::path::Path;

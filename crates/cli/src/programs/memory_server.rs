@@ -2,11 +2,11 @@
 
 use super::layout::LayoutArguments;
 use super::{Common, address, duration, servers};
-use crate::units;
 use clap::Args;
 use farleaf_cluster::catalog::CatalogAddress;
 use farleaf_cluster::memory_server::{self, CatalogPlace, Creates, MemoryServerOptions};
 use farleaf_cluster::records::Transport;
+use farleaf_command_line::units;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -97,13 +97,13 @@ pub(crate) fn run(arguments: Arguments) -> anyhow::Result<()> {
             CatalogPlace::Here { listen, state, address_file: arguments.catalog_address_file }
         }
         (Some(address), ..) => CatalogPlace::At(address),
-        _ => return crate::usage("no catalog: use --catalog or --catalog-listen"),
+        _ => return farleaf_command_line::usage("no catalog: use --catalog or --catalog-listen"),
     };
     let Some(pool_bytes) = usize::try_from(arguments.pool_bytes)
         .ok()
         .filter(|bytes| *bytes > 0 && bytes.is_multiple_of(4096))
     else {
-        return crate::usage("--pool-bytes must be a multiple of 4096");
+        return farleaf_command_line::usage("--pool-bytes must be a multiple of 4096");
     };
     let creates = match arguments.memory_servers.zip(arguments.compute_servers) {
         Some((memory_servers, compute_servers)) => {

@@ -102,7 +102,7 @@ impl ClusterLocation {
                 (running?, folder.token())
             }
             (None, Some(address), Some(token_file)) => (address.clone(), token_file.clone()),
-            _ => return crate::usage("use --dir, or --catalog and --token-file"),
+            _ => return farleaf_command_line::usage("use --dir, or --catalog and --token-file"),
         };
         let token = read_token(&token_file)?;
         Ok((address, token))
@@ -117,12 +117,12 @@ impl ClusterLocation {
 
 /// Parses a term or a wait, in seconds.
 fn duration(text: &str) -> Result<Duration, String> {
-    crate::units::seconds(text).map(Duration::from_secs_f64)
+    farleaf_command_line::units::seconds(text).map(Duration::from_secs_f64)
 }
 
 /// Parses a number of servers of one kind.
 fn servers(text: &str) -> Result<u16, String> {
-    crate::units::count(text)
+    farleaf_command_line::units::count(text)
         .ok()
         .and_then(|count| u16::try_from(count).ok())
         .filter(|count| *count <= 1024)

@@ -3,7 +3,6 @@
 
 use super::ClusterLocation;
 use super::client::{Patience, locate};
-use crate::units;
 use anyhow::{Context, bail};
 use clap::Args;
 use farleaf_cluster::balance::balance_until;
@@ -13,6 +12,7 @@ use farleaf_cluster::logging::{self, Level};
 use farleaf_cluster::stop::Stop;
 use farleaf_cluster::text::{Notation, Textual};
 use farleaf_cluster::with_layout;
+use farleaf_command_line::units;
 use farleaf_core::client::drain_to;
 use farleaf_core::index::{IndexError, RangeIndex, Reshaped, Scan};
 use farleaf_core::page::OwnedKey;
@@ -237,10 +237,10 @@ fn move_part<L: ClusterLayout>(
     connection.run(async |client| -> anyhow::Result<()> {
         let deadline = Deadline::from_now(&client, within);
         let moved = async {
-            let counted = crate::output::bar("keys counted", None);
+            let counted = farleaf_command_line::output::bar("keys counted", None);
             let counting = boundary::<L>(&client, from, to, percent, &counted);
             let late = || {
-                let counted = crate::output::grouped(counted.position());
+                let counted = farleaf_command_line::output::grouped(counted.position());
                 format!("nothing has moved: only {counted} keys were counted")
             };
             let near = deadline.bounds(&client, counting, late).await;

@@ -3,9 +3,7 @@
 use super::commands::{Part, parts};
 use super::tally::{Progress, Tally};
 use super::{Abandon, Access, Outcome};
-use crate::output;
 use crate::programs::layout::INLINE_BYTES;
-use crate::{bench, units, usage};
 use anyhow::Context;
 use clap::Args;
 use farleaf_bench::driver::{Amount, Due, Form, Moment, Numbers, execute, first_key};
@@ -17,6 +15,7 @@ use farleaf_bench::workload::{
 };
 use farleaf_cluster::client::Connection;
 use farleaf_cluster::layouts::{ClusterLayout, LayoutName};
+use farleaf_command_line::{output, units, usage};
 use farleaf_core::index::{IndexAdmin, IndexError, RangeIndex};
 use farleaf_core::page::{Bytes, CHOSEN, OwnedKey};
 use farleaf_core::wire::MOST_VALUE_BYTES;
@@ -39,7 +38,7 @@ type OptionalForm = Option<KeyForm>;
     2 invalid command line or file."
 )]
 pub(crate) struct Arguments {
-    /// Run this mix of operations: `farleaf bench --help` lists the names [default: ycsb-b, with
+    /// Run this mix of operations: `farleaf-lab bench --help` lists the names [default: ycsb-b, with
     /// --existing read-only]
     #[arg(long, value_name = "NAME", value_parser = mix)]
     workload: Option<Mix>,
@@ -77,14 +76,14 @@ pub(crate) struct Arguments {
     clustered: bool,
     /// Make other keys popular during the run: at a fraction of it, such as `50%`, or after this
     /// many seconds. For zipfian distributions
-    #[arg(long, value_name = "PERCENT%|S", value_parser = bench::moment)]
+    #[arg(long, value_name = "PERCENT%|S", value_parser = units::moment)]
     shift_hotspot_at: Option<Moment>,
     /// Move popular keys up by this percentage of the keys, wrapping around
     #[arg(
         long,
         value_name = "PERCENT",
         default_value = "50",
-        value_parser = bench::part,
+        value_parser = units::part,
         requires = "shift_hotspot_at"
     )]
     shift_hotspot_by: f64,

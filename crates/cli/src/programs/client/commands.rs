@@ -2,10 +2,10 @@
 
 use super::{Abandon, RangeArguments, ScanArguments};
 use crate::programs::layout::{key, value};
-use crate::usage;
 use farleaf_cluster::client::Client;
 use farleaf_cluster::layouts::ClusterLayout;
 use farleaf_cluster::text::{Bounds, Notation, Textual};
+use farleaf_command_line::usage;
 use farleaf_core::index::{Exchange, RangeIndex, Scan};
 use farleaf_core::page::{OwnedKey, OwnedRecord};
 use std::cmp::Ordering;

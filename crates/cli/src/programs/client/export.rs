@@ -6,13 +6,13 @@
 
 use super::commands::{Part, print_scan};
 use super::{Abandon, Access, Outcome};
-use crate::output;
 use anyhow::Context;
 use clap::Args;
 use farleaf_cluster::client::Connection;
 use farleaf_cluster::layouts::{ClusterLayout, LayoutName};
 use farleaf_cluster::text::Notation;
 use farleaf_cluster::with_layout;
+use farleaf_command_line::output;
 use std::fs::{OpenOptions, Permissions};
 use std::io::{BufWriter, Write};
 use std::os::unix::fs::PermissionsExt;

@@ -1,13 +1,13 @@
 //! `farleaf client load`: loads records from a CSV file.
 
 use super::{Abandon, Outcome, sending};
-use crate::output;
 use crate::programs::layout::{FromRows, Reading};
-use crate::units;
 use clap::Args;
 use farleaf_bench::input::{CsvOptions, Rows};
 use farleaf_cluster::client::{Client, Connection};
 use farleaf_cluster::text::Notation;
+use farleaf_command_line::output;
+use farleaf_command_line::units;
 use farleaf_core::index::{IndexError, RangeIndex};
 use farleaf_core::page::{Layout, OwnedKey, OwnedRecord};
 use farleaf_core::partition::PartitionMap;
@@ -120,7 +120,7 @@ async fn bulk<L: FromRows>(
     let counted = counted.inspect(|record| count(u64::from(record.is_ok())));
     let loaded = client.try_bulk_load(counted, fill).await;
     loaded.map(drop).map_err(|error| match error.downcast_ref() {
-        Some(IndexError::NotSorted { position }) => anyhow::Error::from(crate::UsageError(format!(
+        Some(IndexError::NotSorted { position }) => anyhow::Error::from(farleaf_command_line::exit::UsageError(format!(
             "--bulk needs strictly ascending keys: record {} is out of order; nothing was loaded",
             position + 1
         ))),

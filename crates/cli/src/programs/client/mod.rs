@@ -12,13 +12,13 @@ pub(crate) use commands::{Line, Outcome};
 use commands::run_line;
 
 use super::ClusterLocation;
-use crate::usage;
 use anyhow::Context;
 use clap::{Args, Subcommand};
 use farleaf_cluster::client::{Connection, ConnectionConfig, Located};
 use farleaf_cluster::layouts::{ClusterLayout, LayoutName};
 use farleaf_cluster::text::Notation;
 use farleaf_cluster::with_layout;
+use farleaf_command_line::usage;
 use farleaf_core::client::Acknowledged;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::io::Write;
@@ -175,7 +175,7 @@ pub(crate) struct ScanArguments {
     #[command(flatten)]
     pub(crate) range: RangeArguments,
     /// Print at most this many records
-    #[arg(long, value_name = "N", default_value = "100", value_parser = crate::units::count)]
+    #[arg(long, value_name = "N", default_value = "100", value_parser = farleaf_command_line::units::count)]
     pub(crate) limit: u64,
     /// Scan downwards
     #[arg(long)]
@@ -360,7 +360,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<bool> {
     match command.run(access, &abandon)? {
         Outcome::Done => Ok(true),
         Outcome::No(why) => {
-            crate::output::note(&why);
+            farleaf_command_line::output::note(&why);
             Ok(false)
         }
     }

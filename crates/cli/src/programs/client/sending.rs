@@ -48,11 +48,11 @@ impl std::error::Error for Stopped {}
 
 /// Says how many rows were loaded before an error.
 pub(super) fn before(loaded: u64, unknown: u64) -> String {
-    let loaded = crate::output::grouped(loaded);
+    let loaded = farleaf_command_line::output::grouped(loaded);
     match unknown {
         0 => format!("records loaded before this: {loaded}"),
         _ => {
-            let unknown = crate::output::grouped(unknown);
+            let unknown = farleaf_command_line::output::grouped(unknown);
             format!(
                 "records loaded before this: {loaded}; any of the next {unknown} may be loaded, too"
             )

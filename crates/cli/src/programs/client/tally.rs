@@ -2,9 +2,9 @@
 //!
 //! *Thread safety*: a [`Tally`] belongs to its client; all clients share one [`Progress`].
 
-use crate::output::{self, grouped};
 use comfy_table::{Table, presets};
 use farleaf_bench::workload::Operation;
+use farleaf_command_line::output::{self, grouped};
 use farleaf_core::index::IndexError;
 use farleaf_fabric::sync::{AtomicU64, Mutex, Ordering, lock};
 use hdrhistogram::Histogram;

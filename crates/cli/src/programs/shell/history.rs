@@ -5,7 +5,7 @@
 //! never added.
 
 use super::words::LINE_BYTES;
-use crate::output::note;
+use farleaf_command_line::output::note;
 use rustyline::history::{FileHistory, History as _};
 use std::ffi::OsString;
 use std::fs::{DirBuilder, metadata};

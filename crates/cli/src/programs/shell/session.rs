@@ -8,8 +8,8 @@
 //! servers have moved, the operation has printed nothing, and it either changes nothing or is known
 //! not to have happened.
 
-use crate::output::is_broken_pipe;
 use crate::programs::client::{Abandon, Access, Line, Opened, Outcome, open};
+use farleaf_command_line::output::is_broken_pipe;
 use farleaf_core::index::IndexError;
 
 /// Maximum number of requests of one operation in flight.

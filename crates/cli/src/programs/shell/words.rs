@@ -71,7 +71,7 @@ pub(super) fn parse(line: &str, more_help: &str) -> Result<Asked, String> {
             ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
                 Ok(Asked::Help(error.render().to_string()))
             }
-            _ => Err(crate::first_paragraph(&error)),
+            _ => Err(farleaf_command_line::exit::first_paragraph(&error)),
         },
     }
 }

@@ -9,7 +9,6 @@ mod figures;
 
 use super::ClusterLocation;
 use super::terminal::{KeysAlone, Screen};
-use crate::output::causes;
 use anyhow::Context;
 use clap::Args;
 use farleaf_cluster::catalog::{Catalog, open};
@@ -17,6 +16,7 @@ use farleaf_cluster::clock::Clock;
 use farleaf_cluster::scrape::Scraper;
 use farleaf_cluster::status::ClusterStatus;
 use farleaf_cluster::stop::Stop;
+use farleaf_command_line::output::causes;
 use farleaf_fabric::listener::start_thread;
 use farleaf_fabric::sync::{Arc, Mutex, lock};
 use figures::{Look, look, rows};
@@ -41,7 +41,7 @@ pub(crate) struct Arguments {
     #[arg(long)]
     once: bool,
     /// Print this many intervals and end [default: 1, in a terminal unlimited]
-    #[arg(long, value_name = "N", conflicts_with = "once", value_parser = crate::units::positive)]
+    #[arg(long, value_name = "N", conflicts_with = "once", value_parser = farleaf_command_line::units::positive)]
     iterations: Option<u64>,
 }
 

@@ -1,6 +1,6 @@
 //! Parser of `--lsm`: changes to the tree of the design `dlsm`.
 
-use crate::units;
+use farleaf_command_line::units;
 use farleaf_core::index::dlsm::{DlsmOptions, MergePlace};
 use farleaf_core::table::IndexKind;
 

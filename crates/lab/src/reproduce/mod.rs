@@ -1,4 +1,4 @@
-//! `farleaf reproduce`: repeats the papers' experiments and reports which of their statements hold.
+//! `farleaf-lab reproduce`: repeats the papers' experiments and reports which of their statements hold.
 //!
 //! Experiments are data (`dex.rs`, `trees.rs`, `dlsm.rs`, `allocator.rs`) with a common structure
 //! (`experiment.rs`). `points.rs` turns them into command lines, `runner.rs` runs these as
@@ -20,12 +20,12 @@ mod report;
 mod runner;
 mod trees;
 
-use crate::units;
-use crate::usage;
 use anyhow::Context;
 use claims::{Judged, Verdict, judge};
 use clap::{Args, ValueEnum};
 use experiment::{Figure, Paper, Scale, Size};
+use farleaf_command_line::units;
+use farleaf_command_line::usage;
 use points::{Measured, Selection};
 use std::collections::BTreeSet;
 use std::io::Write as _;
@@ -46,10 +46,10 @@ enum PaperName {
     Allocator,
 }
 
-/// Options of `farleaf reproduce`.
+/// Options of `farleaf-lab reproduce`.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Each point is a line of `farleaf bench`, run as a process of its own. A statement `holds` if \
+    after_help = "Each point is a line of `farleaf-lab bench`, run as a process of its own. A statement `holds` if \
                         counts are within 5%, bytes within 12% and ratios within a factor of 1.5 of the paper's, and \
                         orderings are exact.\n\n\
                         Exit codes: 0 success, 1 failure or, with --strict, a statement that differs, 2 invalid \
@@ -124,7 +124,7 @@ enum Part {
     Lsm,
 }
 
-/// Options of `farleaf ablation`.
+/// Options of `farleaf-lab ablation`.
 #[derive(Debug, Args)]
 pub(crate) struct Ablation {
     /// Take this design apart

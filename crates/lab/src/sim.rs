@@ -1,19 +1,19 @@
-//! `farleaf sim`: runs scenarios of workloads and faults on a simulated cluster.
+//! `farleaf-lab sim`: runs scenarios of workloads and faults on a simulated cluster.
 
-use crate::{units, usage};
 use clap::Args;
+use farleaf_command_line::{units, usage};
 use farleaf_sim::{
     CommandError, DeathAt, Deaths, Seeds, run_as_published, run_command, run_mutants, run_random,
 };
 use std::thread;
 
-/// Options of `farleaf sim`.
+/// Options of `farleaf-lab sim`.
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:\n  farleaf sim --scenario all --seed 1 --count 100\n  \
-                        farleaf sim --scenario canary\n  \
-                        farleaf sim --scenario dex-crash-sweep --sweep\n  \
-                        farleaf sim --random 1000 --seed 1\n  \
-                        farleaf sim --mutants --count 2000\n\n\
+#[command(after_help = "Examples:\n  farleaf-lab sim --scenario all --seed 1 --count 100\n  \
+                        farleaf-lab sim --scenario canary\n  \
+                        farleaf-lab sim --scenario dex-crash-sweep --sweep\n  \
+                        farleaf-lab sim --random 1000 --seed 1\n  \
+                        farleaf-lab sim --mutants --count 2000\n\n\
                         Exit codes: 0 success, 1 a run violated an invariant (the output has the command that replays it), 2 invalid command line or input file.")]
 pub(crate) struct Arguments {
     /// Run the scenario of this file or name, `all` for all built-in ones, or `canary` for those

@@ -1,10 +1,11 @@
 //! The table of index designs and fabrics.
 //!
-//! To add a design, add a variant to [`DesignName`] and an arm to [`run`]; `bench` and `demo` need
+//! To add a design, add a variant to [`DesignName`] and an arm to [`run`]; `bench` needs
 //! no change. `docs/own-design.md` goes through it.
 
 use clap::ValueEnum;
 use farleaf_bench::single_machine::{SingleMachine, SingleMachineOptions};
+use farleaf_bench::sizing::RecordBytes;
 use farleaf_core::index::Design;
 use farleaf_core::index::blocks::{BlockOptions, Blocks};
 use farleaf_core::index::chime::{Chime, ChimeOptions};
@@ -114,7 +115,7 @@ impl DesignName {
         // Beyond 48 bytes in common, keys have a chain of nodes, each for 48 bytes and its slot's.
         const LINK_BYTES: f64 = 49.0;
         if !matches!(self, Self::Smart | Self::PSmart) {
-            return RecordBytes { loaded: in_page, inserted: in_page };
+            return RecordBytes::all(in_page);
         }
         if let Some(key) = string_bytes {
             // Room for two values.
@@ -123,7 +124,7 @@ impl DesignName {
             // Less than one node for each key in which keys part, and the chains.
             let chain = if key < LINK_BYTES { 0.0 } else { key / LINK_BYTES };
             let each = leaf + NODE * (1.0 + chain);
-            return RecordBytes { loaded: each, inserted: each };
+            return RecordBytes::all(each);
         }
         // The deepest level that the keys fill, and at least two keys in each of its nodes.
         let levels = keys.max(2).ilog2() / 8;
@@ -144,15 +145,6 @@ impl DesignName {
             Self::Coarse | Self::Fine | Self::Hybrid | Self::Dlsm | Self::Local => false,
         }
     }
-}
-
-/// How many bytes records take in the pool on average.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct RecordBytes {
-    /// A loaded record.
-    pub(crate) loaded: f64,
-    /// A record that is inserted later.
-    pub(crate) inserted: f64,
 }
 
 /// A scheme of dividing keys among memory servers.
@@ -236,14 +228,6 @@ impl IndexOptions {
             blocks: self.blocks,
         }
     }
-}
-
-/// An LSM tree for records of so many bytes in all. Small trees have small tables, so that they
-/// have levels too.
-pub(crate) fn lsm_options(bytes: f64) -> DlsmOptions {
-    const TABLES: f64 = 160.0;
-    let table_bytes = ((bytes / TABLES) as u64).clamp(256 << 10, 64 << 20);
-    DlsmOptions::with_table_bytes(table_bytes.next_power_of_two())
 }
 
 /// A fabric with its settings.

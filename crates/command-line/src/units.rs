@@ -1,19 +1,20 @@
 //! Parsers of numbers as people write them: `20_000_000`, `20M`, `64Mi`.
 
+use farleaf_bench::driver::Moment;
 use farleaf_bench::strings::KeyForm;
-use farleaf_cluster::text::{THOUSANDS, scaled};
 use farleaf_core::page::MOST_BLOCK_BYTES;
+use farleaf_fabric::numbers::{THOUSANDS, scaled};
 use std::ops::RangeInclusive;
 
 /// Parses a count: digits, optionally with `_` between them and a suffix `k`, `M`, `G` or `T`
 /// (thousands, millions, thousand millions, million millions).
-pub(crate) fn count(text: &str) -> Result<u64, String> {
+pub fn count(text: &str) -> Result<u64, String> {
     let expected = "expected a whole number such as 500000, 500_000, 500k, 20M, 1G or 1T";
     scaled(text, &THOUSANDS).ok_or_else(|| expected.to_owned())
 }
 
 /// Parses a count of at least 1.
-pub(crate) fn positive(text: &str) -> Result<u64, String> {
+pub fn positive(text: &str) -> Result<u64, String> {
     match count(text)? {
         0 => Err("must be at least 1".to_owned()),
         count => Ok(count),
@@ -21,7 +22,7 @@ pub(crate) fn positive(text: &str) -> Result<u64, String> {
 }
 
 /// A parser of counts from `least` to `most`.
-pub(crate) fn limited<T: TryFrom<u64>>(
+pub fn limited<T: TryFrom<u64>>(
     least: u64,
     most: u64,
 ) -> impl Fn(&str) -> Result<T, String> + Clone + Send + Sync {
@@ -37,17 +38,17 @@ pub(crate) fn limited<T: TryFrom<u64>>(
 const EXACT_IN_JSON: u64 = 1 << 53;
 
 /// Parses a seed, which reports contain as a JSON number.
-pub(crate) fn seed(text: &str) -> Result<u64, String> {
+pub fn seed(text: &str) -> Result<u64, String> {
     limited(0, EXACT_IN_JSON)(text)
 }
 
 /// Parses a weight: a count of at least 1 that reports contain.
-pub(crate) fn weight(text: &str) -> Result<u64, String> {
+pub fn weight(text: &str) -> Result<u64, String> {
     positive(text).and_then(|_| limited(1, EXACT_IN_JSON)(text))
 }
 
 /// Parses bytes: like [`count`], and with `Ki`, `Mi`, `Gi` or `Ti` for powers of 1024.
-pub(crate) fn bytes(text: &str) -> Result<u64, String> {
+pub fn bytes(text: &str) -> Result<u64, String> {
     let expected = "expected a number of bytes such as 4096, 64Ki, 512Mi, 2Gi, 1G or 1Ti";
     let suffixes = [
         ("Ki", 1 << 10),
@@ -63,35 +64,60 @@ pub(crate) fn bytes(text: &str) -> Result<u64, String> {
 }
 
 /// Parses the greatest length of a field of a CSV file.
-pub(crate) fn field_bytes(text: &str) -> Result<usize, String> {
+pub fn field_bytes(text: &str) -> Result<usize, String> {
     let bytes = bytes(text)?;
     let bytes = usize::try_from(bytes).ok().filter(|bytes| (1..=1 << 30).contains(bytes));
     bytes.ok_or_else(|| "expected a number of bytes from 1 to 1Gi".to_owned())
 }
 
 /// Parses the fill of pages.
-pub(crate) fn fill(text: &str) -> Result<f64, String> {
+pub fn fill(text: &str) -> Result<f64, String> {
     within(text, 0.1, 1.0, "expected a number from 0.1 to 1.0")
 }
 
 /// Parses a percentage.
-pub(crate) fn percent(text: &str) -> Result<f64, String> {
+pub fn percent(text: &str) -> Result<f64, String> {
     within(text, 0.0, 100.0, "expected a number from 0 to 100")
 }
 
 /// Parses a cache size in percent of the loaded data. It may exceed 100, because inner nodes and
 /// free space take room besides the records.
-pub(crate) fn cache_percent(text: &str) -> Result<f64, String> {
+pub fn cache_percent(text: &str) -> Result<f64, String> {
     within(text, 0.0, 10_000.0, "expected a number from 0 to 10000")
 }
 
 /// Parses a time in seconds, up to a day.
-pub(crate) fn seconds(text: &str) -> Result<f64, String> {
+pub fn seconds(text: &str) -> Result<f64, String> {
     within(text, 1e-6, 86_400.0, "expected a number of seconds from 0.000001 to 86400")
 }
 
+/// Parses a moment: a fraction of the run such as `50%`, or seconds.
+pub fn moment(text: &str) -> Result<Moment, String> {
+    let wrong = || {
+        "expected a part of the run above 0% and below 100%, such as 50%, or a number of seconds from \
+         0.000001 to 86400"
+            .to_owned()
+    };
+    match text.strip_suffix('%') {
+        Some(percent) => {
+            part(percent).map(|percent| Moment::Share(percent / 100.0)).map_err(|_| wrong())
+        }
+        None => seconds(text)
+            .map(|seconds| Moment::Nanoseconds((seconds * 1e9) as u64))
+            .map_err(|_| wrong()),
+    }
+}
+
+/// Parses a percentage above 0 and below 100.
+pub fn part(text: &str) -> Result<f64, String> {
+    percent(text)
+        .ok()
+        .filter(|percent| *percent > 0.0 && *percent < 100.0)
+        .ok_or_else(|| "expected a number above 0 and below 100".to_owned())
+}
+
 /// Parses a page size.
-pub(crate) fn page_bytes(text: &str) -> Result<u64, String> {
+pub fn page_bytes(text: &str) -> Result<u64, String> {
     match text {
         "1k" | "1Ki" | "1024" => Ok(1024),
         "2k" | "2Ki" | "2048" => Ok(2048),
@@ -101,7 +127,7 @@ pub(crate) fn page_bytes(text: &str) -> Result<u64, String> {
 }
 
 /// Parses the form of keys: `None` for numbers.
-pub(crate) fn key_form(text: &str) -> Result<Option<KeyForm>, String> {
+pub fn key_form(text: &str) -> Result<Option<KeyForm>, String> {
     match text {
         "u64" => Ok(None),
         text => text.parse().map(Some),
@@ -109,7 +135,7 @@ pub(crate) fn key_form(text: &str) -> Result<Option<KeyForm>, String> {
 }
 
 /// Parses a length of values, or a range of lengths.
-pub(crate) fn value_bytes(text: &str) -> Result<RangeInclusive<usize>, String> {
+pub fn value_bytes(text: &str) -> Result<RangeInclusive<usize>, String> {
     let (least, most) = text.split_once('-').unwrap_or((text, text));
     match (least.parse(), most.parse()) {
         (Ok(least), Ok(most)) if least <= most => Ok(least..=most),
@@ -118,7 +144,7 @@ pub(crate) fn value_bytes(text: &str) -> Result<RangeInclusive<usize>, String> {
 }
 
 /// Parses the length of the longest values that leaves store.
-pub(crate) fn inline_bytes(text: &str) -> Result<usize, String> {
+pub fn inline_bytes(text: &str) -> Result<usize, String> {
     let bytes = text.parse().ok().filter(|bytes| *bytes <= MOST_BLOCK_BYTES);
     bytes.ok_or_else(|| format!("expected a number of bytes up to {MOST_BLOCK_BYTES}"))
 }
@@ -160,6 +186,21 @@ mod tests {
         assert!(["0.05", "1.01", "NaN", "x"].iter().all(|text| fill(text).is_err()));
         assert!(["-1", "100.5", "inf"].iter().all(|text| percent(text).is_err()));
         assert!(["0", "-1", "1e9"].iter().all(|text| seconds(text).is_err()));
+    }
+
+    #[test]
+    fn moments_are_parts_or_seconds() {
+        assert_eq!(moment("50%"), Ok(Moment::Share(0.5)));
+        assert_eq!(moment("2.5"), Ok(Moment::Nanoseconds(2_500_000_000)));
+        for wrong in ["", "%", "0%", "100%", "-1%", "NaN%", "0", "-3", "x", "5s", "50 %"] {
+            assert!(moment(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn parts_have_bounds() {
+        assert_eq!(part("25"), Ok(25.0));
+        assert!(["0", "100", "-5", "x"].iter().all(|text| part(text).is_err()));
     }
 
     #[test]

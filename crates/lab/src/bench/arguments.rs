@@ -1,16 +1,16 @@
-//! Options of `farleaf bench`.
+//! Options of `farleaf-lab bench`.
 
 use super::lsm::{self, LsmChange};
 use super::model::{self, ModelChange};
 use super::moments;
 use crate::designs::{DesignName, PartitioningName};
-use crate::units;
 use clap::builder::PossibleValuesParser;
 use clap::{Args, ValueEnum};
 use farleaf_bench::driver::{Moment, PlannedChange};
 use farleaf_bench::strings::KeyForm;
 use farleaf_bench::trace::FORMATS;
 use farleaf_bench::workload::{Distribution, Mix};
+use farleaf_command_line::units;
 use farleaf_core::cache::{AdmissionName, CoolingName, OffloadName, VictimName, WriteBackName};
 use farleaf_core::index::Boundaries;
 use std::ops::RangeInclusive;
@@ -18,15 +18,15 @@ use std::path::PathBuf;
 
 const AFTER_HELP: &str = "\
 Examples:
-  farleaf bench --workload ycsb-a --keys 10M --operations 5M --threads 2
-  farleaf bench --workload insert-intensive --distribution uniform --seconds 10
-  farleaf bench --memory-servers 4 --placement 80,12,5,3 --fabric sim --compute-servers 4
-  farleaf bench --index local --workload ycsb-a    (the same tree without a network)
-  farleaf bench --trace block-io.csv.gz --json -
-  zstd -dc cluster26.0.zst | farleaf bench --trace - --trace-format twitter --trace-requests 1M
-  farleaf bench --index dex --compute-servers 4 --fabric sim --seconds 0.05 --clustered \
+  farleaf-lab bench --workload ycsb-a --keys 10M --operations 5M --threads 2
+  farleaf-lab bench --workload insert-intensive --distribution uniform --seconds 10
+  farleaf-lab bench --memory-servers 4 --placement 80,12,5,3 --fabric sim --compute-servers 4
+  farleaf-lab bench --index local --workload ycsb-a    (the same tree without a network)
+  farleaf-lab bench --trace block-io.csv.gz --json -
+  zstd -dc cluster26.0.zst | farleaf-lab bench --trace - --trace-format twitter --trace-requests 1M
+  farleaf-lab bench --index dex --compute-servers 4 --fabric sim --seconds 0.05 --clustered \
     --shift-hotspot-at 50% --timeline shift    (throughput over time, as popular keys change)
-  farleaf bench --index dex --compute-servers 3 --spare-compute-servers 1 --fabric sim --seconds 0.05 \
+  farleaf-lab bench --index dex --compute-servers 3 --spare-compute-servers 1 --fabric sim --seconds 0.05 \
     --move 0:3:50@40% --timeline join    (a fourth compute server takes half of the first one's keys)
 
 Workloads (in percent; updates, lookups and scans take loaded keys, insertions add new ones):
@@ -42,7 +42,7 @@ Workloads (in percent; updates, lookups and scans take loaded keys, insertions a
   random-read-random-write:P                          P lookups, otherwise upserts
 
 DEX as in its paper, with its harness:
-  farleaf bench --index dex --compute-servers 4 --threads 1 --cache-percent 32 --admission coin:0.1 \
+  farleaf-lab bench --index dex --compute-servers 4 --threads 1 --cache-percent 32 --admission coin:0.1 \
     --victims random --write-back pages --dense --keep-values --scan-intervals --own-keys --fill 0.5
 
 Forms of traces (docs/traces.md says what is read as what, and where they are from):
@@ -62,7 +62,7 @@ Exit codes: 0 success, 1 failure, 2 invalid command line or input file.";
 /// The form of byte strings; `None` for numbers.
 type OptionalForm = Option<KeyForm>;
 
-/// Options of `farleaf bench`.
+/// Options of `farleaf-lab bench`.
 #[derive(Debug, Args)]
 #[command(after_help = AFTER_HELP)]
 pub(crate) struct Arguments {
@@ -325,14 +325,14 @@ pub(crate) struct Arguments {
     /// Make other keys popular during the run: at a fraction of it, such as `50%`, or after this
     /// many seconds of the fabric's time, such as `2.5`. For zipfian distributions; with
     /// --clustered, the hotspot moves from one range of keys to another
-    #[arg(long, value_name = "PERCENT%|S", value_parser = moments::moment)]
+    #[arg(long, value_name = "PERCENT%|S", value_parser = units::moment)]
     pub(super) shift_hotspot_at: Option<Moment>,
     /// Move popular keys up by this percentage of the keys, wrapping around
     #[arg(
         long,
         value_name = "PERCENT",
         default_value = "50",
-        value_parser = moments::part,
+        value_parser = units::part,
         requires = "shift_hotspot_at"
     )]
     pub(super) shift_hotspot_by: f64,
@@ -363,7 +363,7 @@ pub(crate) struct Arguments {
     pub(super) spare_memory_servers: u16,
     /// From this moment on, allocate new nodes on one more of those memory servers. Can be given
     /// several times
-    #[arg(long, value_name = "PERCENT%|S", value_parser = moments::moment)]
+    #[arg(long, value_name = "PERCENT%|S", value_parser = units::moment)]
     pub(super) add_memory_server_at: Vec<Moment>,
     /// Show throughput over time, and write it to `timeline.csv` and `timeline.svg` in this folder
     #[arg(long, value_name = "FOLDER")]

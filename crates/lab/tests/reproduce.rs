@@ -1,11 +1,11 @@
-//! `farleaf reproduce` from end to end: its files, exit codes, and runs that continue.
+//! `farleaf-lab reproduce` from end to end: its files, exit codes, and runs that continue.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 fn command(arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_farleaf"));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_farleaf-lab"));
     command.arg("reproduce").args(arguments);
     command
 }
@@ -80,7 +80,7 @@ fn a_tiny_reproduction_has_a_report_data_and_commands() {
     let lines: Vec<&str> = commands.lines().filter(|line| !line.starts_with('#')).collect();
     assert_eq!(lines.len(), 18, "{commands}");
     let words: Vec<&str> = lines[0].split(' ').skip(1).collect();
-    let alone = Command::new(env!("CARGO_BIN_EXE_farleaf")).args(words).output().unwrap();
+    let alone = Command::new(env!("CARGO_BIN_EXE_farleaf-lab")).args(words).output().unwrap();
     assert!(alone.status.success(), "{}", String::from_utf8_lossy(&alone.stderr));
     assert!(text("environment.json").contains("\"scale\": \"small\""));
 }
@@ -89,7 +89,7 @@ fn a_tiny_reproduction_has_a_report_data_and_commands() {
 #[test]
 fn the_ablation_shows_what_tables_of_records_save() {
     let folder = Folder::new("lsm");
-    let output = Command::new(env!("CARGO_BIN_EXE_farleaf"))
+    let output = Command::new(env!("CARGO_BIN_EXE_farleaf-lab"))
         .args(["ablation", "--part", "lsm", "--figure", "13", "--keys", "5k"])
         .args(["--operations", "2k", "--jobs", "2", "--out", folder.path()])
         .output()
@@ -120,7 +120,7 @@ fn the_ablation_shows_what_each_part_of_dex_costs() {
     let trace = folder.0.join("trace.csv");
     std::fs::write(&trace, requests).unwrap();
     let small = ["ablation", "--keys", "20k", "--operations", "2k", "--jobs", "2", "--trace"];
-    let output = Command::new(env!("CARGO_BIN_EXE_farleaf"))
+    let output = Command::new(env!("CARGO_BIN_EXE_farleaf-lab"))
         .args(small)
         .args([trace.to_str().unwrap(), "--out", folder.path()])
         .output()

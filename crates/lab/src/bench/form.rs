@@ -3,28 +3,14 @@
 
 use super::arguments::Arguments;
 use crate::designs::DesignName;
-use crate::usage;
 use farleaf_bench::keys::KeySpace;
 use farleaf_bench::report::Report;
+use farleaf_bench::sizing::{NUMBERS_IN_PAGE, string_bytes_in_page, string_weights};
 use farleaf_bench::strings::Strings;
 use farleaf_bench::trace::Trace;
+use farleaf_command_line::usage;
 use farleaf_core::index::dex::{EntryWeights, spreading_level};
 use farleaf_core::page::{Bytes, CHOSEN, Fixed8};
-
-/// Bytes that a record of numbers takes in a full page.
-pub(crate) const NUMBERS_IN_PAGE: f64 = 1024.0 / 60.0;
-
-/// Bytes that a record of byte strings takes in a full page, including its slot and the padding of
-/// both fields to words.
-pub(crate) fn string_bytes_in_page(record_bytes: f64) -> f64 {
-    record_bytes + 24.0
-}
-
-/// Weights of a page's entries if a record of byte strings takes `bytes_in_page`. Separators are as
-/// short as possible: a slot, a child, and a few bytes.
-pub(crate) fn string_weights(bytes_in_page: f64) -> EntryWeights {
-    EntryWeights { record: (bytes_in_page / 8.0) as usize, child: 4 }
-}
 
 /// The kind of keys and values in a run.
 #[derive(Clone, Debug)]

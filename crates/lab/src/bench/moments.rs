@@ -1,32 +1,7 @@
-//! Parsers of moments, intervals and planned changes.
+//! Parsers of intervals and planned changes.
 
-use crate::units;
-use farleaf_bench::driver::{Change, Moment, PlannedChange};
-
-/// Parses a moment: a fraction of the run such as `50%`, or seconds.
-pub(crate) fn moment(text: &str) -> Result<Moment, String> {
-    let wrong = || {
-        "expected a part of the run above 0% and below 100%, such as 50%, or a number of seconds from \
-         0.000001 to 86400"
-            .to_owned()
-    };
-    match text.strip_suffix('%') {
-        Some(percent) => {
-            part(percent).map(|percent| Moment::Share(percent / 100.0)).map_err(|_| wrong())
-        }
-        None => units::seconds(text)
-            .map(|seconds| Moment::Nanoseconds((seconds * 1e9) as u64))
-            .map_err(|_| wrong()),
-    }
-}
-
-/// Parses a percentage above 0 and below 100.
-pub(crate) fn part(text: &str) -> Result<f64, String> {
-    units::percent(text)
-        .ok()
-        .filter(|percent| *percent > 0.0 && *percent < 100.0)
-        .ok_or_else(|| "expected a number above 0 and below 100".to_owned())
-}
+use farleaf_bench::driver::{Change, PlannedChange};
+use farleaf_command_line::units::{self, moment};
 
 /// Parses a time in milliseconds, from a nanosecond to an hour.
 pub(super) fn interval(text: &str) -> Result<f64, String> {
@@ -65,21 +40,12 @@ pub(super) fn planned_move(text: &str) -> Result<PlannedChange, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use farleaf_bench::driver::Moment;
 
     #[test]
-    fn moments_are_parts_or_seconds() {
-        assert_eq!(moment("50%"), Ok(Moment::Share(0.5)));
-        assert_eq!(moment("2.5"), Ok(Moment::Nanoseconds(2_500_000_000)));
-        for wrong in ["", "%", "0%", "100%", "-1%", "NaN%", "0", "-3", "x", "5s", "50 %"] {
-            assert!(moment(wrong).is_err(), "{wrong}");
-        }
-    }
-
-    #[test]
-    fn intervals_and_distances_have_bounds() {
-        assert_eq!((interval("0.5"), part("25")), (Ok(0.5), Ok(25.0)));
+    fn intervals_have_bounds() {
+        assert_eq!(interval("0.5"), Ok(0.5));
         assert!(["0", "-1", "1e9", "NaN", "ms"].iter().all(|text| interval(text).is_err()));
-        assert!(["0", "100", "-5", "x"].iter().all(|text| part(text).is_err()));
     }
 
     #[test]

@@ -6,9 +6,9 @@
 //!
 //! *Thread safety*: the workers share the queue and the results, protected by one lock.
 
-use crate::output::bar;
 use anyhow::{Context, anyhow};
 use farleaf_bench::report::Report;
+use farleaf_command_line::output::bar;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -82,7 +82,7 @@ fn run_side_by_side(
     queue.into_inner().expect("no worker panics").1
 }
 
-/// Runs `farleaf bench` as a child process.
+/// Runs `farleaf-lab bench` as a child process.
 fn execute(line: &str) -> anyhow::Result<Report> {
     let program = std::env::current_exe().context("cannot find this program")?;
     let words = shlex::split(line).ok_or_else(|| anyhow!("cannot split `{line}`"))?;

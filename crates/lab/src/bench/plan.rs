@@ -3,29 +3,25 @@
 use super::arguments::{Arguments, FabricName, LoadName, TraceStart, Validation};
 use super::form::KeysAndValues;
 use super::{lsm, over_time, reshaping};
-use crate::designs::{
-    self, DesignName, FabricConfig, IndexOptions, PartitioningName, RecordBytes, ValueBlocks,
-};
-use crate::output;
-use crate::usage;
-use anyhow::Context;
+use crate::designs::{self, DesignName, FabricConfig, IndexOptions, PartitioningName, ValueBlocks};
 use farleaf_bench::driver::{Amount, HotspotShift, Run};
 use farleaf_bench::keys::KeySpace;
 use farleaf_bench::report::{self, HotspotShifted, Report};
+use farleaf_bench::sizing::{
+    MOST_POOL_BYTES, PoolSizeError, lsm_options, pool_bytes, whole_pool_bytes,
+};
 use farleaf_bench::timeline::Interval;
 use farleaf_bench::trace::{Trace, TraceFormat, read_trace};
 use farleaf_bench::workload::{Harness, Operation, StreamConfig};
+use farleaf_command_line::output;
+use farleaf_command_line::usage;
 use farleaf_core::cache::CacheOptions;
 use farleaf_core::index::blocks::MOST_LOST;
 use farleaf_core::index::dex::DexOptions;
 use farleaf_core::index::fine::FineOptions;
 use farleaf_core::index::one_sided::entrywise::EntrywiseOptions;
 use farleaf_core::index::smart::SmartOptions;
-use farleaf_core::page::Layout;
-use farleaf_core::server::{MemoryServer, MemoryServerConfig};
-use farleaf_fabric::ServerId;
 use farleaf_fabric::local::LocalConfig;
-use farleaf_fabric::sync::Arc;
 #[cfg(feature = "verbs")]
 use farleaf_fabric_verbs::VerbsConfig;
 use std::path::Path;
@@ -42,12 +38,6 @@ const MOST_SIM_CLIENTS: u32 = 16_384;
 /// Maximum number of endpoints of a memory server.
 #[cfg(feature = "verbs")]
 const MOST_VERBS_CLIENTS: u32 = 128;
-
-/// Maximum size of a pool: offsets on a memory server have 48 bits.
-const MOST_POOL_BYTES: u64 = 1 << 47;
-
-/// Minimum size of a pool: a smaller one has no room for the superblock and a few chunks.
-const LEAST_POOL_BYTES: u64 = 4 << 20;
 
 /// A run, ready to start.
 pub(super) struct Plan {
@@ -151,7 +141,9 @@ impl Plan {
             Work::Workload(_) => arguments.keys,
         };
         let (pool_bytes, single_pool_bytes) = match arguments.pool_bytes {
-            Some(bytes) => (round_up(bytes)?, bytes_of_all(bytes, arguments.memory_servers)?),
+            Some(bytes) => {
+                (whole_pool_bytes(bytes)?, bytes_of_all(bytes, arguments.memory_servers)?)
+            }
             None => {
                 let (in_page, key_bytes) = (form.bytes_in_page(), form.string_bytes());
                 let record = arguments.index.record_bytes(loaded, in_page, key_bytes);
@@ -161,7 +153,7 @@ impl Plan {
                 let records = loaded + 2 * inserts + MOST_LOST;
                 let blocks = form.bytes_in_blocks() * records as f64 * 1.1;
                 let blocks = blocks / f64::from(arguments.memory_servers);
-                (round_up((of(&weights)? as f64 + blocks) as u64)?, of(&[1])?)
+                (whole_pool_bytes((of(&weights)? as f64 + blocks) as u64)?, of(&[1])?)
             }
         };
         let by_trace = |text: String| if arguments.trace.is_some() { "trace".into() } else { text };
@@ -283,7 +275,7 @@ impl Plan {
                         },
                     )
                 },
-                dlsm: lsm::changed(designs::lsm_options(raw_bytes), &arguments.lsm, raw_bytes),
+                dlsm: lsm::changed(lsm_options(raw_bytes), &arguments.lsm, raw_bytes),
                 shards: match usize::from(arguments.shards) {
                     1 => Vec::new(),
                     each => {
@@ -503,52 +495,7 @@ fn cache_bytes(arguments: &Arguments, raw_bytes: f64) -> Option<u64> {
     arguments.cache_bytes.or(percent.map(|bytes| bytes as u64))
 }
 
-/// The memory that each server needs for its share of `keys` and for all of `inserts`, which may
-/// all fall into one share. The estimate is generous, because memory is only allocated when it is
-/// used.
-///
-/// `record` is the size of a record without free space.
-pub(crate) fn pool_bytes(
-    keys: u64,
-    record: RecordBytes,
-    fill: f64,
-    inserts: u64,
-    weights: &[u64],
-) -> anyhow::Result<usize> {
-    let total: f64 = weights.iter().map(|weight| *weight as f64).sum();
-    let most = weights.iter().copied().max().unwrap_or(1) as f64;
-    // After splits a page is half full; another tenth is for inner nodes.
-    let loaded = keys as f64 * most / total * record.loaded / fill * 2.2;
-    let inserted = inserts as f64 * record.inserted * 2.0 * 1.1;
-    // The conversion saturates; the result is then far above the limit.
-    round_up(((loaded + inserted) as u64).saturating_add(64 << 20))
-}
-
 /// The memory of all servers together, limited to the size of one region.
-fn bytes_of_all(bytes_of_each: u64, memory_servers: u16) -> anyhow::Result<usize> {
-    round_up(bytes_of_each.saturating_mul(memory_servers.into()).min(MOST_POOL_BYTES))
-}
-
-fn round_up(bytes: u64) -> anyhow::Result<usize> {
-    if !(LEAST_POOL_BYTES..=MOST_POOL_BYTES).contains(&bytes) {
-        return usage(format!(
-            "a memory server's pool of {bytes} bytes is out of range: {LEAST_POOL_BYTES} to \
-             {MOST_POOL_BYTES}"
-        ));
-    }
-    Ok(usize::try_from(bytes.next_multiple_of(1 << 20))?)
-}
-
-/// Creates the configuration of memory servers with pools of this size.
-pub(crate) fn memory_servers<L: Layout>(
-    count: u16,
-    pool_bytes: usize,
-) -> anyhow::Result<Vec<Arc<MemoryServer<L>>>> {
-    let config = MemoryServerConfig { pool_bytes, ..MemoryServerConfig::default() };
-    (0..count)
-        .map(|number| {
-            let server = MemoryServer::new(ServerId::new(number), &config);
-            Ok(Arc::new(server.with_context(|| format!("cannot start memory server {number}"))?))
-        })
-        .collect()
+fn bytes_of_all(bytes_of_each: u64, memory_servers: u16) -> Result<usize, PoolSizeError> {
+    whole_pool_bytes(bytes_of_each.saturating_mul(memory_servers.into()).min(MOST_POOL_BYTES))
 }

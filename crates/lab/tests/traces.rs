@@ -14,7 +14,7 @@ fn path(name: &str) -> String {
 }
 
 fn replay(trace: &str, more: &[&str], stdin: Stdio) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_farleaf"))
+    Command::new(env!("CARGO_BIN_EXE_farleaf-lab"))
         .args(["bench", "--fabric", "sim", "--index", "dex", "--json", "-", "--trace", trace])
         .args(more)
         .stdin(stdin)
@@ -55,7 +55,7 @@ fn lookups_find_the_keys_of_a_trace_unless_it_starts_empty() {
 /// The same fault without a trace.
 #[test]
 fn a_workload_on_an_empty_index_is_warned_of() {
-    let output = Command::new(env!("CARGO_BIN_EXE_farleaf"))
+    let output = Command::new(env!("CARGO_BIN_EXE_farleaf-lab"))
         .args(["bench", "--fabric", "sim", "--keys", "1k", "--operations", "1k", "--load", "none"])
         .output()
         .unwrap();

@@ -1,6 +1,6 @@
 //! Parser of `--model`: changes to the simulator's default network and servers.
 
-use crate::units;
+use farleaf_command_line::units;
 use farleaf_fabric::sim::{MOST_PORTS, SimConfig};
 
 /// One change of the model.

@@ -104,7 +104,7 @@ pub(super) fn points(figure: &Figure, selection: &Selection<'_>) -> (Vec<Measure
     (points, skipped)
 }
 
-/// The command line of one run. Two words differ from those of `farleaf bench`: `--cache-each P`
+/// The command line of one run. Two words differ from those of `farleaf-lab bench`: `--cache-each P`
 /// gives each compute server a cache of P% of the data, and `scan:P%` scans P% of the records.
 fn line(
     figure: &Figure,
@@ -116,7 +116,7 @@ fn line(
 ) -> String {
     let size = &selection.size;
     let keys = ((size.keys as f64 * at.keys).round() as u64).max(1);
-    let mut words = vec!["farleaf".to_owned(), "bench".to_owned()];
+    let mut words = vec!["farleaf-lab".to_owned(), "bench".to_owned()];
     let mut add = |more: &[&str]| words.extend(more.iter().map(|word| (*word).to_owned()));
     add(&["--index", row.design, "--fabric", if at.real { "local" } else { "sim" }]);
     let skewed = if panel.skewed { at.skewed } else { "" };

@@ -1,15 +1,15 @@
 //! The options and output of timelines and shifting hotspots.
 
 use super::arguments::Arguments;
-use crate::output;
 use crate::plot::{Axes, Curve, Plot};
-use crate::usage;
 use anyhow::Context;
 use farleaf_bench::driver::Moment;
 use farleaf_bench::report::Report;
 use farleaf_bench::timeline::{Interval, MOST_INTERVALS, Timeline};
 use farleaf_bench::units::duration;
 use farleaf_bench::workload::Distribution;
+use farleaf_command_line::output;
+use farleaf_command_line::usage;
 use std::path::{Path, PathBuf};
 
 /// Default number of intervals of a run.

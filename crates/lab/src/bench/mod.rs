@@ -1,4 +1,4 @@
-//! `farleaf bench`: one design, one workload or trace, one report.
+//! `farleaf-lab bench`: one design, one workload or trace, one report.
 
 mod arguments;
 mod form;
@@ -10,18 +10,16 @@ mod plan;
 mod reshaping;
 
 pub(crate) use arguments::Arguments;
-pub(crate) use form::{NUMBERS_IN_PAGE, string_bytes_in_page, string_weights};
-pub(crate) use moments::{moment, part};
-pub(crate) use plan::{memory_servers, pool_bytes};
 
 use crate::designs::{self, Task};
-use crate::output::{self, JsonTarget, bar, grouped};
 use arguments::LoadName;
-use farleaf_bench::driver::{Amount, Form, Numbers, Testbed};
+use farleaf_bench::driver::{Amount, Form, Numbers, Testbed, memory_servers};
 use farleaf_bench::report::Report;
 use farleaf_bench::strings::Strings;
 use farleaf_bench::table::table;
 use farleaf_bench::timeline::chart;
+use farleaf_command_line::exit::check_errors;
+use farleaf_command_line::output::{self, JsonTarget, bar, grouped};
 use farleaf_core::index::{Design, Naming, Scan};
 use farleaf_core::page::{Bytes, CHOSEN, Fixed8};
 use farleaf_fabric::Provider;
@@ -77,16 +75,6 @@ impl Plan {
         let task = Bench { plan: self, form };
         designs::run::<Bytes<CHOSEN>, _>(self.design, &options, &self.fabric, task)
     }
-}
-
-/// Fails if operations of the run have failed.
-pub(crate) fn check_errors(report: &Report) -> anyhow::Result<()> {
-    let Some(first) = &report.first_error else { return Ok(()) };
-    let Report { index, workload, .. } = report;
-    let (errors, operations) = (grouped(report.errors), grouped(report.operations));
-    anyhow::bail!(
-        "{index} on {workload}: {errors} of {operations} operations failed, the first one: {first}"
-    )
 }
 
 /// Share of lookups that must find a record for a run to say something about lookups.

@@ -3,11 +3,11 @@
 
 use super::arguments::Arguments;
 use crate::designs::DesignName;
-use crate::output::{self, grouped};
-use crate::usage;
 use farleaf_bench::driver::{Change, PlannedChange, Reshaping};
 use farleaf_bench::report::Report;
 use farleaf_bench::units::duration;
+use farleaf_command_line::output::{self, grouped};
+use farleaf_command_line::usage;
 use farleaf_core::index::BalanceOptions;
 use std::fmt::Write as _;
 
