@@ -1,5 +1,5 @@
-//! The command `farleaf`: the programs of a cluster, and a demo. What is for research is the program
-//! `farleaf-lab` (`crates/lab`).
+//! The command `farleaf`: the programs of a cluster, and a demo. What is for research is the
+//! program `farleaf-lab` (`crates/lab`).
 //!
 //! Exit codes: 0 success, 1 failure, 2 invalid command line or input file. An error is one line on
 //! stderr.

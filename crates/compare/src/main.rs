@@ -7,8 +7,8 @@
 //!
 //! `local` is the tree of Farleaf's memory servers, called directly. Compared with other indexes,
 //! it shows the quality of the pages and latches. Compared with `local`, the other designs show the
-//! cost of their protocols on a free network. (`farleaf-lab bench --fabric sim` shows their cost on a
-//! realistic one.) Each round runs every contender once, in rotating order, so that other load on
+//! cost of their protocols on a free network. (`farleaf-lab bench --fabric sim` shows their cost on
+//! a realistic one.) Each round runs every contender once, in rotating order, so that other load on
 //! the machine affects all of them. Figures are medians over the rounds; only their ratios are
 //! reliable.
 //!

@@ -1,4 +1,5 @@
-//! The command `farleaf-lab` as used by scripts and people: exit codes, one line per error, valid JSON.
+//! The command `farleaf-lab` as used by scripts and people: exit codes, one line per error, valid
+//! JSON.
 
 use serde_json::Value;
 use std::path::{Path, PathBuf};

@@ -1,8 +1,8 @@
 //! The structure of an experiment: figures as data, and what their claims compare.
 //!
 //! A figure is a grid of points: panels × rows × positions on its x axis. Each point is one line of
-//! `farleaf-lab bench`. A claim is a statement of the paper, with a value computed from the points and
-//! a rule that the value must satisfy.
+//! `farleaf-lab bench`. A claim is a statement of the paper, with a value computed from the points
+//! and a rule that the value must satisfy.
 
 use crate::plot::{Axes, Axis};
 use clap::ValueEnum;

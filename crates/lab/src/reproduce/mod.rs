@@ -1,4 +1,5 @@
-//! `farleaf-lab reproduce`: repeats the papers' experiments and reports which of their statements hold.
+//! `farleaf-lab reproduce`: repeats the papers' experiments and reports which of their statements
+//! hold.
 //!
 //! Experiments are data (`dex.rs`, `trees.rs`, `dlsm.rs`, `allocator.rs`) with a common structure
 //! (`experiment.rs`). `points.rs` turns them into command lines, `runner.rs` runs these as

@@ -104,8 +104,8 @@ pub(super) fn points(figure: &Figure, selection: &Selection<'_>) -> (Vec<Measure
     (points, skipped)
 }
 
-/// The command line of one run. Two words differ from those of `farleaf-lab bench`: `--cache-each P`
-/// gives each compute server a cache of P% of the data, and `scan:P%` scans P% of the records.
+/// The command line of one run. Two words differ from those of `farleaf-lab bench`: `--cache-each
+/// P` gives each compute server a cache of P% of the data, and `scan:P%` scans P% of the records.
 fn line(
     figure: &Figure,
     panel: &Panel,

@@ -38,8 +38,8 @@ type OptionalForm = Option<KeyForm>;
     2 invalid command line or file."
 )]
 pub(crate) struct Arguments {
-    /// Run this mix of operations: `farleaf-lab bench --help` lists the names [default: ycsb-b, with
-    /// --existing read-only]
+    /// Run this mix of operations: `farleaf-lab bench --help` lists the names [default: ycsb-b,
+    /// with --existing read-only]
     #[arg(long, value_name = "NAME", value_parser = mix)]
     workload: Option<Mix>,
     /// Use this many keys, evenly spread over all 64-bit numbers
