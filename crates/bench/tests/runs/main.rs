@@ -8,4 +8,3 @@ mod reshaping;
 mod single_machine;
 mod strings;
 mod traces;
-mod virtual_time;
