@@ -65,7 +65,7 @@ impl std::fmt::Debug for Rows {
 }
 
 impl Rows {
-    /// Opens a file, plain or gzip-compressed, or stdin for `-`.
+    /// Opens a file, plain or compressed with gzip or zstd, or stdin for `-`.
     ///
     /// # Errors
     /// [`InputError`] if the file cannot be read, or if its first row does not identify the

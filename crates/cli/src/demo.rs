@@ -58,8 +58,8 @@ pub(crate) struct Arguments {
     /// Give byte strings values of N bytes, or of A to B bytes [default: 8]
     #[arg(long, value_name = "N|A-B", value_parser = units::value_bytes)]
     value_bytes: Option<RangeInclusive<usize>>,
-    /// Load the records of this CSV file instead, plain or gzip, in any order; of rows with the
-    /// same key the last one counts
+    /// Load the records of this CSV file instead, plain, gzip or zstd, in any order; of rows with
+    /// the same key the last one counts
     #[arg(long, value_name = "FILE", conflicts_with = "keys")]
     input: Option<PathBuf>,
     /// Take the keys, unsigned 64-bit numbers, from this column [default: `key`, or the first of a

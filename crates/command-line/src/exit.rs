@@ -25,7 +25,7 @@ impl std::error::Error for UsageError {}
 /// Fails with this message and exit code 2.
 ///
 /// # Errors
-/// Always: an [`UsageError`].
+/// Always: a [`UsageError`].
 pub fn usage<T>(message: impl Into<String>) -> anyhow::Result<T> {
     Err(UsageError(message.into()).into())
 }

@@ -1,55 +1,28 @@
 //! The command `farleaf-lab` as used by scripts and people: exit codes, one line per error, valid
 //! JSON.
 
+#[path = "../../command-line/tests/program/mod.rs"]
+mod program;
+
+use program::{Program, TestFile, text};
 use serde_json::Value;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::path::Path;
+use std::process::Output;
+
+const LAB: Program = Program(env!("CARGO_BIN_EXE_farleaf-lab"));
 
 fn lab(arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_farleaf-lab")).args(arguments).output().unwrap()
+    LAB.run(arguments)
 }
 
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8(bytes.to_vec()).unwrap()
-}
-
-/// The single line of an error with this exit code.
 fn error(code: i32, arguments: &[&str]) -> String {
-    let output = lab(arguments);
-    let stderr = text(&output.stderr);
-    assert_eq!(output.status.code(), Some(code), "{arguments:?}: {stderr}");
-    assert!(output.stdout.is_empty(), "{arguments:?}: nothing on stdout");
-    let error = stderr.strip_suffix('\n').unwrap();
-    assert!(error.starts_with("error: ") && !error.contains('\n'), "{arguments:?}: {stderr}");
-    error.to_owned()
+    LAB.error(code, arguments)
 }
 
 fn json(arguments: &[&str]) -> Value {
     let output = lab(arguments);
     assert!(output.status.success(), "{}", text(&output.stderr));
     serde_json::from_slice(&output.stdout).unwrap()
-}
-
-/// A file of this test, removed at its end.
-struct TestFile(PathBuf);
-
-impl TestFile {
-    fn new(name: &str, content: &[u8]) -> Self {
-        let path = std::env::temp_dir().join(format!("farleaf-{}-{name}", std::process::id()));
-        std::fs::write(&path, content).unwrap();
-        Self(path)
-    }
-
-    fn path(&self) -> &str {
-        self.0.to_str().unwrap()
-    }
-}
-
-impl Drop for TestFile {
-    fn drop(&mut self) {
-        // No other test depends on the removal.
-        let _ = std::fs::remove_file(&self.0);
-    }
 }
 
 const STRINGS: [&str; 7] = ["bench", "--index", "dex", "--fabric", "sim", "--key-form", "ycsb"];

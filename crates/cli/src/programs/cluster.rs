@@ -87,7 +87,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "KEY,KEY", value_delimiter = ',')]
     boundaries: Vec<String>,
     /// Choose the boundaries so that compute servers get equal parts of the keys in this CSV file,
-    /// plain or gzip
+    /// plain, gzip or zstd
     #[arg(long, value_name = "FILE", conflicts_with = "boundaries")]
     boundaries_from: Option<PathBuf>,
     /// Take the keys from this column of that file [default: `key`, or the first of a file without

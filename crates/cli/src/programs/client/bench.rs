@@ -53,8 +53,8 @@ pub(crate) struct Arguments {
     /// Give byte strings values of N bytes, or of A to B bytes [default: 8]
     #[arg(long, value_name = "N|A-B", value_parser = units::value_bytes)]
     value_bytes: Option<RangeInclusive<usize>>,
-    /// Use the numbers of this CSV file as keys instead, plain or gzip, as for `farleaf client
-    /// load`
+    /// Use the numbers of this CSV file as keys instead, plain, gzip or zstd, as for `farleaf
+    /// client load`
     #[arg(long, value_name = "FILE", conflicts_with_all = ["keys", "key_form"])]
     keys_from: Option<PathBuf>,
     /// Take the keys from this column of that file [default: `key`, or the first of a file without

@@ -6,6 +6,7 @@ use clap::Args;
 use farleaf_bench::input::{CsvOptions, Rows};
 use farleaf_cluster::client::{Client, Connection};
 use farleaf_cluster::text::Notation;
+use farleaf_command_line::exit::UsageError;
 use farleaf_command_line::output;
 use farleaf_command_line::units;
 use farleaf_core::index::{IndexError, RangeIndex};
@@ -19,7 +20,7 @@ use std::sync::Arc;
 /// Options of `farleaf client load`.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Arguments {
-    /// Load this CSV file, plain or gzip, or - for stdin
+    /// Load this CSV file, plain, gzip or zstd, or - for stdin
     pub(crate) file: PathBuf,
     /// Treat the first row as a record, for byte strings; files of numbers need no header
     #[arg(long, conflicts_with_all = ["key_column", "value_column"])]
@@ -120,10 +121,11 @@ async fn bulk<L: FromRows>(
     let counted = counted.inspect(|record| count(u64::from(record.is_ok())));
     let loaded = client.try_bulk_load(counted, fill).await;
     loaded.map(drop).map_err(|error| match error.downcast_ref() {
-        Some(IndexError::NotSorted { position }) => anyhow::Error::from(farleaf_command_line::exit::UsageError(format!(
+        Some(IndexError::NotSorted { position }) => UsageError(format!(
             "--bulk needs strictly ascending keys: record {} is out of order; nothing was loaded",
             position + 1
-        ))),
+        ))
+        .into(),
         Some(IndexError::Indeterminate(_)) => error,
         _ => error.context("nothing was loaded"),
     })
