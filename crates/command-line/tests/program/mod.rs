@@ -1,5 +1,5 @@
-//! A program as scripts and people use it, for the tests of `farleaf` and `farleaf-lab`: exit codes,
-//! one line per error, and files that a test reads and removes.
+//! A program as scripts and people use it, for the tests of `farleaf` and `farleaf-lab`: exit
+//! codes, one line per error, and files that a test reads and removes.
 
 use std::path::PathBuf;
 use std::process::{Command, Output};
