@@ -12,7 +12,8 @@ use std::task::{Context, Poll, Waker};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Work {
-    /// A client prepares a request or handles a completion, including its part of the operation.
+    /// A client's work for one operation, beside what its index does. The driver that runs the
+    /// operation charges it, once; no index does.
     Client,
     /// A server thread takes a request from its queue, decodes it, and posts the reply.
     Dispatch,

@@ -17,7 +17,7 @@ use farleaf_core::page::{Layout, Named};
 use farleaf_core::wire::{ErrorCode, Refusal};
 use farleaf_fabric::sim::SimControl;
 use farleaf_fabric::sync::{AtomicBool, AtomicUsize, Mutex, Ordering, lock};
-use farleaf_fabric::{Fabric, FabricError};
+use farleaf_fabric::{Fabric, FabricError, Work};
 use futures_util::future::join;
 use std::collections::BTreeMap;
 use std::future::{Future, poll_fn};
@@ -216,6 +216,7 @@ impl Board {
         I: IndexAdmin<Key = u64, Value = u64>,
     {
         let ticket = self.recorder.invoke(client, action.clone(), fabric.now_ns());
+        fabric.charge(Work::Client).await; // no design charges it
         let answer = execute(index, action).await;
         self.finish(fabric, action, ticket, answer)
     }
@@ -234,6 +235,9 @@ impl Board {
         };
         let tickets: Vec<Ticket> = actions.iter().map(invoke).collect();
         let edits: Vec<_> = actions.iter().filter_map(|(_, action)| action.as_edit()).collect();
+        for _ in &edits {
+            fabric.charge(Work::Client).await;
+        }
         let answers = index.execute_all(&edits).await;
         for (((stream, action), ticket), answer) in actions.iter_mut().zip(tickets).zip(answers) {
             let answer = answer.map(|answer| action.outcome(answer));

@@ -8,8 +8,8 @@ use super::{Amount, Measurement, PROGRESS_EVERY, Progress, Run};
 use crate::timeline::Recorder;
 use crate::workload::{Operation, OperationStream};
 use farleaf_core::index::{IndexAdmin, IndexError, RangeIndex, Scan};
-use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::{AtomicU64, Ordering};
+use farleaf_fabric::{Fabric, Work};
 use rustix::time::{ClockId, clock_gettime};
 use std::ops::Bound;
 
@@ -157,7 +157,7 @@ impl<F: Fabric> Client<'_, F> {
         let Some((drawn, keys)) = self.block.take() else { return (0, begin_ns) };
         let (owner, result) = match &drawn {
             Some(operation) => {
-                let result = execute(index, *operation, keys).await;
+                let result = execute(self.fabric, index, *operation, keys).await;
                 let key = self.recorder.as_ref().and_then(|_| first_key(operation, keys));
                 (key.and_then(|key| index.compute_server_of(&key)), result)
             }
@@ -178,6 +178,7 @@ impl<F: Fabric> Client<'_, F> {
     {
         let together = std::mem::take(&mut self.together);
         let edits: Vec<_> = together.iter().filter_map(Operation::edit).collect();
+        charge(self.fabric, edits.len()).await;
         let outcomes = index.execute_all(&edits).await;
         let now_ns = self.fabric.now_ns();
         for (operation, outcome) in together.iter().zip(outcomes) {
@@ -258,20 +259,40 @@ pub fn first_key(operation: &Operation, batch: &[u64]) -> Option<u64> {
     }
 }
 
+/// Charges a client's work for operations, beside what their index does. No design charges it.
+#[inline]
+async fn charge<F: Fabric>(fabric: &F, operations: usize) {
+    for _ in 0..operations {
+        fabric.charge(Work::Client).await;
+    }
+}
+
 /// Executes one operation. Returns whether it had the desired result: a record, or, for an
 /// insertion, no existing record. `batch` has the keys of [`Operation::MultiGet`].
 ///
 /// # Errors
 /// Those of the index. In a read-modify-write, only the write can be indeterminate.
 #[inline]
-pub async fn execute<I>(index: &I, operation: Operation, batch: &[u64]) -> Result<bool, IndexError>
+pub async fn execute<F, I>(
+    fabric: &F,
+    index: &I,
+    operation: Operation,
+    batch: &[u64],
+) -> Result<bool, IndexError>
 where
+    F: Fabric,
     I: RangeIndex<Key = u64, Value = u64>,
 {
+    let keys = if matches!(operation, Operation::MultiGet) { batch.len() } else { 1 };
+    charge(fabric, keys).await;
     Ok(match operation {
         Operation::Get { key } => index.get(&key).await?.is_some(),
         Operation::ReadModifyWrite { key, value } => {
-            index.get(&key).await?.is_some() && index.update(&key, &value).await?
+            if index.get(&key).await?.is_none() {
+                return Ok(false);
+            }
+            charge(fabric, 1).await;
+            index.update(&key, &value).await?
         }
         Operation::Scan { from, limit, reverse } => {
             !index.scan(&scan_from(from, limit, reverse)).await?.is_empty()

@@ -438,7 +438,7 @@ impl<D: Design<O::Layout>, P: Provider, O: Form> Testbed<D, P, O> {
             let cache_before = index.cache_counters();
             for operation in operations {
                 let begin_ns = fabric.now_ns();
-                let result = execute(&index, *operation, &[]).await;
+                let result = execute(&fabric, &index, *operation, &[]).await;
                 measured.record(operation.is_lookup(), result, fabric.now_ns() - begin_ns);
                 if measured.operations.is_multiple_of(PROGRESS_EVERY) {
                     progress(PROGRESS_EVERY);

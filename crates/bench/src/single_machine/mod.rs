@@ -29,7 +29,7 @@ use farleaf_core::server::tree::{Loader, MAX_RESTARTS, Tree};
 use farleaf_core::server::{MemoryServer, MemoryServerConfig};
 use farleaf_core::wire::{Refusal, Usage};
 use farleaf_fabric::sync::{Arc, AtomicUsize, Ordering};
-use farleaf_fabric::{Fabric, ServerId, Work};
+use farleaf_fabric::{Fabric, ServerId};
 use std::ops::Bound;
 
 /// The single machine as an index [`Design`].
@@ -142,13 +142,6 @@ fn refused(refusal: Refusal) -> IndexError {
 }
 
 impl<F: Fabric, L: Layout> SingleMachineIndex<F, L> {
-    /// Charges a client's fixed cost per operation, as every design does, and returns the tree.
-    #[inline]
-    async fn begin(&self) -> &Tree<L> {
-        self.cpu.fabric().charge(Work::Client).await;
-        self.machine.tree()
-    }
-
     /// Appends `records` in batches. They must ascend strictly.
     fn append(
         &self,
@@ -179,7 +172,7 @@ impl<F: Fabric, L: Layout> RangeIndex for SingleMachineIndex<F, L> {
     #[inline]
     async fn get(&self, key: &L::Key) -> Result<Option<OwnedValue<L>>, IndexError> {
         L::check_key(key)?;
-        self.begin().await.get(&self.cpu, key).await.map_err(refused)
+        self.machine.tree().get(&self.cpu, key).await.map_err(refused)
     }
 
     #[inline]
@@ -188,7 +181,7 @@ impl<F: Fabric, L: Layout> RangeIndex for SingleMachineIndex<F, L> {
         edit: LeafEdit<&L::Key, &L::Value>,
     ) -> Result<Answer<OwnedValue<L>>, IndexError> {
         edit.check::<L>()?;
-        let tree = self.begin().await;
+        let tree = self.machine.tree();
         let answer = tree.execute(&self.cpu, edit).await.map_err(refused)?;
         if edit.action == Action::Remove {
             // Takes at most one step, as a memory server does after its reply. There is no
@@ -203,7 +196,7 @@ impl<F: Fabric, L: Layout> RangeIndex for SingleMachineIndex<F, L> {
         scan: &Scan<OwnedKey<L>>,
     ) -> Result<Records<OwnedKey<L>, OwnedValue<L>>, IndexError> {
         scan.check::<L>()?;
-        let tree = self.begin().await;
+        let tree = self.machine.tree();
         let mut rest = scan.clone();
         let mut records = Records::new();
         loop {
@@ -232,9 +225,6 @@ impl<F: Fabric, L: Layout> RangeIndex for SingleMachineIndex<F, L> {
                 answers.push(self.execute(*edit).await);
             }
             return answers;
-        }
-        for _ in edits {
-            self.begin().await; // each operation is a client's work
         }
         let mut answers = Vec::with_capacity(edits.len());
         let tree = self.machine.tree();

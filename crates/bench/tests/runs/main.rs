@@ -8,3 +8,4 @@ mod reshaping;
 mod single_machine;
 mod strings;
 mod traces;
+mod virtual_time;

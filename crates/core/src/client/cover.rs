@@ -16,7 +16,7 @@ use crate::partition::{Attempts, Unserved};
 use crate::rules;
 use crate::together::all;
 use crate::wire::{ClientRequest, ClientResponse, ErrorCode};
-use farleaf_fabric::{Fabric, Work};
+use farleaf_fabric::Fabric;
 use std::collections::BTreeSet;
 
 /// An owner's answer.
@@ -87,7 +87,6 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
         also: &BTreeSet<u16>,
         mut report: impl FnMut(u16, &Asked),
     ) -> Result<(), IndexError> {
-        self.fabric().charge(Work::Client).await;
         let attempts = self.attempts();
         let mut done = BTreeSet::new();
         loop {

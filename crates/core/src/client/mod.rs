@@ -45,8 +45,8 @@ use crate::page::{Layout, OwnedKey, OwnedValue};
 use crate::partition::{PartitionMap, Router, Unserved};
 use crate::together::all;
 use crate::wire::{ClientRequest, ClientResponse, RecordRoom, check_sent};
+use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::Arc;
-use farleaf_fabric::{Fabric, Work};
 use std::rc::Rc;
 
 /// Maximum number of small records in one request; more might not fit a message.
@@ -117,7 +117,6 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
         ask: &ClientRequest<L>,
         is_harmless: bool,
     ) -> Result<ClientResponse<L>, IndexError> {
-        self.fabric().charge(Work::Client).await;
         let owners = self.owners();
         self.at_owner(
             |_| compute_server,

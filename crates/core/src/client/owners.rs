@@ -10,7 +10,7 @@ use crate::partition::{Owners, PartitionMap, Patience, Route, Unserved};
 use crate::rules;
 use crate::wire::{ClientRequest, ClientResponse, ErrorCode, SCAN_REPLY_RECORDS, check_sent};
 use farleaf_fabric::sync::Arc;
-use farleaf_fabric::{Fabric, FabricError, Message, ServerId, Uncertainty, Work};
+use farleaf_fabric::{Fabric, FabricError, Message, ServerId, Uncertainty};
 use std::fmt::{self, Debug, Formatter};
 use std::ops::Bound;
 use std::rc::Rc;
@@ -191,15 +191,6 @@ impl<F: Fabric, L: Layout> Owners for RemoteOwners<F, L> {
     #[inline]
     fn check(key: &L::Key, value: &L::Value) -> Result<(), TooLong> {
         check_sent::<L>(key, value)
-    }
-
-    async fn begin(&self) {
-        self.fabric.charge(Work::Client).await;
-    }
-
-    /// Each part of a scan is a separate reply.
-    fn begin_part(&self) -> impl Future<Output = ()> {
-        self.begin()
     }
 
     async fn get(&self, owner: u16, key: &L::Key) -> Result<Option<OwnedValue<L>>, Unserved> {

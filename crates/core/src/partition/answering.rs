@@ -16,7 +16,7 @@ use super::{Clients, Queue, Worker};
 use crate::index::{PartValues, Partitioned, ValueForm};
 use crate::page::{Action, Layout, LeafEdit, OwnedKey, OwnedValue};
 use crate::wire::{ClientRequest, ClientResponse, ErrorCode};
-use farleaf_fabric::{Fabric, Work};
+use farleaf_fabric::Fabric;
 use smallvec::SmallVec;
 use std::cell::Cell;
 use std::future::poll_fn;
@@ -97,9 +97,6 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
     /// Answers operations on single keys.
     async fn answer_group<C: Clients<L>>(&self, taken: &mut Taken<L, C::Reply>, clients: &C) {
         let no = |reply, code| clients.answer(reply, ClientResponse::Error(code));
-        for _ in taken.iter() {
-            self.fabric().charge(Work::Client).await;
-        }
         let entered = self.enter().await;
         let can_change = self.server().detector().all_there();
         let mut edits = SmallVec::<[LeafEdit<OwnedKey<L>, OwnedValue<L>>; GROUP]>::new();

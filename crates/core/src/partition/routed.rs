@@ -19,8 +19,8 @@ use crate::page::{Layout, OwnedKey, OwnedValue};
 use crate::remote::RemoteError;
 use crate::rules;
 use crate::together::all;
+use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::Arc;
-use farleaf_fabric::{Fabric, Work};
 use std::fmt::{self, Debug, Formatter};
 use std::future::poll_fn;
 use std::ops::Bound;
@@ -146,7 +146,6 @@ impl<D: Partitioned, F: Fabric, L: Layout> Owners for PoolOwners<D, F, L> {
 
     #[inline]
     async fn begin(&self) {
-        self.pool.fabric().charge(Work::Client).await;
         if self.pool.doubtful().get() {
             Box::pin(self.settle_some()).await;
         }

@@ -69,11 +69,9 @@ pub trait Owners: Sized {
         Self::Layout::check_record(key, value)
     }
 
-    /// The steps before each operation.
-    fn begin(&self) -> impl Future<Output = ()>;
-
-    /// Runs before each part of a scan except the first.
-    fn begin_part(&self) -> impl Future<Output = ()> {
+    /// The steps before each call of the index.
+    #[inline]
+    fn begin(&self) -> impl Future<Output = ()> {
         async {}
     }
 
@@ -457,9 +455,7 @@ impl<O: Owners> RangeIndex for Router<O> {
         let ended: Vec<Ended<O>> = edits.iter().map(|_| RefCell::new(None)).collect();
         let together = self.operations_together().max(1);
         for (edits, ended) in edits.chunks(together).zip(ended.chunks(together)) {
-            for _ in edits {
-                self.owners.begin().await; // each operation is a client's work
-            }
+            self.owners.begin().await;
             self.execute_some(edits, ended).await;
         }
         let outcome = |ended: Ended<O>| ended.into_inner().expect("every operation has ended");
@@ -479,9 +475,6 @@ impl<O: Owners> RangeIndex for Router<O> {
             match rest.reverse {
                 true => rest.upper = next,
                 false => rest.lower = next,
-            }
-            if records.len() < scan.limit {
-                self.owners.begin_part().await;
             }
         }
         Ok(records)

@@ -29,7 +29,7 @@ use crate::wire::{
     Request, SCAN_REPLY_RECORDS,
 };
 use farleaf_fabric::sync::Arc;
-use farleaf_fabric::{Fabric, MAX_MESSAGE_BYTES, ServerId, Work};
+use farleaf_fabric::{Fabric, MAX_MESSAGE_BYTES, ServerId};
 use std::cell::Cell;
 use std::fmt::{self, Debug, Formatter};
 use std::rc::Rc;
@@ -274,7 +274,6 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
 
     /// Answers any request except those of bulk loads, which go to [`Worker::serve_loads`].
     pub async fn answer(&self, ask: ClientRequest<L>) -> ClientResponse<L> {
-        self.fabric().charge(Work::Client).await;
         if let Err(too_long) = ask.check(V::check) {
             return ClientResponse::Error(too_long.into());
         }

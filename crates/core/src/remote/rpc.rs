@@ -5,7 +5,7 @@
 use super::RemoteError;
 use crate::page::{Layout, Superblock};
 use crate::wire::{Ask, PoolRequest, Refusal, Reply, Usage, encode};
-use farleaf_fabric::{Fabric, FabricError, GlobalAddr, Message, ServerId, Work};
+use farleaf_fabric::{Fabric, FabricError, GlobalAddr, Message, ServerId};
 use std::fmt::Debug;
 use std::marker::PhantomData;
 
@@ -54,7 +54,6 @@ impl<F: Fabric, L: Layout> RpcClient<F, L> {
         server: ServerId,
         request: &impl Ask<L>,
     ) -> Result<Reply<L>, RemoteError> {
-        self.fabric.charge(Work::Client).await;
         let first = self.post(server, request);
         self.finish(server, first, request).await
     }

@@ -16,7 +16,7 @@ use super::{Design, IndexAdmin, IndexError, RangeIndex, Records, Scan};
 use crate::page::{Action, Answer, DesignId, Layout, LeafEdit, OwnedKey, OwnedValue};
 use crate::remote::{RemoteError, RpcClient, ShareMap};
 use crate::wire::{AskEdit, Refusal, Reply, TreeRequest};
-use farleaf_fabric::{Fabric, ServerId, Work};
+use farleaf_fabric::{Fabric, ServerId};
 use std::borrow::Borrow;
 use std::fmt::Debug;
 use std::future::Future;
@@ -138,7 +138,6 @@ impl<F: Fabric, L: Layout> RangeIndex for CoarseIndex<F, L> {
         keys.iter().try_for_each(|key| L::check_key(key.borrow()))?;
         let mut values = Vec::with_capacity(keys.len());
         for window in keys.chunks(self.client.fabric().depth().max(1)) {
-            self.client.fabric().charge(Work::Client).await;
             let posted: Vec<_> = window
                 .iter()
                 .map(|key| {

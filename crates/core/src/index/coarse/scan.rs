@@ -6,7 +6,7 @@ use crate::index::{IndexError, Records, Scan};
 use crate::page::{Layout, OwnedKey, OwnedValue};
 use crate::remote::{RemoteError, ShareMap};
 use crate::wire::{Reply, Request, SCAN_REPLY_RECORDS, TreeRequest};
-use farleaf_fabric::{Fabric, ServerId, Work};
+use farleaf_fabric::{Fabric, ServerId};
 use std::collections::VecDeque;
 use std::ops::Bound;
 
@@ -111,7 +111,6 @@ impl<F: Fabric, L: Layout> CoarseIndex<F, L> {
         let batch = part.saturating_add(8).min(scan.limit);
         let mut streams: Vec<Stream<L>> =
             self.map.servers().map(|server| Stream::new(server, scan)).collect();
-        self.client.fabric().charge(Work::Client).await;
         let mut posted = Vec::new();
         for stream in &streams {
             let request = stream.request(batch).ok_or(IndexError::InvalidArgument("empty scan"))?;

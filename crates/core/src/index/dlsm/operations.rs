@@ -9,7 +9,7 @@ use crate::index::{
     RecordOf, Records, RecordsOf, Reshaped, Scan,
 };
 use crate::page::{Layout, OwnedKey, OwnedValue};
-use farleaf_fabric::{Fabric, GlobalAddr, Work};
+use farleaf_fabric::{Fabric, GlobalAddr};
 use std::ops::Bound;
 
 /// A stored byte string as a key or a value.
@@ -75,7 +75,6 @@ impl<F: Fabric, L: Layout> RangeIndex for DlsmIndex<F, L> {
     type Value = L::Value;
 
     async fn get(&self, key: &L::Key) -> Result<Option<Owned<L::Value>>, IndexError> {
-        self.fabric().charge(Work::Client).await;
         self.look_up(key).await
     }
 
@@ -83,12 +82,10 @@ impl<F: Fabric, L: Layout> RangeIndex for DlsmIndex<F, L> {
         &self,
         edit: LeafEdit<&L::Key, &L::Value>,
     ) -> Result<Answer<Owned<L::Value>>, IndexError> {
-        self.fabric().charge(Work::Client).await;
         self.perform(edit).await
     }
 
     async fn scan(&self, scan: &Scan<Owned<L::Key>>) -> Result<RecordsOf<Self>, IndexError> {
-        self.fabric().charge(Work::Client).await;
         decoded_records::<L>(self.records(&encoded_scan::<L::Key>(scan)).await?)
     }
 

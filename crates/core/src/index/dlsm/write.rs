@@ -31,7 +31,6 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
             options.check(key.len(), expected.len())?;
         }
         let mut edit = Edit::new(key, action, options)?;
-        self.fabric().charge(Work::Client).await;
         if self.shard.options.write_queue {
             self.fabric().charge(Work::Enter(Section::WriteQueue)).await;
         }

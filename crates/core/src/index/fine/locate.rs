@@ -11,7 +11,7 @@ use crate::index::one_sided::{Locate, tidy_path};
 use crate::index::{IndexError, Scan};
 use crate::page::{Entry, Layout, OwnedKey, OwnedValue, Probe};
 use crate::remote::{LeafStream, Miss, PageClient, PageCopy, Pointer};
-use farleaf_fabric::{Fabric, GlobalAddr, Work};
+use farleaf_fabric::{Fabric, GlobalAddr};
 use std::borrow::Borrow;
 
 impl<F: Fabric, L: Layout> Locate for FineIndex<F, L> {
@@ -104,7 +104,6 @@ impl<F: Fabric, L: Layout> Locate for FineIndex<F, L> {
         if self.tree.root_level() == 0 {
             // The only leaf is the root. If the root has grown meanwhile, the scan rejects the
             // page.
-            self.tree.pages.fabric().charge(Work::Client).await;
             return Ok(vec![(L::min_key(), self.tree.root_pointer())]);
         }
         let parent = self.tree.descend(probe, 1).await?;

@@ -70,7 +70,6 @@ impl<F: Fabric, L: Layout> HybridIndex<F, L> {
     /// Returns where to continue. `key` records the progress of an attempt.
     async fn collect_from(&self, key: &mut OwnedKey<L>) -> Result<Option<OwnedKey<L>>, Miss> {
         let server = self.server_of(Probe::At(L::key(key)));
-        self.pages.fabric().charge(Work::Client).await;
         let start = Bound::Excluded(key.clone());
         let asked = self.post(server, start, Bound::Unbounded, false, LEAVES_AHEAD);
         let mut left = self.find(Probe::At(L::key(key))).await?;

@@ -106,7 +106,6 @@ impl<F: Fabric, L: Layout> HybridIndex<F, L> {
     /// The leaf that covers the probe, according to the server: one RPC.
     #[inline]
     async fn locate(&self, probe: Probe<'_, L::Key>) -> Result<Pointer, RemoteError> {
-        self.pages.fabric().charge(Work::Client).await;
         let asked = self.post_down(probe, 1);
         let server = asked.server;
         let named = self.finish(asked).await?;
@@ -185,7 +184,6 @@ impl<F: Fabric, L: Layout> Locate for HybridIndex<F, L> {
         &self,
         keys: &[Q],
     ) -> Result<Vec<Option<Option<OwnedValue<L>>>>, IndexError> {
-        self.pages.fabric().charge(Work::Client).await;
         let asked: Vec<_> =
             keys.iter().map(|key| self.post_down(Probe::At(key.borrow()), 1)).collect();
         let mut leaves: BTreeMap<GlobalAddr, (Pointer, Vec<usize>)> = BTreeMap::new();
@@ -241,7 +239,6 @@ impl<F: Fabric, L: Layout> Locate for HybridIndex<F, L> {
     ) -> Result<(Option<PageCopy<L>>, Following<OwnedKey<L>>), Miss> {
         let server = self.server_of(Probe::At(start));
         let Part { low, high, .. } = self.part(server);
-        self.pages.fabric().charge(Work::Client).await;
         let floor = (L::key(low) != start).then(|| self.post_down(Probe::At(start), 1));
         let batch = if window < LARGE_WINDOW { window } else { WINDOWS_AHEAD * window };
         let rest = (window > 1).then(|| {
@@ -284,7 +281,6 @@ impl<F: Fabric, L: Layout> Locate for HybridIndex<F, L> {
         probe: Probe<'_, L::Key>,
         window: usize,
     ) -> Result<Vec<(OwnedKey<L>, Pointer)>, Miss> {
-        self.pages.fabric().charge(Work::Client).await;
         let server = self.server_of(probe);
         let Named { mut leaves, more } = self.finish(self.post_down(probe, window)).await?;
         if !more {

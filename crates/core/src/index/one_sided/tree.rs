@@ -74,7 +74,6 @@ impl<F: Fabric, L: Layout> BlinkTree<F, L> {
         probe: Probe<'_, L::Key>,
         target: u8,
     ) -> Result<PageCopy<L>, Miss> {
-        self.pages.fabric().charge(Work::Client).await;
         self.walk(self.root_pointer(), probe, target).await
     }
 
@@ -107,7 +106,6 @@ impl<F: Fabric, L: Layout> BlinkTree<F, L> {
         from: impl Fn(&L::Key) -> Pointer,
         met: impl Fn(&PageCopy<L>, &L::Key, Step),
     ) -> Result<Vec<Option<Option<OwnedValue<L>>>>, IndexError> {
-        self.pages.fabric().charge(Work::Client).await;
         let mut found = vec![None; keys.len()];
         let mut frontier: BTreeMap<GlobalAddr, (Pointer, Vec<usize>)> = BTreeMap::new();
         for (number, key) in keys.iter().enumerate() {

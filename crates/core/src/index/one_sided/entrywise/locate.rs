@@ -37,7 +37,6 @@ impl<F: Fabric, L: Layout> EntryTree<F, L> {
     /// The leaf that covers the probe, or lies to the left of the one that does. The root, while
     /// there seems to be no other node.
     pub(super) async fn leaf_of(&self, probe: Probe<'_, L::Key>) -> Result<GlobalAddr, Miss> {
-        self.tree.pages.fabric().charge(Work::Client).await;
         if let Some(leaf) = self.sides.cache(probe).leaf(probe) {
             self.tree.pages.fabric().charge(Work::VisitNode).await;
             return Ok(leaf);
@@ -143,7 +142,6 @@ impl<F: Fabric, L: Layout> Locate for EntryTree<F, L> {
         window: usize,
         stream: &mut LeafStream<'_, F, L>,
     ) -> Result<(Option<PageCopy<L>>, Self::Ahead), Miss> {
-        self.tree.pages.fabric().charge(Work::Client).await;
         let wanted = window + 1;
         let mut found = self.sides.cache(Probe::At(start)).up(start, wanted, scan);
         if found.is_none() && self.is_only_a_leaf() {
@@ -192,7 +190,6 @@ impl<F: Fabric, L: Layout> Locate for EntryTree<F, L> {
         probe: Probe<'_, L::Key>,
         window: usize,
     ) -> Result<Vec<(OwnedKey<L>, Pointer)>, Miss> {
-        self.tree.pages.fabric().charge(Work::Client).await;
         let named = match self.sides.cache(probe).down(probe, window + 1) {
             Some(named) => named,
             // The only leaf is the root. If the root has grown meanwhile, the scan rejects the

@@ -18,7 +18,6 @@ impl<F: Fabric, L: Layout> EntryTree<F, L> {
     ) -> Result<Option<Option<OwnedValue<L>>>, Miss> {
         let (pages, hot) = (&self.tree.pages, self.sides.hot(Probe::At(key)));
         if let Some(place) = hot.guess(key) {
-            pages.fabric().charge(Work::Client).await;
             if let Some(value) = pages.read_record(&place, key).await? {
                 return Ok(Some(Some(value)));
             }
@@ -51,7 +50,6 @@ impl<F: Fabric, L: Layout> EntryTree<F, L> {
         &self,
         keys: &[Q],
     ) -> Result<Vec<Option<Option<OwnedValue<L>>>>, IndexError> {
-        self.tree.pages.fabric().charge(Work::Client).await;
         let mut found = vec![None; keys.len()];
         let (mut posted, mut others) = (Vec::with_capacity(keys.len()), Vec::new());
         for (number, key) in keys.iter().enumerate() {
