@@ -231,15 +231,17 @@ impl<F: Fabric, L: Layout> ExtentClient<F, L> {
     }
 
     /// Allocates a chunk of about `bytes` bytes: less, if there is no room for it, but at least an
-    /// extent.
+    /// extent. Or waits for the chunk of another task.
     async fn add_chunk(&self, server: ServerId, bytes: u64) -> Result<(), RemoteError> {
         let extent_bytes = self.space.extent_bytes();
         let mut wanted = bytes.max(extent_bytes);
         loop {
             let purpose = ChunkUse::Shard { shard: self.space.shard(), least: wanted };
-            match self.chunks.allocate(server, wanted, purpose).await {
-                Ok((at, bytes)) => {
-                    self.space.add_chunk(at, bytes);
+            match self.chunks.allocate_for_all(server, wanted, purpose).await {
+                Ok(chunk) => {
+                    if let Some((at, bytes)) = chunk {
+                        self.space.add_chunk(at, bytes);
+                    }
                     return Ok(());
                 }
                 // There is no room for so much, but perhaps for less.

@@ -6,7 +6,7 @@ use super::designs::{loads, random_operations};
 use super::providers::{AnyProvider, local, rough, sim, tcp};
 use farleaf_core::index::conformance::{self, Setup};
 use farleaf_core::index::dlsm::{Dlsm, DlsmOptions, Shard};
-use farleaf_core::index::{Design, IndexAdmin, IndexError, RangeIndex, Scan};
+use farleaf_core::index::{Action, Design, IndexAdmin, IndexError, LeafEdit, RangeIndex, Scan};
 use farleaf_core::page::Bytes;
 use farleaf_core::server::MemoryServerConfig;
 use farleaf_core::table::IndexKind;
@@ -276,6 +276,36 @@ fn a_lookup_reads_one_record_after_a_load() {
         // One level: no other table is asked for a key that is there.
         assert_eq!(present, 1.0);
         assert!(absent <= 0.006, "{absent}");
+    });
+}
+
+/// After a load, as long as the tree had not asked the memory servers for more, each upsert of a
+/// key that was there first looked it up: it took the pool for full. And each of several such
+/// writes in flight allocated a chunk of its own.
+#[test]
+fn upserts_after_a_load_read_nothing() {
+    let provider = &local(LocalConfig::default());
+    let setup = setup(provider, paper());
+    let cluster = setup.with_index::<Small, Dlsm>();
+    let tree = &compute(&setup.options);
+    cluster.run_one(|fabric| async move {
+        let index = <Dlsm as Design<Small>>::open(fabric.clone(), tree).await.unwrap();
+        let mut records: Vec<_> = (0..RECORDS).map(|number| (key(number), value(number))).collect();
+        records.sort();
+        index.bulk_load(records.iter().cloned(), 1.0).await.unwrap();
+        let cost = spent(&fabric, async {
+            let edits = records[..32].iter().map(|(key, value)| LeafEdit {
+                key: key.as_slice(),
+                action: Action::Upsert(value.as_slice()),
+            });
+            let edits: Vec<_> = edits.collect();
+            for outcome in index.execute_all(&edits).await {
+                outcome.unwrap();
+            }
+        });
+        let cost = cost.await;
+        assert_eq!((cost.reads, cost.bytes_read), (0, 0));
+        assert!(cost.rpcs <= 6, "chunks for what a MemTable needs: {}", cost.rpcs);
     });
 }
 

@@ -70,8 +70,18 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         if self.shard.grow(Takes::Everything) {
             return Ok(false);
         }
-        if takes == Takes::Shrinking && self.shrinks(key, action).await? {
-            return Ok(true);
+        if takes == Takes::Shrinking {
+            // Tasks in the background own ahead. Without any, the memory servers may not have been
+            // asked yet; each write would go on to look its key up.
+            if self.shard.workers().0 == 0 {
+                self.own_ahead().await;
+                if self.shard.grow(Takes::Everything) {
+                    return Ok(false);
+                }
+            }
+            if self.shrinks(key, action).await? {
+                return Ok(true);
+            }
         }
         if takes == Takes::Nothing && self.shard.grow(Takes::Shrinking) {
             return Ok(false);
@@ -170,7 +180,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         self.own(self.shard.wanted_extents()).await
     }
 
-    /// Allocates what writers will need soon, for a task in the background.
+    /// Allocates what writers will need soon, if the memory servers have it.
     pub(super) async fn own_ahead(&self) {
         let now_ns = self.fabric().now_ns();
         if self.shard.epoch() == 0 {
