@@ -285,7 +285,7 @@ impl<I: IndexAdmin<Key = u64, Value = u64>, F: Fabric> Loop<'_, I, F> {
             let owner = first_key(&operation, &batch)
                 .and_then(|key| self.index.compute_server_of(&key))
                 .unwrap_or_default();
-            let outcome = execute(self.index, operation, &batch).await;
+            let outcome = execute(fabric, self.index, operation, &batch).await;
             let now_ns = fabric.now_ns();
             self.progress.count(outcome.is_err(), now_ns);
             let error = outcome.as_ref().err().map(IndexError::to_string).unwrap_or_default();
