@@ -135,3 +135,55 @@ fn free_blocks_become_larger_ones() {
         }
     });
 }
+
+/// Inserts values of so many bytes until the memory is full. Returns how many.
+async fn fill<I>(index: &I, bytes: usize) -> u32
+where
+    I: RangeIndex<Key = [u8], Value = [u8]>,
+{
+    for number in 0_u32.. {
+        match index.insert(&number.to_be_bytes(), &vec![7; bytes]).await {
+            Ok(inserted) => assert!(inserted),
+            Err(IndexError::OutOfMemory { .. }) => return number,
+            Err(error) => panic!("{error}"),
+        }
+    }
+    unreachable!("the memory is never full")
+}
+
+/// The story: 2,158 values of 30,000 bytes filled 64 MiB, and all were removed. Of values of 100
+/// bytes then 1,535 fitted: all memory was that of free blocks, and no leaf found a node. It never
+/// came back, whatever was killed.
+#[test]
+fn short_values_have_the_memory_of_long_ones() {
+    for provider in [sim(SimConfig::default()), local(LocalConfig::default())] {
+        let mut setup = dex_on(&provider);
+        setup.server.pool_bytes = 4 << 20;
+        let cluster = setup.with_index::<Small, Blocks<Dex>>();
+        let compute = &<Blocks<Dex> as Design<Small>>::compute(&setup.options).unwrap();
+        cluster.run_one(|fabric| async move {
+            let index = <Blocks<Dex> as Design<Small>>::open(fabric, compute).await.unwrap();
+            let long = fill(&index, 3_000).await;
+            for number in 0..long {
+                assert!(index.remove(&number.to_be_bytes()).await.unwrap());
+            }
+            index.flush().await.unwrap();
+            let short = fill(&index, 100).await;
+            println!("{long} values of 3,000 bytes, {short} of 100");
+            assert!(u64::from(short) * 100 > (4 << 20) / 2, "{short}");
+            for number in 0..short {
+                let value = index.get(&number.to_be_bytes()).await.unwrap();
+                assert_eq!(value.as_deref(), Some(&[7; 100][..]), "{number}");
+            }
+            // Removals make room for another block, which a new value needs before the old one goes.
+            for number in 1..100_u32 {
+                assert!(index.remove(&number.to_be_bytes()).await.unwrap());
+            }
+            index.upsert(&0_u32.to_be_bytes(), &[8; 100]).await.unwrap();
+            assert_eq!(
+                index.get(&0_u32.to_be_bytes()).await.unwrap().as_deref(),
+                Some(&[8; 100][..])
+            );
+        });
+    }
+}
