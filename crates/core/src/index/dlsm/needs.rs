@@ -19,6 +19,8 @@ struct Inner {
     is_room_wanted: bool,
     /// Until when the memory servers are not asked for more chunks: they have none.
     full_until_ns: u64,
+    /// They had none, or did not answer, when they were last asked.
+    is_refused: bool,
     /// The number of flushes after which everything was merged, and there was too little room.
     exhausted: Option<u64>,
     /// Bytes that changes since then free.
@@ -34,7 +36,20 @@ impl Needs {
 
     /// The memory servers have no more chunks, and are asked again at `until_ns`.
     pub(super) fn note_full_pool(&self, until_ns: u64) {
-        lock(&self.0).full_until_ns = until_ns;
+        let mut inner = lock(&self.0);
+        (inner.full_until_ns, inner.is_refused) = (until_ns, true);
+    }
+
+    /// The memory servers have given what was needed.
+    pub(super) fn note_room(&self) {
+        lock(&self.0).is_refused = false;
+    }
+
+    /// Whether the memory servers had no more chunks when they were last asked. Unlike
+    /// [`Needs::is_pool_full`], it compares no times: the handles of one tree may have different
+    /// clocks, and one that takes the pool for full would keep another one asking for ever.
+    pub(super) fn is_refused(&self) -> bool {
+        lock(&self.0).is_refused
     }
 
     /// Notes that writers wait for room. Returns whether that is new.

@@ -166,7 +166,10 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
             return Ok(false);
         }
         match self.extents.own(extents).await.map_err(IndexError::from) {
-            Ok(()) => Ok(true),
+            Ok(()) => {
+                self.shard.needs.note_room();
+                Ok(true)
+            }
             Err(IndexError::OutOfMemory { .. }) => {
                 self.shard.needs.note_full_pool(now_ns + FULL_NS);
                 Ok(false)

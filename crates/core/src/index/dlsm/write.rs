@@ -115,7 +115,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
                         self.close_in_full_pool(full)?;
                     }
                 }
-                Switched::NoSpace if self.shard.needs.is_pool_full(self.fabric().now_ns()) => {
+                Switched::NoSpace if self.shard.needs.is_refused() => {
                     self.close_in_full_pool(full)?;
                 }
                 Switched::NoSpace => {
