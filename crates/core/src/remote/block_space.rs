@@ -779,7 +779,7 @@ mod tests {
         space.give_back(place);
         drop(in_hand);
         assert_eq!(
-            (space.coming(seen, Wanted::Block), space.coming(space.frees())),
+            (space.coming(seen, Wanted::Block), space.coming(space.frees(), Wanted::Block)),
             (Coming::Free, Coming::Never)
         );
     }
@@ -813,14 +813,18 @@ mod tests {
         assert!(!space.lose(one));
         assert!(space.lose(two));
         assert_eq!(take(u64::MAX), None, "no leaf is written yet");
-        assert_eq!(space.coming(space.frees()), Coming::Lost);
+        assert_eq!(space.coming(space.frees(), Wanted::Block), Coming::Lost);
         let lost = space.lost();
-        assert_eq!(space.coming(space.frees()), Coming::FromOthers, "they are being written");
+        assert_eq!(
+            space.coming(space.frees(), Wanted::Block),
+            Coming::FromOthers,
+            "they are being written"
+        );
         drop(lost);
         assert_eq!(take(u64::MAX), None, "the leaves could not be written");
-        assert_eq!(space.coming(space.frees()), Coming::Lost);
+        assert_eq!(space.coming(space.frees(), Wanted::Block), Coming::Lost);
         space.lost().rest(100);
-        assert_eq!((take(99), space.coming(space.frees())), (None, Coming::At(100)));
+        assert_eq!((take(99), space.coming(space.frees(), Wanted::Block)), (None, Coming::At(100)));
         assert_eq!(space.usage().blocks_waiting, 2);
         let again = [take(100).unwrap(), take(100).unwrap()];
         assert!(again.contains(&one) && again.contains(&two));
