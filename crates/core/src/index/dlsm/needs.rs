@@ -40,9 +40,11 @@ impl Needs {
         (inner.full_until_ns, inner.is_refused) = (until_ns, true);
     }
 
-    /// The memory servers have given what was needed.
+    /// The memory servers have given what was needed. A handle whose clock is behind must not take
+    /// the pool for full after that.
     pub(super) fn note_room(&self) {
-        lock(&self.0).is_refused = false;
+        let mut inner = lock(&self.0);
+        (inner.full_until_ns, inner.is_refused) = (0, false);
     }
 
     /// Whether the memory servers had no more chunks when they were last asked. Unlike
