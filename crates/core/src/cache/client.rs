@@ -602,11 +602,19 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         }
     }
 
-    /// Fetches the inner node at `address` and admits it hot.
-    ///
-    /// # Errors
-    /// Always fails: with [`Restart::Again`] after success.
+    /// Fetches the inner node at `address` and admits it hot. The descent has to start again, after
+    /// success with [`Restart::Again`].
     pub async fn bring_inner(
+        &self,
+        parent: OptimisticRef<'_, L>,
+        slot: usize,
+        address: GlobalAddr,
+        probe: Probe<'_, L::Key>,
+    ) -> Restart {
+        self.fetch_inner(parent, slot, address, probe).await.err().unwrap_or(Restart::Again)
+    }
+
+    async fn fetch_inner(
         &self,
         parent: OptimisticRef<'_, L>,
         slot: usize,
@@ -657,14 +665,21 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         }
         self.cache.arena().set_remote_word(free.frame(), copy.word().to_bits());
         self.admit_hot(free, mark, (parent, slot)).await;
-        Err(Restart::Again)
+        Ok(())
     }
 
-    /// Fetches the leaf at `address` and admits it hot, for splits and merges.
-    ///
-    /// # Errors
-    /// Always fails: with [`Restart::Again`] after success.
+    /// Fetches the leaf at `address` and admits it hot, for splits and merges. The descent has to
+    /// start again, after success with [`Restart::Again`].
     pub async fn bring_hot_leaf(
+        &self,
+        parent: OptimisticRef<'_, L>,
+        slot: usize,
+        address: GlobalAddr,
+    ) -> Restart {
+        self.fetch_hot_leaf(parent, slot, address).await.err().unwrap_or(Restart::Again)
+    }
+
+    async fn fetch_hot_leaf(
         &self,
         parent: OptimisticRef<'_, L>,
         slot: usize,
@@ -675,7 +690,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         LiveCounters::count(&self.counters.leaf_misses);
         self.accept_leaf(&free, (address, &keys))?;
         self.admit_hot(free, mark, (parent, slot)).await;
-        Err(Restart::Again)
+        Ok(())
     }
 
     /// READs all words but word 0 of the leaf at `address` into a frame.

@@ -497,7 +497,10 @@ impl Shard {
         for id in change.removed {
             match self.remove(id) {
                 Some(table) => removed.push((id, table)),
-                None => return self.roll_back(removed, &[], Refusal::NoSuchTable),
+                None => {
+                    self.roll_back(removed, &[]);
+                    return Err(Refusal::NoSuchTable);
+                }
             }
         }
         let mut added = Vec::new();
@@ -505,7 +508,8 @@ impl Shard {
             let id = table.meta.footer.table;
             let outcome = self.add(&table, &may_have);
             if let Err(refusal) = outcome {
-                return self.roll_back(removed, &added, refusal);
+                self.roll_back(removed, &added);
+                return Err(refusal);
             }
             added.push(id);
         }
@@ -513,17 +517,11 @@ impl Shard {
         Ok(())
     }
 
-    fn roll_back(
-        &mut self,
-        removed: Vec<(u64, Listed)>,
-        added: &[u64],
-        refusal: Refusal,
-    ) -> Result<(), Refusal> {
+    fn roll_back(&mut self, removed: Vec<(u64, Listed)>, added: &[u64]) {
         added.iter().for_each(|id| _ = self.remove(*id));
         for (id, table) in removed {
             self.insert(id, table);
         }
-        Err(refusal)
     }
 
     fn remove(&mut self, id: u64) -> Option<Listed> {

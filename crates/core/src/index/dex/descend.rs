@@ -165,7 +165,8 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
                     return Ok(LeafLocation::Elsewhere { parent: node, slot, address });
                 }
                 Child::Elsewhere(address) => {
-                    Box::pin(self.client.bring_inner(node, slot, address, probe)).await?;
+                    let restart = Box::pin(self.client.bring_inner(node, slot, address, probe));
+                    return Err(restart.await);
                 }
             }
             level -= 1;
@@ -222,16 +223,13 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         let (slot, child) = self.look_down(node, probe)?;
         self.charge(Work::VisitNode).await;
         self.confirm(node, level, child, probe)?;
-        match child {
+        Err(match child {
             Child::Hot(child) => return Ok((slot, child)),
             Child::Elsewhere(address) if level == 1 => {
-                self.client.bring_hot_leaf(node, slot, address).await?;
+                self.client.bring_hot_leaf(node, slot, address).await
             }
-            Child::Elsewhere(address) => {
-                self.client.bring_inner(node, slot, address, probe).await?;
-            }
-        }
-        Err(Restart::Again)
+            Child::Elsewhere(address) => self.client.bring_inner(node, slot, address, probe).await,
+        })
     }
 
     /// Applies `read` to the leaf that covers the probe. `read` may also run on inconsistent
