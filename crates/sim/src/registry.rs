@@ -1,402 +1,325 @@
 //! The scenarios that are compiled in. The files are in `scenarios/`; a test fails for any file
 //! that is not here.
 
-/// The registered scenarios: names and texts.
-pub const SCENARIOS: &[(&str, &str)] = &[
-    ("canary-bytes-cut-separator", include_str!("../scenarios/canary-bytes-cut-separator.toml")),
-    ("canary-bytes-kept-prefix", include_str!("../scenarios/canary-bytes-kept-prefix.toml")),
-    (
-        "canary-bytes-skipped-validation",
-        include_str!("../scenarios/canary-bytes-skipped-validation.toml"),
-    ),
-    ("canary-chime-cached-parents", include_str!("../scenarios/canary-chime-cached-parents.toml")),
-    ("canary-chime-dropped-entry", include_str!("../scenarios/canary-chime-dropped-entry.toml")),
-    ("canary-chime-hot-entry", include_str!("../scenarios/canary-chime-hot-entry.toml")),
-    ("canary-chime-moved-entry", include_str!("../scenarios/canary-chime-moved-entry.toml")),
-    ("canary-chime-older-copy", include_str!("../scenarios/canary-chime-older-copy.toml")),
-    ("canary-chime-torn-window", include_str!("../scenarios/canary-chime-torn-window.toml")),
-    (
-        "canary-dex-believed-torn-leaf",
-        include_str!("../scenarios/canary-dex-believed-torn-leaf.toml"),
-    ),
-    ("canary-dex-early-free", include_str!("../scenarios/canary-dex-early-free.toml")),
-    ("canary-dex-kept-copy", include_str!("../scenarios/canary-dex-kept-copy.toml")),
-    ("canary-dex-kept-strays", include_str!("../scenarios/canary-dex-kept-strays.toml")),
-    ("canary-dex-left-in-haste", include_str!("../scenarios/canary-dex-left-in-haste.toml")),
-    ("canary-dex-skipped-fences", include_str!("../scenarios/canary-dex-skipped-fences.toml")),
-    (
-        "canary-dex-unlogged-inner-node",
-        include_str!("../scenarios/canary-dex-unlogged-inner-node.toml"),
-    ),
-    (
-        "canary-dlsm-bounds-each-shard",
-        include_str!("../scenarios/canary-dlsm-bounds-each-shard.toml"),
-    ),
-    (
-        "canary-dlsm-decided-unsettled",
-        include_str!("../scenarios/canary-dlsm-decided-unsettled.toml"),
-    ),
-    (
-        "canary-dlsm-dropped-tombstones",
-        include_str!("../scenarios/canary-dlsm-dropped-tombstones.toml"),
-    ),
-    ("canary-dlsm-edits-twice", include_str!("../scenarios/canary-dlsm-edits-twice.toml")),
-    (
-        "canary-dlsm-flushed-unsettled",
-        include_str!("../scenarios/canary-dlsm-flushed-unsettled.toml"),
-    ),
-    (
-        "canary-dlsm-forgotten-divisions",
-        include_str!("../scenarios/canary-dlsm-forgotten-divisions.toml"),
-    ),
-    ("canary-dlsm-forgotten-jobs", include_str!("../scenarios/canary-dlsm-forgotten-jobs.toml")),
-    ("canary-dlsm-forgotten-loans", include_str!("../scenarios/canary-dlsm-forgotten-loans.toml")),
-    (
-        "canary-dlsm-forgotten-snapshots",
-        include_str!("../scenarios/canary-dlsm-forgotten-snapshots.toml"),
-    ),
-    ("canary-dlsm-freed-parts", include_str!("../scenarios/canary-dlsm-freed-parts.toml")),
-    ("canary-dlsm-freed-tables", include_str!("../scenarios/canary-dlsm-freed-tables.toml")),
-    ("canary-dlsm-kept-numbers", include_str!("../scenarios/canary-dlsm-kept-numbers.toml")),
-    ("canary-dlsm-left-undrained", include_str!("../scenarios/canary-dlsm-left-undrained.toml")),
-    ("canary-dlsm-left-unflushed", include_str!("../scenarios/canary-dlsm-left-unflushed.toml")),
-    ("canary-dlsm-left-unsettled", include_str!("../scenarios/canary-dlsm-left-unsettled.toml")),
-    ("canary-dlsm-lent-keys", include_str!("../scenarios/canary-dlsm-lent-keys.toml")),
-    ("canary-dlsm-loans-in-use", include_str!("../scenarios/canary-dlsm-loans-in-use.toml")),
-    ("canary-dlsm-merged-alone", include_str!("../scenarios/canary-dlsm-merged-alone.toml")),
-    ("canary-dlsm-newest-first", include_str!("../scenarios/canary-dlsm-newest-first.toml")),
-    ("canary-dlsm-old-map", include_str!("../scenarios/canary-dlsm-old-map.toml")),
-    (
-        "canary-dlsm-overlapping-merges",
-        include_str!("../scenarios/canary-dlsm-overlapping-merges.toml"),
-    ),
-    ("canary-dlsm-pinned-late", include_str!("../scenarios/canary-dlsm-pinned-late.toml")),
-    (
-        "canary-dlsm-promised-extents",
-        include_str!("../scenarios/canary-dlsm-promised-extents.toml"),
-    ),
-    (
-        "canary-dlsm-reclaimed-tables",
-        include_str!("../scenarios/canary-dlsm-reclaimed-tables.toml"),
-    ),
-    (
-        "canary-dlsm-skipped-boundary",
-        include_str!("../scenarios/canary-dlsm-skipped-boundary.toml"),
-    ),
-    ("canary-dlsm-unlisted-tables", include_str!("../scenarios/canary-dlsm-unlisted-tables.toml")),
-    (
-        "canary-dlsm-unwritten-tables",
-        include_str!("../scenarios/canary-dlsm-unwritten-tables.toml"),
-    ),
-    ("canary-fine-parent-first", include_str!("../scenarios/canary-fine-parent-first.toml")),
-    (
-        "canary-fine-skipped-checksum",
-        include_str!("../scenarios/canary-fine-skipped-checksum.toml"),
-    ),
-    ("canary-flush-known-owners", include_str!("../scenarios/canary-flush-known-owners.toml")),
-    (
-        "canary-flush-other-incarnations",
-        include_str!("../scenarios/canary-flush-other-incarnations.toml"),
-    ),
-    (
-        "canary-flush-unsettled-ranges",
-        include_str!("../scenarios/canary-flush-unsettled-ranges.toml"),
-    ),
-    ("canary-hybrid-parent-first", include_str!("../scenarios/canary-hybrid-parent-first.toml")),
-    (
-        "canary-hybrid-skipped-checksum",
-        include_str!("../scenarios/canary-hybrid-skipped-checksum.toml"),
-    ),
-    (
-        "canary-processes-life-in-replacement",
-        include_str!("../scenarios/canary-processes-life-in-replacement.toml"),
-    ),
-    (
-        "canary-processes-past-new-lives",
-        include_str!("../scenarios/canary-processes-past-new-lives.toml"),
-    ),
-    (
-        "canary-processes-replacement-ended-early",
-        include_str!("../scenarios/canary-processes-replacement-ended-early.toml"),
-    ),
-    (
-        "canary-sherman-cached-parents",
-        include_str!("../scenarios/canary-sherman-cached-parents.toml"),
-    ),
-    (
-        "canary-sherman-dropped-entry",
-        include_str!("../scenarios/canary-sherman-dropped-entry.toml"),
-    ),
-    (
-        "canary-sherman-early-hand-over",
-        include_str!("../scenarios/canary-sherman-early-hand-over.toml"),
-    ),
-    ("canary-sherman-early-unlock", include_str!("../scenarios/canary-sherman-early-unlock.toml")),
-    (
-        "canary-sherman-locked-changes",
-        include_str!("../scenarios/canary-sherman-locked-changes.toml"),
-    ),
-    ("canary-sherman-older-copy", include_str!("../scenarios/canary-sherman-older-copy.toml")),
-    ("canary-sherman-torn-entry", include_str!("../scenarios/canary-sherman-torn-entry.toml")),
-    ("canary-skipped-validation", include_str!("../scenarios/canary-skipped-validation.toml")),
-    ("canary-smart-alike", include_str!("../scenarios/canary-smart-alike.toml")),
-    ("canary-smart-any-slot", include_str!("../scenarios/canary-smart-any-slot.toml")),
-    ("canary-smart-cached-slots", include_str!("../scenarios/canary-smart-cached-slots.toml")),
-    ("canary-smart-dropped-leaf", include_str!("../scenarios/canary-smart-dropped-leaf.toml")),
-    ("canary-smart-early-life", include_str!("../scenarios/canary-smart-early-life.toml")),
-    ("canary-smart-early-unlock", include_str!("../scenarios/canary-smart-early-unlock.toml")),
-    ("canary-smart-joined-reads", include_str!("../scenarios/canary-smart-joined-reads.toml")),
-    ("canary-smart-late-writes", include_str!("../scenarios/canary-smart-late-writes.toml")),
-    ("canary-smart-one-write", include_str!("../scenarios/canary-smart-one-write.toml")),
-    ("canary-smart-other-version", include_str!("../scenarios/canary-smart-other-version.toml")),
-    ("canary-smart-out-of-turn", include_str!("../scenarios/canary-smart-out-of-turn.toml")),
-    ("canary-smart-torn-leaf", include_str!("../scenarios/canary-smart-torn-leaf.toml")),
-    ("canary-smart-undone-changes", include_str!("../scenarios/canary-smart-undone-changes.toml")),
-    ("canary-smart-unwritten-area", include_str!("../scenarios/canary-smart-unwritten-area.toml")),
-    ("chime-bulk", include_str!("../scenarios/chime-bulk.toml")),
-    ("chime-calm", include_str!("../scenarios/chime-calm.toml")),
-    ("chime-churn", include_str!("../scenarios/chime-churn.toml")),
-    ("chime-client-dies", include_str!("../scenarios/chime-client-dies.toml")),
-    ("chime-faults", include_str!("../scenarios/chime-faults.toml")),
-    ("chime-hot-keys", include_str!("../scenarios/chime-hot-keys.toml")),
-    ("chime-no-cache", include_str!("../scenarios/chime-no-cache.toml")),
-    ("chime-queue", include_str!("../scenarios/chime-queue.toml")),
-    ("chime-scans", include_str!("../scenarios/chime-scans.toml")),
-    ("chime-server-dies", include_str!("../scenarios/chime-server-dies.toml")),
-    ("chime-small-pool", include_str!("../scenarios/chime-small-pool.toml")),
-    ("coarse-blocks-churn", include_str!("../scenarios/coarse-blocks-churn.toml")),
-    ("coarse-bulk", include_str!("../scenarios/coarse-bulk.toml")),
-    ("coarse-bytes-churn", include_str!("../scenarios/coarse-bytes-churn.toml")),
-    ("coarse-bytes-faults", include_str!("../scenarios/coarse-bytes-faults.toml")),
-    ("coarse-bytes-long-scans", include_str!("../scenarios/coarse-bytes-long-scans.toml")),
-    ("coarse-churn", include_str!("../scenarios/coarse-churn.toml")),
-    ("coarse-client-dies", include_str!("../scenarios/coarse-client-dies.toml")),
-    ("coarse-faults", include_str!("../scenarios/coarse-faults.toml")),
-    ("coarse-hash-calm", include_str!("../scenarios/coarse-hash-calm.toml")),
-    ("coarse-hot-keys", include_str!("../scenarios/coarse-hot-keys.toml")),
-    ("coarse-long-scans", include_str!("../scenarios/coarse-long-scans.toml")),
-    ("coarse-one-leaf", include_str!("../scenarios/coarse-one-leaf.toml")),
-    ("coarse-range-calm", include_str!("../scenarios/coarse-range-calm.toml")),
-    ("coarse-scans-hash", include_str!("../scenarios/coarse-scans-hash.toml")),
-    ("coarse-scans-range", include_str!("../scenarios/coarse-scans-range.toml")),
-    ("coarse-server-dies", include_str!("../scenarios/coarse-server-dies.toml")),
-    ("coarse-server-restarts", include_str!("../scenarios/coarse-server-restarts.toml")),
-    ("coarse-small-pool", include_str!("../scenarios/coarse-small-pool.toml")),
-    ("coarse-small-root", include_str!("../scenarios/coarse-small-root.toml")),
-    ("dex-balance", include_str!("../scenarios/dex-balance.toml")),
-    ("dex-balance-faults", include_str!("../scenarios/dex-balance-faults.toml")),
-    ("dex-blocks-churn", include_str!("../scenarios/dex-blocks-churn.toml")),
-    ("dex-blocks-faults", include_str!("../scenarios/dex-blocks-faults.toml")),
-    ("dex-blocks-moves", include_str!("../scenarios/dex-blocks-moves.toml")),
-    ("dex-blocks-moves-faults", include_str!("../scenarios/dex-blocks-moves-faults.toml")),
-    ("dex-blocks-moves-offload", include_str!("../scenarios/dex-blocks-moves-offload.toml")),
-    ("dex-blocks-offload", include_str!("../scenarios/dex-blocks-offload.toml")),
-    ("dex-bulk", include_str!("../scenarios/dex-bulk.toml")),
-    ("dex-bytes-churn", include_str!("../scenarios/dex-bytes-churn.toml")),
-    ("dex-bytes-crash", include_str!("../scenarios/dex-bytes-crash.toml")),
-    ("dex-bytes-crash-one", include_str!("../scenarios/dex-bytes-crash-one.toml")),
-    ("dex-bytes-crash-torn", include_str!("../scenarios/dex-bytes-crash-torn.toml")),
-    ("dex-bytes-faults", include_str!("../scenarios/dex-bytes-faults.toml")),
-    ("dex-bytes-long-scans", include_str!("../scenarios/dex-bytes-long-scans.toml")),
-    ("dex-bytes-moves", include_str!("../scenarios/dex-bytes-moves.toml")),
-    ("dex-bytes-moves-faults", include_str!("../scenarios/dex-bytes-moves-faults.toml")),
-    ("dex-bytes-offload", include_str!("../scenarios/dex-bytes-offload.toml")),
-    ("dex-calm", include_str!("../scenarios/dex-calm.toml")),
-    ("dex-churn", include_str!("../scenarios/dex-churn.toml")),
-    ("dex-coin", include_str!("../scenarios/dex-coin.toml")),
-    ("dex-crash", include_str!("../scenarios/dex-crash.toml")),
-    ("dex-crash-bulk", include_str!("../scenarios/dex-crash-bulk.toml")),
-    ("dex-crash-by-age", include_str!("../scenarios/dex-crash-by-age.toml")),
-    ("dex-crash-churn", include_str!("../scenarios/dex-crash-churn.toml")),
-    ("dex-crash-few-frames", include_str!("../scenarios/dex-crash-few-frames.toml")),
-    ("dex-crash-no-cache", include_str!("../scenarios/dex-crash-no-cache.toml")),
-    ("dex-crash-offload", include_str!("../scenarios/dex-crash-offload.toml")),
-    ("dex-crash-old-changes", include_str!("../scenarios/dex-crash-old-changes.toml")),
-    ("dex-crash-one", include_str!("../scenarios/dex-crash-one.toml")),
-    ("dex-crash-one-torn", include_str!("../scenarios/dex-crash-one-torn.toml")),
-    ("dex-crash-shared", include_str!("../scenarios/dex-crash-shared.toml")),
-    ("dex-crash-shared-torn", include_str!("../scenarios/dex-crash-shared-torn.toml")),
-    ("dex-crash-sweep", include_str!("../scenarios/dex-crash-sweep.toml")),
-    ("dex-crash-torn", include_str!("../scenarios/dex-crash-torn.toml")),
-    ("dex-crowded-cache", include_str!("../scenarios/dex-crowded-cache.toml")),
-    ("dex-doubt", include_str!("../scenarios/dex-doubt.toml")),
-    ("dex-doubts-elsewhere", include_str!("../scenarios/dex-doubts-elsewhere.toml")),
-    ("dex-faults", include_str!("../scenarios/dex-faults.toml")),
-    ("dex-ghost-node", include_str!("../scenarios/dex-ghost-node.toml")),
-    ("dex-groups", include_str!("../scenarios/dex-groups.toml")),
-    ("dex-groups-hot", include_str!("../scenarios/dex-groups-hot.toml")),
-    ("dex-groups-moves", include_str!("../scenarios/dex-groups-moves.toml")),
-    ("dex-groups-offload", include_str!("../scenarios/dex-groups-offload.toml")),
-    ("dex-groups-server-dies", include_str!("../scenarios/dex-groups-server-dies.toml")),
-    ("dex-grows", include_str!("../scenarios/dex-grows.toml")),
-    ("dex-grows-offload", include_str!("../scenarios/dex-grows-offload.toml")),
-    ("dex-handles-in-doubt", include_str!("../scenarios/dex-handles-in-doubt.toml")),
-    ("dex-hot-keys", include_str!("../scenarios/dex-hot-keys.toml")),
-    ("dex-late-failed-writes", include_str!("../scenarios/dex-late-failed-writes.toml")),
-    ("dex-late-former-life", include_str!("../scenarios/dex-late-former-life.toml")),
-    (
-        "dex-late-writes-to-new-nodes",
-        include_str!("../scenarios/dex-late-writes-to-new-nodes.toml"),
-    ),
-    ("dex-long-scans", include_str!("../scenarios/dex-long-scans.toml")),
-    ("dex-moves", include_str!("../scenarios/dex-moves.toml")),
-    ("dex-moves-churn", include_str!("../scenarios/dex-moves-churn.toml")),
-    ("dex-moves-faults", include_str!("../scenarios/dex-moves-faults.toml")),
-    ("dex-moves-offload", include_str!("../scenarios/dex-moves-offload.toml")),
-    ("dex-moves-slow-reads", include_str!("../scenarios/dex-moves-slow-reads.toml")),
-    ("dex-no-cache", include_str!("../scenarios/dex-no-cache.toml")),
-    ("dex-offload", include_str!("../scenarios/dex-offload.toml")),
-    ("dex-offload-cost", include_str!("../scenarios/dex-offload-cost.toml")),
-    ("dex-offload-faults", include_str!("../scenarios/dex-offload-faults.toml")),
-    ("dex-offload-shared", include_str!("../scenarios/dex-offload-shared.toml")),
-    ("dex-one-hot-key", include_str!("../scenarios/dex-one-hot-key.toml")),
-    ("dex-one-leaf", include_str!("../scenarios/dex-one-leaf.toml")),
-    ("dex-one-server", include_str!("../scenarios/dex-one-server.toml")),
-    ("dex-queue-clock", include_str!("../scenarios/dex-queue-clock.toml")),
-    ("dex-scans", include_str!("../scenarios/dex-scans.toml")),
-    ("dex-server-dies", include_str!("../scenarios/dex-server-dies.toml")),
-    ("dex-server-restarts", include_str!("../scenarios/dex-server-restarts.toml")),
-    ("dex-shared-nodes", include_str!("../scenarios/dex-shared-nodes.toml")),
-    ("dex-small-pool", include_str!("../scenarios/dex-small-pool.toml")),
-    ("dex-tiny-cache", include_str!("../scenarios/dex-tiny-cache.toml")),
-    ("dex-two-movers", include_str!("../scenarios/dex-two-movers.toml")),
-    ("dlsm-block-index", include_str!("../scenarios/dlsm-block-index.toml")),
-    ("dlsm-bulk", include_str!("../scenarios/dlsm-bulk.toml")),
-    ("dlsm-bytes-churn", include_str!("../scenarios/dlsm-bytes-churn.toml")),
-    ("dlsm-calm", include_str!("../scenarios/dlsm-calm.toml")),
-    ("dlsm-churn", include_str!("../scenarios/dlsm-churn.toml")),
-    ("dlsm-client-dies", include_str!("../scenarios/dlsm-client-dies.toml")),
-    ("dlsm-divides", include_str!("../scenarios/dlsm-divides.toml")),
-    ("dlsm-divides-faults", include_str!("../scenarios/dlsm-divides-faults.toml")),
-    ("dlsm-faults", include_str!("../scenarios/dlsm-faults.toml")),
-    ("dlsm-full-index", include_str!("../scenarios/dlsm-full-index.toml")),
-    ("dlsm-full-pool", include_str!("../scenarios/dlsm-full-pool.toml")),
-    ("dlsm-full-pool-faults", include_str!("../scenarios/dlsm-full-pool-faults.toml")),
-    ("dlsm-full-pool-takeover", include_str!("../scenarios/dlsm-full-pool-takeover.toml")),
-    ("dlsm-full-pool-workers", include_str!("../scenarios/dlsm-full-pool-workers.toml")),
-    ("dlsm-hot-keys", include_str!("../scenarios/dlsm-hot-keys.toml")),
-    ("dlsm-many-handles", include_str!("../scenarios/dlsm-many-handles.toml")),
-    ("dlsm-moves", include_str!("../scenarios/dlsm-moves.toml")),
-    ("dlsm-moves-faults", include_str!("../scenarios/dlsm-moves-faults.toml")),
-    ("dlsm-near", include_str!("../scenarios/dlsm-near.toml")),
-    ("dlsm-near-cost", include_str!("../scenarios/dlsm-near-cost.toml")),
-    ("dlsm-near-faults", include_str!("../scenarios/dlsm-near-faults.toml")),
-    ("dlsm-one-level", include_str!("../scenarios/dlsm-one-level.toml")),
-    ("dlsm-server-dies", include_str!("../scenarios/dlsm-server-dies.toml")),
-    ("dlsm-shards", include_str!("../scenarios/dlsm-shards.toml")),
-    ("dlsm-shards-bulk", include_str!("../scenarios/dlsm-shards-bulk.toml")),
-    ("dlsm-shards-bulk-dies", include_str!("../scenarios/dlsm-shards-bulk-dies.toml")),
-    ("dlsm-shards-die", include_str!("../scenarios/dlsm-shards-die.toml")),
-    ("dlsm-shards-server-dies", include_str!("../scenarios/dlsm-shards-server-dies.toml")),
-    ("dlsm-shards-snapshots", include_str!("../scenarios/dlsm-shards-snapshots.toml")),
-    ("dlsm-shards-threads", include_str!("../scenarios/dlsm-shards-threads.toml")),
-    ("dlsm-small-pool", include_str!("../scenarios/dlsm-small-pool.toml")),
-    ("dlsm-snapshots", include_str!("../scenarios/dlsm-snapshots.toml")),
-    ("dlsm-takeover", include_str!("../scenarios/dlsm-takeover.toml")),
-    ("dlsm-takeover-late", include_str!("../scenarios/dlsm-takeover-late.toml")),
-    ("dlsm-takeover-near", include_str!("../scenarios/dlsm-takeover-near.toml")),
-    ("dlsm-workers", include_str!("../scenarios/dlsm-workers.toml")),
-    ("dlsm-workers-faults", include_str!("../scenarios/dlsm-workers-faults.toml")),
-    ("dlsm-workers-server-dies", include_str!("../scenarios/dlsm-workers-server-dies.toml")),
-    ("fine-blocks-churn", include_str!("../scenarios/fine-blocks-churn.toml")),
-    ("fine-blocks-client-dies", include_str!("../scenarios/fine-blocks-client-dies.toml")),
-    ("fine-blocks-faults", include_str!("../scenarios/fine-blocks-faults.toml")),
-    ("fine-blocks-slow-reads", include_str!("../scenarios/fine-blocks-slow-reads.toml")),
-    ("fine-bulk", include_str!("../scenarios/fine-bulk.toml")),
-    ("fine-bytes-churn", include_str!("../scenarios/fine-bytes-churn.toml")),
-    ("fine-bytes-client-dies", include_str!("../scenarios/fine-bytes-client-dies.toml")),
-    ("fine-bytes-faults", include_str!("../scenarios/fine-bytes-faults.toml")),
-    ("fine-calm", include_str!("../scenarios/fine-calm.toml")),
-    ("fine-churn", include_str!("../scenarios/fine-churn.toml")),
-    ("fine-client-dies", include_str!("../scenarios/fine-client-dies.toml")),
-    ("fine-dying-collectors", include_str!("../scenarios/fine-dying-collectors.toml")),
-    ("fine-faults", include_str!("../scenarios/fine-faults.toml")),
-    ("fine-hot-keys", include_str!("../scenarios/fine-hot-keys.toml")),
-    ("fine-long-scans", include_str!("../scenarios/fine-long-scans.toml")),
-    ("fine-one-leaf", include_str!("../scenarios/fine-one-leaf.toml")),
-    ("fine-queue", include_str!("../scenarios/fine-queue.toml")),
-    ("fine-scans", include_str!("../scenarios/fine-scans.toml")),
-    ("fine-server-dies", include_str!("../scenarios/fine-server-dies.toml")),
-    ("fine-server-restarts", include_str!("../scenarios/fine-server-restarts.toml")),
-    ("fine-slow-collectors-die", include_str!("../scenarios/fine-slow-collectors-die.toml")),
-    ("fine-slow-gainers", include_str!("../scenarios/fine-slow-gainers.toml")),
-    ("fine-small-pool", include_str!("../scenarios/fine-small-pool.toml")),
-    ("hybrid-blocks-faults", include_str!("../scenarios/hybrid-blocks-faults.toml")),
-    ("hybrid-bulk", include_str!("../scenarios/hybrid-bulk.toml")),
-    ("hybrid-bytes-churn", include_str!("../scenarios/hybrid-bytes-churn.toml")),
-    ("hybrid-bytes-faults", include_str!("../scenarios/hybrid-bytes-faults.toml")),
-    ("hybrid-calm", include_str!("../scenarios/hybrid-calm.toml")),
-    ("hybrid-churn", include_str!("../scenarios/hybrid-churn.toml")),
-    ("hybrid-client-dies", include_str!("../scenarios/hybrid-client-dies.toml")),
-    ("hybrid-faults", include_str!("../scenarios/hybrid-faults.toml")),
-    ("hybrid-hot-keys", include_str!("../scenarios/hybrid-hot-keys.toml")),
-    ("hybrid-late-locks", include_str!("../scenarios/hybrid-late-locks.toml")),
-    ("hybrid-long-scans", include_str!("../scenarios/hybrid-long-scans.toml")),
-    ("hybrid-one-leaf", include_str!("../scenarios/hybrid-one-leaf.toml")),
-    ("hybrid-queue", include_str!("../scenarios/hybrid-queue.toml")),
-    ("hybrid-scans", include_str!("../scenarios/hybrid-scans.toml")),
-    ("hybrid-server-dies", include_str!("../scenarios/hybrid-server-dies.toml")),
-    ("hybrid-server-restarts", include_str!("../scenarios/hybrid-server-restarts.toml")),
-    ("hybrid-slow-collect", include_str!("../scenarios/hybrid-slow-collect.toml")),
-    ("hybrid-small-pool", include_str!("../scenarios/hybrid-small-pool.toml")),
-    ("processes-balance", include_str!("../scenarios/processes-balance.toml")),
-    ("processes-blocks-bulk", include_str!("../scenarios/processes-blocks-bulk.toml")),
-    ("processes-blocks-bulk-dies", include_str!("../scenarios/processes-blocks-bulk-dies.toml")),
-    ("processes-blocks-die", include_str!("../scenarios/processes-blocks-die.toml")),
-    ("processes-blocks-lives", include_str!("../scenarios/processes-blocks-lives.toml")),
-    (
-        "processes-blocks-lives-moves",
-        include_str!("../scenarios/processes-blocks-lives-moves.toml"),
-    ),
-    ("processes-blocks-moves", include_str!("../scenarios/processes-blocks-moves.toml")),
-    ("processes-blocks-torn", include_str!("../scenarios/processes-blocks-torn.toml")),
-    ("processes-bulk", include_str!("../scenarios/processes-bulk.toml")),
-    ("processes-bulk-dies", include_str!("../scenarios/processes-bulk-dies.toml")),
-    ("processes-bulk-record-fails", include_str!("../scenarios/processes-bulk-record-fails.toml")),
-    ("processes-bytes-bulk-dies", include_str!("../scenarios/processes-bytes-bulk-dies.toml")),
-    ("processes-bytes-die", include_str!("../scenarios/processes-bytes-die.toml")),
-    ("processes-bytes-moves", include_str!("../scenarios/processes-bytes-moves.toml")),
-    ("processes-calm", include_str!("../scenarios/processes-calm.toml")),
-    ("processes-die", include_str!("../scenarios/processes-die.toml")),
-    ("processes-die-for-long", include_str!("../scenarios/processes-die-for-long.toml")),
-    ("processes-flush-dex", include_str!("../scenarios/processes-flush-dex.toml")),
-    ("processes-flush-dlsm", include_str!("../scenarios/processes-flush-dlsm.toml")),
-    ("processes-late-puts", include_str!("../scenarios/processes-late-puts.toml")),
-    ("processes-moves", include_str!("../scenarios/processes-moves.toml")),
-    ("processes-record-fails", include_str!("../scenarios/processes-record-fails.toml")),
-    ("processes-restart-in-halt", include_str!("../scenarios/processes-restart-in-halt.toml")),
-    ("processes-threads", include_str!("../scenarios/processes-threads.toml")),
-    ("sherman-bulk", include_str!("../scenarios/sherman-bulk.toml")),
-    ("sherman-calm", include_str!("../scenarios/sherman-calm.toml")),
-    ("sherman-churn", include_str!("../scenarios/sherman-churn.toml")),
-    ("sherman-client-dies", include_str!("../scenarios/sherman-client-dies.toml")),
-    ("sherman-faults", include_str!("../scenarios/sherman-faults.toml")),
-    ("sherman-hot-keys", include_str!("../scenarios/sherman-hot-keys.toml")),
-    ("sherman-no-cache", include_str!("../scenarios/sherman-no-cache.toml")),
-    ("sherman-queue", include_str!("../scenarios/sherman-queue.toml")),
-    ("sherman-scans", include_str!("../scenarios/sherman-scans.toml")),
-    ("sherman-server-dies", include_str!("../scenarios/sherman-server-dies.toml")),
-    ("sherman-small-pool", include_str!("../scenarios/sherman-small-pool.toml")),
-    ("sherman-versions", include_str!("../scenarios/sherman-versions.toml")),
-    (
-        "sherman-versions-client-dies",
-        include_str!("../scenarios/sherman-versions-client-dies.toml"),
-    ),
-    ("sherman-versions-faults", include_str!("../scenarios/sherman-versions-faults.toml")),
-    ("smart-bulk", include_str!("../scenarios/smart-bulk.toml")),
-    ("smart-bytes-churn", include_str!("../scenarios/smart-bytes-churn.toml")),
-    ("smart-bytes-client-dies", include_str!("../scenarios/smart-bytes-client-dies.toml")),
-    ("smart-bytes-divided", include_str!("../scenarios/smart-bytes-divided.toml")),
-    ("smart-bytes-faults", include_str!("../scenarios/smart-bytes-faults.toml")),
-    ("smart-calm", include_str!("../scenarios/smart-calm.toml")),
-    ("smart-churn", include_str!("../scenarios/smart-churn.toml")),
-    ("smart-client-dies", include_str!("../scenarios/smart-client-dies.toml")),
-    ("smart-divided", include_str!("../scenarios/smart-divided.toml")),
-    ("smart-faults", include_str!("../scenarios/smart-faults.toml")),
-    ("smart-hot-keys", include_str!("../scenarios/smart-hot-keys.toml")),
-    ("smart-no-cache", include_str!("../scenarios/smart-no-cache.toml")),
-    ("smart-scans", include_str!("../scenarios/smart-scans.toml")),
-    ("smart-server-dies", include_str!("../scenarios/smart-server-dies.toml")),
-    ("smart-small-pool", include_str!("../scenarios/smart-small-pool.toml")),
-    ("smart-together", include_str!("../scenarios/smart-together.toml")),
-];
+macro_rules! scenarios {
+    ($($name:literal)*) => {
+        /// The registered scenarios: names and texts.
+        pub const SCENARIOS: &[(&str, &str)] =
+            &[$(($name, include_str!(concat!("../scenarios/", $name, ".toml")))),*];
+    };
+}
+
+scenarios! {
+    "canary-bytes-cut-separator"
+    "canary-bytes-kept-prefix"
+    "canary-bytes-skipped-validation"
+    "canary-chime-cached-parents"
+    "canary-chime-dropped-entry"
+    "canary-chime-hot-entry"
+    "canary-chime-moved-entry"
+    "canary-chime-older-copy"
+    "canary-chime-torn-window"
+    "canary-dex-believed-torn-leaf"
+    "canary-dex-early-free"
+    "canary-dex-kept-copy"
+    "canary-dex-kept-strays"
+    "canary-dex-left-in-haste"
+    "canary-dex-skipped-fences"
+    "canary-dex-unlogged-inner-node"
+    "canary-dlsm-bounds-each-shard"
+    "canary-dlsm-decided-unsettled"
+    "canary-dlsm-dropped-tombstones"
+    "canary-dlsm-edits-twice"
+    "canary-dlsm-flushed-unsettled"
+    "canary-dlsm-forgotten-divisions"
+    "canary-dlsm-forgotten-jobs"
+    "canary-dlsm-forgotten-loans"
+    "canary-dlsm-forgotten-snapshots"
+    "canary-dlsm-freed-parts"
+    "canary-dlsm-freed-tables"
+    "canary-dlsm-kept-numbers"
+    "canary-dlsm-left-undrained"
+    "canary-dlsm-left-unflushed"
+    "canary-dlsm-left-unsettled"
+    "canary-dlsm-lent-keys"
+    "canary-dlsm-loans-in-use"
+    "canary-dlsm-merged-alone"
+    "canary-dlsm-newest-first"
+    "canary-dlsm-old-map"
+    "canary-dlsm-overlapping-merges"
+    "canary-dlsm-pinned-late"
+    "canary-dlsm-promised-extents"
+    "canary-dlsm-reclaimed-tables"
+    "canary-dlsm-skipped-boundary"
+    "canary-dlsm-unlisted-tables"
+    "canary-dlsm-unwritten-tables"
+    "canary-fine-parent-first"
+    "canary-fine-skipped-checksum"
+    "canary-flush-known-owners"
+    "canary-flush-other-incarnations"
+    "canary-flush-unsettled-ranges"
+    "canary-hybrid-parent-first"
+    "canary-hybrid-skipped-checksum"
+    "canary-processes-life-in-replacement"
+    "canary-processes-past-new-lives"
+    "canary-processes-replacement-ended-early"
+    "canary-sherman-cached-parents"
+    "canary-sherman-dropped-entry"
+    "canary-sherman-early-hand-over"
+    "canary-sherman-early-unlock"
+    "canary-sherman-locked-changes"
+    "canary-sherman-older-copy"
+    "canary-sherman-torn-entry"
+    "canary-skipped-validation"
+    "canary-smart-alike"
+    "canary-smart-any-slot"
+    "canary-smart-cached-slots"
+    "canary-smart-dropped-leaf"
+    "canary-smart-early-life"
+    "canary-smart-early-unlock"
+    "canary-smart-joined-reads"
+    "canary-smart-late-writes"
+    "canary-smart-one-write"
+    "canary-smart-other-version"
+    "canary-smart-out-of-turn"
+    "canary-smart-torn-leaf"
+    "canary-smart-undone-changes"
+    "canary-smart-unwritten-area"
+    "chime-bulk"
+    "chime-calm"
+    "chime-churn"
+    "chime-client-dies"
+    "chime-faults"
+    "chime-hot-keys"
+    "chime-no-cache"
+    "chime-queue"
+    "chime-scans"
+    "chime-server-dies"
+    "chime-small-pool"
+    "coarse-blocks-churn"
+    "coarse-bulk"
+    "coarse-bytes-churn"
+    "coarse-bytes-faults"
+    "coarse-bytes-long-scans"
+    "coarse-churn"
+    "coarse-client-dies"
+    "coarse-faults"
+    "coarse-hash-calm"
+    "coarse-hot-keys"
+    "coarse-long-scans"
+    "coarse-one-leaf"
+    "coarse-range-calm"
+    "coarse-scans-hash"
+    "coarse-scans-range"
+    "coarse-server-dies"
+    "coarse-server-restarts"
+    "coarse-small-pool"
+    "coarse-small-root"
+    "dex-balance"
+    "dex-balance-faults"
+    "dex-blocks-churn"
+    "dex-blocks-faults"
+    "dex-blocks-moves"
+    "dex-blocks-moves-faults"
+    "dex-blocks-moves-offload"
+    "dex-blocks-offload"
+    "dex-bulk"
+    "dex-bytes-churn"
+    "dex-bytes-crash"
+    "dex-bytes-crash-one"
+    "dex-bytes-crash-torn"
+    "dex-bytes-faults"
+    "dex-bytes-long-scans"
+    "dex-bytes-moves"
+    "dex-bytes-moves-faults"
+    "dex-bytes-offload"
+    "dex-calm"
+    "dex-churn"
+    "dex-coin"
+    "dex-crash"
+    "dex-crash-bulk"
+    "dex-crash-by-age"
+    "dex-crash-churn"
+    "dex-crash-few-frames"
+    "dex-crash-no-cache"
+    "dex-crash-offload"
+    "dex-crash-old-changes"
+    "dex-crash-one"
+    "dex-crash-one-torn"
+    "dex-crash-shared"
+    "dex-crash-shared-torn"
+    "dex-crash-sweep"
+    "dex-crash-torn"
+    "dex-crowded-cache"
+    "dex-doubt"
+    "dex-doubts-elsewhere"
+    "dex-faults"
+    "dex-ghost-node"
+    "dex-groups"
+    "dex-groups-hot"
+    "dex-groups-moves"
+    "dex-groups-offload"
+    "dex-groups-server-dies"
+    "dex-grows"
+    "dex-grows-offload"
+    "dex-handles-in-doubt"
+    "dex-hot-keys"
+    "dex-late-failed-writes"
+    "dex-late-former-life"
+    "dex-late-writes-to-new-nodes"
+    "dex-long-scans"
+    "dex-moves"
+    "dex-moves-churn"
+    "dex-moves-faults"
+    "dex-moves-offload"
+    "dex-moves-slow-reads"
+    "dex-no-cache"
+    "dex-offload"
+    "dex-offload-cost"
+    "dex-offload-faults"
+    "dex-offload-shared"
+    "dex-one-hot-key"
+    "dex-one-leaf"
+    "dex-one-server"
+    "dex-queue-clock"
+    "dex-scans"
+    "dex-server-dies"
+    "dex-server-restarts"
+    "dex-shared-nodes"
+    "dex-small-pool"
+    "dex-tiny-cache"
+    "dex-two-movers"
+    "dlsm-block-index"
+    "dlsm-bulk"
+    "dlsm-bytes-churn"
+    "dlsm-calm"
+    "dlsm-churn"
+    "dlsm-client-dies"
+    "dlsm-divides"
+    "dlsm-divides-faults"
+    "dlsm-faults"
+    "dlsm-full-index"
+    "dlsm-full-pool"
+    "dlsm-full-pool-faults"
+    "dlsm-full-pool-takeover"
+    "dlsm-full-pool-workers"
+    "dlsm-hot-keys"
+    "dlsm-many-handles"
+    "dlsm-moves"
+    "dlsm-moves-faults"
+    "dlsm-near"
+    "dlsm-near-cost"
+    "dlsm-near-faults"
+    "dlsm-one-level"
+    "dlsm-server-dies"
+    "dlsm-shards"
+    "dlsm-shards-bulk"
+    "dlsm-shards-bulk-dies"
+    "dlsm-shards-die"
+    "dlsm-shards-server-dies"
+    "dlsm-shards-snapshots"
+    "dlsm-shards-threads"
+    "dlsm-small-pool"
+    "dlsm-snapshots"
+    "dlsm-takeover"
+    "dlsm-takeover-late"
+    "dlsm-takeover-near"
+    "dlsm-workers"
+    "dlsm-workers-faults"
+    "dlsm-workers-server-dies"
+    "fine-blocks-churn"
+    "fine-blocks-client-dies"
+    "fine-blocks-faults"
+    "fine-blocks-slow-reads"
+    "fine-bulk"
+    "fine-bytes-churn"
+    "fine-bytes-client-dies"
+    "fine-bytes-faults"
+    "fine-calm"
+    "fine-churn"
+    "fine-client-dies"
+    "fine-dying-collectors"
+    "fine-faults"
+    "fine-hot-keys"
+    "fine-long-scans"
+    "fine-one-leaf"
+    "fine-queue"
+    "fine-scans"
+    "fine-server-dies"
+    "fine-server-restarts"
+    "fine-slow-collectors-die"
+    "fine-slow-gainers"
+    "fine-small-pool"
+    "hybrid-blocks-faults"
+    "hybrid-bulk"
+    "hybrid-bytes-churn"
+    "hybrid-bytes-faults"
+    "hybrid-calm"
+    "hybrid-churn"
+    "hybrid-client-dies"
+    "hybrid-faults"
+    "hybrid-hot-keys"
+    "hybrid-late-locks"
+    "hybrid-long-scans"
+    "hybrid-one-leaf"
+    "hybrid-queue"
+    "hybrid-scans"
+    "hybrid-server-dies"
+    "hybrid-server-restarts"
+    "hybrid-slow-collect"
+    "hybrid-small-pool"
+    "processes-balance"
+    "processes-blocks-bulk"
+    "processes-blocks-bulk-dies"
+    "processes-blocks-die"
+    "processes-blocks-lives"
+    "processes-blocks-lives-moves"
+    "processes-blocks-moves"
+    "processes-blocks-torn"
+    "processes-bulk"
+    "processes-bulk-dies"
+    "processes-bulk-record-fails"
+    "processes-bytes-bulk-dies"
+    "processes-bytes-die"
+    "processes-bytes-moves"
+    "processes-calm"
+    "processes-die"
+    "processes-die-for-long"
+    "processes-flush-dex"
+    "processes-flush-dlsm"
+    "processes-late-puts"
+    "processes-moves"
+    "processes-record-fails"
+    "processes-restart-in-halt"
+    "processes-threads"
+    "sherman-bulk"
+    "sherman-calm"
+    "sherman-churn"
+    "sherman-client-dies"
+    "sherman-faults"
+    "sherman-hot-keys"
+    "sherman-no-cache"
+    "sherman-queue"
+    "sherman-scans"
+    "sherman-server-dies"
+    "sherman-small-pool"
+    "sherman-versions"
+    "sherman-versions-client-dies"
+    "sherman-versions-faults"
+    "smart-bulk"
+    "smart-bytes-churn"
+    "smart-bytes-client-dies"
+    "smart-bytes-divided"
+    "smart-bytes-faults"
+    "smart-calm"
+    "smart-churn"
+    "smart-client-dies"
+    "smart-divided"
+    "smart-faults"
+    "smart-hot-keys"
+    "smart-no-cache"
+    "smart-scans"
+    "smart-server-dies"
+    "smart-small-pool"
+    "smart-together"
+}
