@@ -117,8 +117,7 @@ impl From<IndexError> for Error {
             IndexError::InvalidArgument(_)
             | IndexError::NotSorted { .. }
             | IndexError::SourceFailed
-            | IndexError::KeyTooLong { .. }
-            | IndexError::ValueTooLong { .. }
+            | IndexError::TooLong(_)
             | IndexError::Refused { refusal: Refusal::NotEmpty, .. } => Self::Invalid,
             IndexError::Damaged { .. }
             | IndexError::BadReply { .. }

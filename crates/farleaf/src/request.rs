@@ -126,7 +126,7 @@ pub(crate) async fn serve<K: ?Sized + Data>(
         Request::UpsertAll(records) => {
             Served::upsert_all(index, records).await.map_err(|error| match error {
                 // All records are checked before the first is set.
-                IndexError::KeyTooLong { .. } | IndexError::ValueTooLong { .. } => error.into(),
+                IndexError::TooLong(_) => error.into(),
                 // After any other error, some of the records may be set.
                 _ => Error::Indeterminate(Cause::text(format!("some records may be set: {error}"))),
             })?;

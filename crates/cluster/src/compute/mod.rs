@@ -354,7 +354,7 @@ pub fn first_map<L: ClusterLayout>(
         && boundaries.first().is_none_or(|first| *first > lowest);
     PartitionMap::new::<L>(1, boundaries).map_err(|error| {
         ConfigError::Settings(match error {
-            IndexError::KeyTooLong { .. } => format!("a boundary is too long: {error}"),
+            IndexError::TooLong(_) => format!("a boundary is too long: {error}"),
             error if ascend => error.to_string(),
             _ => {
                 let lowest = L::key(&lowest).text(Notation::Escaped);

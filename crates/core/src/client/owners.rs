@@ -44,10 +44,10 @@ fn not_served(compute_server: u16, code: ErrorCode) -> IndexError {
         }
         ErrorCode::Contended => IndexError::Contended { retries: 0 },
         ErrorCode::KeyTooLong { bytes, most } => {
-            IndexError::KeyTooLong { bytes: bytes as usize, most: most as usize }
+            TooLong::Key { bytes: bytes as usize, most: most as usize }.into()
         }
         ErrorCode::ValueTooLong { bytes, most } => {
-            IndexError::ValueTooLong { bytes: bytes as usize, most: most as usize }
+            TooLong::Value { bytes: bytes as usize, most: most as usize }.into()
         }
         code => IndexError::NotServed { compute_server, code },
     }

@@ -35,7 +35,7 @@ impl<L: Layout> Ascending<L> {
     ///
     /// # Errors
     /// [`IndexError::NotSorted`] if its key is not above the previous one;
-    /// [`IndexError::KeyTooLong`] or [`IndexError::ValueTooLong`] if no page can hold it.
+    /// [`IndexError::TooLong`] if no page can hold it.
     pub fn take(&mut self, key: &OwnedKey<L>, value: &OwnedValue<L>) -> Result<(), IndexError> {
         L::check_record(L::key(key), L::value(value))?;
         self.ascends(key)

@@ -22,8 +22,8 @@ pub(crate) const OPERATIONS_TOGETHER: usize = 32;
 /// operation that ends in [`IndexError::Indeterminate`] may have happened, and may still happen
 /// later; with any other error it has not happened and will not.
 ///
-/// An operation on a key or value that no page can hold fails with [`IndexError::KeyTooLong`] or
-/// [`IndexError::ValueTooLong`]; so does a scan with such a bound.
+/// An operation on a key or value that no page can hold fails with [`IndexError::TooLong`]; so does
+/// a scan with such a bound.
 ///
 /// A design implements `get`, `execute`, `scan`, `bulk_load_from` and `flush`; the other operations
 /// are built on these. [`super::IndexAdmin`] has the functions for operators.
@@ -312,7 +312,7 @@ impl<K> Scan<K> {
     /// Whether a page can hold the keys that bound the scan.
     ///
     /// # Errors
-    /// [`IndexError::KeyTooLong`] if no page can.
+    /// [`IndexError::TooLong`] if no page can.
     #[inline]
     pub fn check<L: Layout>(&self) -> Result<(), IndexError>
     where

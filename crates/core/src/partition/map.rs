@@ -63,7 +63,7 @@ impl<K: Clone + Ord> PartitionMap<K> {
     /// # Errors
     /// [`IndexError::InvalidArgument`] if the boundaries do not ascend strictly, if the first is
     /// not above the smallest key, if there are 65,535 or more, or if they are too long for a
-    /// message; [`IndexError::KeyTooLong`] if no page can hold one of them.
+    /// message; [`IndexError::TooLong`] if no page can hold one of them.
     pub fn new<L: Layout<Key: ToOwned<Owned = K>>>(
         epoch: u64,
         boundaries: Vec<K>,
@@ -238,7 +238,7 @@ impl<K: Clone + Ord> PartitionMap<K> {
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use super::*;
-    use crate::page::{Bytes, Fixed8};
+    use crate::page::{Bytes, Fixed8, TooLong};
     use crate::wire::ClientResponse;
 
     #[test]
@@ -256,7 +256,7 @@ mod tests {
         // A boundary becomes a fence of leaves, so it must fit a page.
         assert!(PartitionMap::new::<Bytes>(0, vec![vec![7; 128]]).is_ok());
         let too_long = PartitionMap::new::<Bytes>(0, vec![vec![7; 129]]);
-        assert_eq!(too_long.err(), Some(IndexError::KeyTooLong { bytes: 129, most: 128 }));
+        assert_eq!(too_long.err(), Some(TooLong::Key { bytes: 129, most: 128 }.into()));
     }
 
     /// A map must fit a message: 500 boundaries of 256 bytes once made one of twice the limit.

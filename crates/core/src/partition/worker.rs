@@ -20,7 +20,7 @@ use crate::index::{
     InLeaves, IndexError, PartIndex, PartPool, PartValues, Partitioned, Reclaimed, Records, Scan,
     Scanned, ValueForm,
 };
-use crate::page::{Answer, Layout, LeafEdit, OwnedKey, OwnedValue, TooLong};
+use crate::page::{Answer, Layout, LeafEdit, OwnedKey, OwnedValue};
 use crate::remote::RemoteError;
 use crate::rules;
 use crate::together::all;
@@ -79,12 +79,7 @@ pub(super) fn error_code(error: &IndexError) -> ErrorCode {
         IndexError::NotSorted { .. } => ErrorCode::NotSorted,
         IndexError::NotItsKeys => ErrorCode::NotItsKeys,
         IndexError::InvalidArgument(_) => ErrorCode::Malformed,
-        IndexError::KeyTooLong { bytes, most } => {
-            TooLong::Key { bytes: *bytes, most: *most }.into()
-        }
-        IndexError::ValueTooLong { bytes, most } => {
-            TooLong::Value { bytes: *bytes, most: *most }.into()
-        }
+        IndexError::TooLong(error) => (*error).into(),
         _ => ErrorCode::Damaged,
     }
 }

@@ -1,75 +1,107 @@
 //! Errors of the protocols over the fabric.
 
-use crate::page::{SuperblockError, TooLong};
-use crate::wire::Refusal;
-use farleaf_fabric::{FabricError, GlobalAddr, ServerId, Uncertainty};
-use thiserror::Error;
+use farleaf_fabric::{FabricError, ServerId, Uncertainty};
 
-/// Why an exchange with a memory server failed.
-///
-/// Every variant except [`RemoteError::Indeterminate`] guarantees that the exchange changed
-/// nothing.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[non_exhaustive]
-pub enum RemoteError {
-    /// The server has too little free memory for the request.
-    #[error("memory server {server} has no memory left for another node")]
-    OutOfMemory {
-        /// The server that ran out.
-        server: ServerId,
-    },
-    /// The operation may have happened, or may still happen.
-    #[error("the operation's outcome is unknown: {0}")]
-    Indeterminate(FabricError),
-    /// The operation ran out of retries: every attempt lost to a concurrent operation.
-    #[error("gave up after {retries} retries against concurrent operations")]
-    Contended {
-        /// Retries made.
-        retries: u32,
-    },
-    /// A page fails its checksum, and no client is writing it: a WRITE of it stopped half-way.
-    #[error("the page at {at:?} is damaged: a write of it stopped half-way")]
-    Damaged {
-        /// The page's address.
-        at: GlobalAddr,
-    },
-    /// The keys now belong to another compute server.
-    #[error("the keys have moved to another compute server")]
-    Moved,
-    /// The keys of a load belong to another compute server, which has to load them.
-    #[error("each compute server of this index loads its own keys, and these are another one's")]
-    NotItsKeys,
-    /// The index cannot hold the key, or the value beside it.
-    #[error(transparent)]
-    TooLong(#[from] TooLong),
-    /// An argument is out of range.
-    #[error("{0}")]
-    InvalidArgument(&'static str),
-    /// The fabric rejected or failed the operation.
-    #[error(transparent)]
-    Fabric(FabricError),
-    /// A memory server refused the request.
-    #[error("memory server {server} refused the request: {refusal}")]
-    Refused {
-        /// The server that refused.
-        server: ServerId,
-        /// Its reason.
-        refusal: Refusal,
-    },
-    /// A memory server sent a reply that does not match the request.
-    #[error("memory server {server} sent an invalid reply")]
-    BadReply {
-        /// The server that replied.
-        server: ServerId,
-    },
-    /// A memory server holds a pool of another format.
-    #[error("memory server {server}: {error}")]
-    BadPool {
-        /// The server with that pool.
-        server: ServerId,
-        /// What is wrong with its superblock.
-        error: SuperblockError,
-    },
+/// Defines an enum of errors: its own, and those of exchanges with memory servers, which all layers
+/// above pass on. So each of these has one text, and can be matched without a wrapper.
+macro_rules! with_remote_errors {
+    ($(#[$meta:meta])* pub enum $name:ident { $($own:tt)* }) => {
+        $(#[$meta])*
+        #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+        #[non_exhaustive]
+        pub enum $name {
+            /// It needed memory that no memory server has, or not the one that it belongs to.
+            #[error("memory server {server} has no memory left for another node")]
+            OutOfMemory {
+                /// The memory server that ran out of memory.
+                server: farleaf_fabric::ServerId,
+            },
+            /// It is unknown whether it has taken effect or still will.
+            #[error("the operation's outcome is unknown: {0}")]
+            Indeterminate(farleaf_fabric::FabricError),
+            /// It lost against concurrent operations until it ran out of retries.
+            #[error("{}", $crate::remote::contended(*.retries))]
+            Contended {
+                /// The number of retries. 0 if it waited instead, or found at once that another
+                /// operation was in progress.
+                retries: u32,
+            },
+            /// A page on the path is torn, and no client is writing it: a WRITE of it stopped
+            /// half-way when its compute server died. The page's content is lost.
+            #[error("the page at {at:?} is damaged: a write of it stopped half-way")]
+            Damaged {
+                /// The address of the page.
+                at: farleaf_fabric::GlobalAddr,
+            },
+            /// The keys of a load belong to another compute server, which has to load them.
+            #[error(
+                "each compute server of this index loads its own keys, and these are another one's"
+            )]
+            NotItsKeys,
+            /// The index cannot hold the key, or the value beside it.
+            #[error(transparent)]
+            TooLong(#[from] $crate::page::TooLong),
+            /// An argument is out of range.
+            #[error("{0}")]
+            InvalidArgument(&'static str),
+            /// The fabric did not execute it.
+            #[error(transparent)]
+            Fabric(farleaf_fabric::FabricError),
+            /// A memory server refused the request.
+            #[error("memory server {server} refused the request: {refusal}")]
+            Refused {
+                /// The server that refused.
+                server: farleaf_fabric::ServerId,
+                /// Its reason.
+                refusal: $crate::wire::Refusal,
+            },
+            /// A memory server sent a reply that does not match the request.
+            #[error("memory server {server} sent an invalid reply")]
+            BadReply {
+                /// The server that sent the reply.
+                server: farleaf_fabric::ServerId,
+            },
+            /// A memory server holds a pool of another kind or format.
+            #[error("memory server {server}: {error}")]
+            BadPool {
+                /// The server with that pool.
+                server: farleaf_fabric::ServerId,
+                /// What is wrong with its superblock.
+                error: $crate::page::SuperblockError,
+            },
+            $($own)*
+        }
+
+        impl From<farleaf_fabric::FabricError> for $name {
+            fn from(error: farleaf_fabric::FabricError) -> Self {
+                match error {
+                    farleaf_fabric::FabricError::Indeterminate { .. } => Self::Indeterminate(error),
+                    other => Self::Fabric(other),
+                }
+            }
+        }
+    };
+}
+pub(crate) use with_remote_errors;
+
+with_remote_errors! {
+    /// Why an exchange with a memory server failed.
+    ///
+    /// Every variant except [`RemoteError::Indeterminate`] guarantees that the exchange changed
+    /// nothing.
+    pub enum RemoteError {
+        /// The keys now belong to another compute server.
+        #[error("the keys have moved to another compute server")]
+        Moved,
+    }
+}
+
+/// The text of an error that ended an operation after this many retries.
+pub(crate) fn contended(retries: u32) -> String {
+    match retries {
+        0 => "another operation, a move of keys or a bulk load is in the way: try again".to_owned(),
+        retries => format!("gave up after {retries} retries against concurrent operations"),
+    }
 }
 
 impl RemoteError {
@@ -83,15 +115,6 @@ impl RemoteError {
                 let why = Uncertainty::ConnectionLost;
                 Self::Indeterminate(FabricError::Indeterminate { server, why })
             }
-        }
-    }
-}
-
-impl From<FabricError> for RemoteError {
-    fn from(error: FabricError) -> Self {
-        match error {
-            FabricError::Indeterminate { .. } => Self::Indeterminate(error),
-            other => Self::Fabric(other),
         }
     }
 }

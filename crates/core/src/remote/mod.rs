@@ -67,6 +67,7 @@ pub use directory::{ShardClient, ShardLoans, ShardState, divided_shards};
 pub use entries::{EntryHold, EntryWords};
 pub use entry_locks::EntryLocks;
 pub use error::{Miss, RemoteError};
+pub(crate) use error::{contended, with_remote_errors};
 pub use extent_space::{ExtentSpace, ExtentUsage, ExtentUse, JobId, Lease};
 pub use extents::{ExtentClient, ExtentWriter, TRANSFER_WORDS};
 pub(crate) use former::Step;

@@ -10,7 +10,7 @@ use farleaf_core::index::conformance::Setup;
 use farleaf_core::index::dex::Dex;
 use farleaf_core::index::fine::Fine;
 use farleaf_core::index::{Design, IndexError, RangeIndex, Scan};
-use farleaf_core::page::{Action, Answer, Bytes, LeafEdit};
+use farleaf_core::page::{Action, Answer, Bytes, LeafEdit, TooLong};
 use farleaf_fabric::sim::SimConfig;
 use farleaf_fabric::{Cluster, Fabric};
 
@@ -144,7 +144,11 @@ fn batches_are_like_single_operations<D: Design<Small>>(
             assert_eq!(outcomes.len(), edits.len());
             for (edit, outcome) in edits.iter().zip(outcomes) {
                 match edit.key.len() > Small::max_key() {
-                    true => assert!(matches!(outcome, Err(IndexError::KeyTooLong { .. }))),
+                    true => {
+                        let is_refused =
+                            matches!(outcome, Err(IndexError::TooLong(TooLong::Key { .. })));
+                        assert!(is_refused, "{outcome:?}");
+                    }
                     false => assert_eq!(outcome, Ok(in_model(&mut model, edit)), "{edit:?}"),
                 }
             }

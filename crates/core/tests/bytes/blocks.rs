@@ -11,7 +11,7 @@ use farleaf_core::index::dex::Dex;
 use farleaf_core::index::fine::Fine;
 use farleaf_core::index::hybrid::{Hybrid, HybridOptions};
 use farleaf_core::index::{Design, Exchange, IndexAdmin, IndexError, RangeIndex, Scan};
-use farleaf_core::page::{Action, Answer, Bytes, LeafEdit, MOST_BLOCK_BYTES, Named};
+use farleaf_core::page::{Action, Answer, Bytes, LeafEdit, MOST_BLOCK_BYTES, Named, TooLong};
 use farleaf_core::remote::GRACE_NS;
 use farleaf_core::rules::KnownRule;
 use farleaf_core::server::MemoryServerConfig;
@@ -248,7 +248,7 @@ fn the_limit_is_a_mebibyte() {
         let index = <Blocks<Fine> as Design<Small>>::open(fabric, compute).await.unwrap();
         let most = MOST_BLOCK_BYTES;
         let (longest, long) = (vec![5; most], vec![5; most + 1]);
-        let error = IndexError::ValueTooLong { bytes: most + 1, most };
+        let error = IndexError::from(TooLong::Value { bytes: most + 1, most });
         assert_eq!(index.insert(b"k", &long).await, Err(error.clone()));
         assert_eq!(index.compare_exchange(b"k", &long, b"").await, Err(error.clone()));
         assert_eq!(index.compare_exchange(b"k", b"", &long).await, Err(error.clone()));

@@ -7,7 +7,7 @@ use super::providers::{AnyProvider, local, rough, sim, tcp};
 use farleaf_core::index::conformance::{self, Setup};
 use farleaf_core::index::dlsm::{Dlsm, DlsmOptions, Shard};
 use farleaf_core::index::{Action, Design, IndexAdmin, IndexError, LeafEdit, RangeIndex, Scan};
-use farleaf_core::page::Bytes;
+use farleaf_core::page::{Bytes, TooLong};
 use farleaf_core::server::MemoryServerConfig;
 use farleaf_core::table::IndexKind;
 use farleaf_fabric::local::LocalConfig;
@@ -488,14 +488,14 @@ fn records_over_the_limits_are_refused() {
     cluster.run_one(|fabric| async move {
         let index = <Dlsm as Design<Small>>::open(fabric.clone(), tree).await.unwrap();
         let (long, most) = (vec![7; 4097], 4096);
-        let error = IndexError::KeyTooLong { bytes: 4097, most };
+        let error = IndexError::from(TooLong::Key { bytes: 4097, most });
         assert_eq!(index.get(&long).await, Err(error.clone()));
         assert_eq!(index.upsert(&long, b"1").await, Err(error.clone()));
         assert_eq!(index.remove(&long).await, Err(error.clone()));
         assert_eq!(index.scan(&Scan::range(long.clone()..)).await, Err(error.clone()));
         let load = vec![(long.clone(), vec![])].into_iter();
         assert_eq!(index.bulk_load(load, 0.7).await, Err(error));
-        let error = IndexError::ValueTooLong { bytes: 4097, most };
+        let error = IndexError::from(TooLong::Value { bytes: 4097, most });
         assert_eq!(index.insert(b"k", &long).await, Err(error.clone()));
         assert_eq!(index.compare_exchange(b"k", &long, b"").await, Err(error.clone()));
         assert_eq!(index.compare_exchange(b"k", b"", &long).await, Err(error));

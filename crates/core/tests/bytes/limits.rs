@@ -8,7 +8,7 @@ use farleaf_core::index::conformance::Setup;
 use farleaf_core::index::fine::{Fine, FineOptions};
 use farleaf_core::index::hybrid::{Hybrid, HybridOptions};
 use farleaf_core::index::{Design, Exchange, IndexAdmin, IndexError, RangeIndex, Scan};
-use farleaf_core::page::{Action, Answer, Bytes, Layout, LeafEdit, Named, Page};
+use farleaf_core::page::{Action, Answer, Bytes, Layout, LeafEdit, Named, Page, TooLong};
 use farleaf_core::server::MemoryServer;
 use farleaf_core::wire::{
     ClientRequest, ClientResponse, OffloadRequest, PoolRequest, Refusal, Reply, Request, Share,
@@ -95,7 +95,7 @@ fn limits<const W: usize, D: Design<Bytes<W>>>(options: D::Options) {
         let index = D::open(fabric, compute).await.unwrap();
         let most = Bytes::<W>::max_key();
         let (longest, long) = (vec![7; most], vec![7; most + 1]);
-        let error = IndexError::KeyTooLong { bytes: most + 1, most };
+        let error = IndexError::from(TooLong::Key { bytes: most + 1, most });
         assert!(error.to_string().contains(&most.to_string()), "{error}");
         assert_eq!(index.get(&long).await, Err(error.clone()));
         assert_eq!(index.insert(&long, b"1").await, Err(error.clone()));
@@ -113,7 +113,7 @@ fn limits<const W: usize, D: Design<Bytes<W>>>(options: D::Options) {
 
         let most = Bytes::<W>::longest_value_beside(longest.len());
         let (value, long_value) = (vec![8; most], vec![8; most + 1]);
-        let value_error = IndexError::ValueTooLong { bytes: most + 1, most };
+        let value_error = IndexError::from(TooLong::Value { bytes: most + 1, most });
         assert_eq!(index.insert(&longest, &long_value).await, Err(value_error.clone()));
         let exchanged = index.compare_exchange(&longest, &long_value, b"").await;
         assert_eq!(exchanged, Err(value_error.clone()));
@@ -361,7 +361,7 @@ fn a_client_s_batches_are_bounded_by_bytes() {
             let client = ClientIndex::<_, Bytes>::open(fabric, options).await.unwrap();
             assert_eq!(client.bulk_load(records.clone().into_iter(), 0.7).await, Ok(3_000));
             client.upsert_all(records).await.unwrap();
-            let error = IndexError::KeyTooLong { bytes: 129, most: 128 };
+            let error = IndexError::from(TooLong::Key { bytes: 129, most: 128 });
             assert_eq!(client.upsert_all(vec![(vec![1; 129], vec![])]).await, Err(error.clone()));
             assert_eq!(client.get(&[1; 129]).await, Err(error));
         }

@@ -8,7 +8,7 @@ use farleaf_core::index::blocks::{BlockOptions, InBlocks, SharedBlocks};
 use farleaf_core::index::conformance::Setup;
 use farleaf_core::index::dex::{Dex, DexOptions};
 use farleaf_core::index::{InLeaves, IndexError, ValueForm};
-use farleaf_core::page::{Action, Bytes, LeafEdit, Named, SuperblockError};
+use farleaf_core::page::{Action, Bytes, LeafEdit, Named, SuperblockError, TooLong};
 use farleaf_core::partition::{
     Clients, ComputeServer, LoadEnded, MapState, MapStore, PartitionMap, Put, Queue, Worker,
 };
@@ -399,7 +399,7 @@ fn bulk_loads() {
         assert_eq!(blocks.usage().blocks_in_use, 0);
         let mut too_long = records.clone();
         too_long.push((vec![250], vec![0; MOST_VALUE_BYTES + 1]));
-        assert!(matches!(load(too_long).await, Err(IndexError::ValueTooLong { .. })));
+        assert!(matches!(load(too_long).await, Err(IndexError::TooLong(TooLong::Value { .. }))));
         assert_eq!(blocks.usage().blocks_in_use, 0);
         assert!(blocks.usage().chunk_bytes > 0, "some blocks had been written");
 

@@ -6,7 +6,7 @@ use super::shard::Shard;
 use super::version::Table;
 use super::{MemTableError, Writer};
 use crate::index::IndexError;
-use crate::page::Layout;
+use crate::page::{Layout, TooLong};
 use crate::remote::ExtentClient;
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::Arc;
@@ -94,8 +94,8 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
 impl From<MemTableError> for IndexError {
     fn from(error: MemTableError) -> Self {
         match error {
-            MemTableError::KeyTooLong { bytes, most } => Self::KeyTooLong { bytes, most },
-            MemTableError::ValueTooLong { bytes, most } => Self::ValueTooLong { bytes, most },
+            MemTableError::KeyTooLong { bytes, most } => TooLong::Key { bytes, most }.into(),
+            MemTableError::ValueTooLong { bytes, most } => TooLong::Value { bytes, most }.into(),
             MemTableError::BadSize { .. } => {
                 Self::InvalidArgument("a MemTable has at most 2^34 bytes")
             }
