@@ -65,12 +65,6 @@ pub struct Located {
     acknowledged: Arc<Acknowledged>,
 }
 
-impl std::fmt::Debug for Located {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Located").field("settings", &self.settings).finish_non_exhaustive()
-    }
-}
-
 impl Located {
     /// Looks the cluster up in the catalog.
     ///
@@ -196,12 +190,6 @@ pub struct Connection<L: ClusterLayout = Fixed8> {
     options: ClientOptions,
 }
 
-impl<L: ClusterLayout> std::fmt::Debug for Connection<L> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Connection").field("cluster", &self.places.cluster).finish_non_exhaustive()
-    }
-}
-
 /// State that all clients of a connection share.
 struct Places<L: ClusterLayout> {
     cluster: TcpCluster,
@@ -274,12 +262,6 @@ impl<L: ClusterLayout> Places<L> {
 
 /// The connection as a directory for its clients.
 struct OneDirectory<L: ClusterLayout>(Arc<Places<L>>);
-
-impl<L: ClusterLayout> std::fmt::Debug for OneDirectory<L> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("OneDirectory")
-    }
-}
 
 impl<L: ClusterLayout> Directory<OwnedKey<L>> for OneDirectory<L> {
     fn is_absent(&self, compute_server: u16) -> bool {

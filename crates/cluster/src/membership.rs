@@ -43,12 +43,6 @@ pub struct Member {
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-impl std::fmt::Debug for Member {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Member").field("key", &self.shared.key).finish_non_exhaustive()
-    }
-}
-
 /// Puts `value` under `key` unless another program's entry is there. Returns whether the entry is
 /// now `value`. `mine` is the value that this program last put there.
 fn put(

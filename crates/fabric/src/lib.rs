@@ -8,7 +8,7 @@
 //! *Thread safety*: a [`Fabric`] handle is one endpoint, used by one thread; a [`Region`] is shared
 //! by all threads and is only accessed word by word, atomically.
 
-#![deny(missing_docs)]
+#![deny(missing_debug_implementations, missing_docs)]
 
 mod access;
 mod addr;

@@ -41,12 +41,6 @@ pub struct Leased<L> {
     layout: PhantomData<fn() -> L>,
 }
 
-impl<L> std::fmt::Debug for Leased<L> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Leased").field("leases", &self.leases).finish_non_exhaustive()
-    }
-}
-
 impl<L: Layout> Leased<L> {
     /// A space without chunks, with leases of this term in milliseconds, such as [`TERM_MS`]. A
     /// program that cannot run, or reach its memory servers, for that long may lose the content.

@@ -31,7 +31,6 @@ use futures_util::future::try_join_all;
 use futures_util::stream::FuturesUnordered;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::fmt;
 use std::future::poll_fn;
 use std::ops::Range;
 use std::pin::{Pin, pin};
@@ -50,12 +49,6 @@ pub struct Pager<F: Fabric, M, S>(Rc<Inner<F, M, S>>);
 impl<F: Fabric, M, S> Clone for Pager<F, M, S> {
     fn clone(&self) -> Self {
         Self(Rc::clone(&self.0))
-    }
-}
-
-impl<F: Fabric, M, S> fmt::Debug for Pager<F, M, S> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Pager").field("config", &self.0.config).finish_non_exhaustive()
     }
 }
 

@@ -82,7 +82,7 @@
 //! index for their next page; and the waiters for an engine (tasks, threads and slots) belong to
 //! the core that has the engine.
 
-#![deny(missing_docs)]
+#![deny(missing_debug_implementations, missing_docs)]
 #![deny(unsafe_code)]
 
 mod alarm;

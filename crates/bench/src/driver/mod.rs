@@ -178,12 +178,6 @@ pub struct Testbed<D: Design<O::Layout>, P: Provider, O: Form = Numbers> {
     compute: D::Compute,
 }
 
-impl<D: Design<O::Layout>, P: Provider, O: Form> std::fmt::Debug for Testbed<D, P, O> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Testbed").field("design", &D::NAME).finish_non_exhaustive()
-    }
-}
-
 /// Creates memory servers with pools of this size, for a [`Testbed`].
 ///
 /// # Errors

@@ -41,7 +41,6 @@ const ELECTION: Duration = Duration::from_millis(100);
 /// limit of an etcd message.
 const PAGE_ENTRIES: i64 = 32;
 
-#[derive(Debug)]
 pub struct EtcdCatalog {
     /// The members as one address, for messages.
     address: String,
@@ -58,12 +57,6 @@ pub struct EtcdCatalog {
 struct Member {
     name: String,
     client: Client,
-}
-
-impl std::fmt::Debug for Member {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Member").field("name", &self.name).finish_non_exhaustive()
-    }
 }
 
 /// Whether a request may be sent again after it may have been sent.

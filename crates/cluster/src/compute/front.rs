@@ -66,7 +66,6 @@ impl<L: Layout> Reply<L> {
 }
 
 /// The queues of all threads.
-#[derive(Debug)]
 pub(super) struct Queues<L: Layout>(partition::Queues<L, Reply<L>>);
 
 impl<L: Layout> Queues<L> {
@@ -101,7 +100,6 @@ impl<L: Layout> Queues<L> {
 type Served<L> = Option<Arc<Queues<L>>>;
 
 /// Passes clients' requests to the generation that is being served.
-#[derive(Debug)]
 pub(super) struct Front<L: Layout> {
     /// The same queues for each thread, so that threads do not wait for each other here.
     serving: Box<[Mutex<Served<L>>]>,

@@ -14,7 +14,6 @@ use farleaf_core::page::OwnedKey;
 use farleaf_core::partition::{MapState, MapStore, Put};
 use farleaf_fabric::listener::start_thread;
 use futures_util::future::LocalBoxFuture;
-use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
@@ -34,12 +33,6 @@ impl<L> Clone for CatalogMap<L> {
     fn clone(&self) -> Self {
         let Self { calls, generation, layout } = self;
         Self { calls: calls.clone(), generation: *generation, layout: *layout }
-    }
-}
-
-impl<L> fmt::Debug for CatalogMap<L> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CatalogMap").field("generation", &self.generation).finish_non_exhaustive()
     }
 }
 

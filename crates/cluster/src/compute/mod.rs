@@ -95,14 +95,14 @@ const LOOK: Duration = Duration::from_millis(200);
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Sources of a compute server's metrics.
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Watched {
     tally: Arc<Tally>,
     serving: Mutex<Option<Arc<dyn Watching>>>,
 }
 
 /// The generation being served, with any layout.
-trait Watching: std::fmt::Debug + Send + Sync {
+trait Watching: Send + Sync {
     fn look(&self) -> Seen;
 }
 

@@ -74,7 +74,6 @@ pub(super) struct Done {
 }
 
 /// State that all threads share while one generation is served.
-#[derive(Debug)]
 pub(super) struct Shared<L: ClusterLayout, D: ClusterDesign<L>> {
     pub(super) server: Arc<ComputeServer<D, L>>,
     pub(super) values: SharedValues<L, D>,
@@ -105,7 +104,6 @@ struct Hand<L: ClusterLayout> {
 }
 
 /// The threads with the clients' connections.
-#[derive(Debug)]
 pub(super) struct Crew<L: ClusterLayout> {
     server: Arc<TcpServer>,
     front: Arc<Front<L>>,
@@ -181,7 +179,6 @@ impl<L: ClusterLayout> Drop for Crew<L> {
 pub(super) type Served<L, D> = (Arc<ComputeServer<D, L>>, SharedValues<L, D>);
 
 /// What the crew does for one generation of the index.
-#[derive(Debug)]
 pub(super) struct Threads<L: ClusterLayout, D: ClusterDesign<L>> {
     pub(super) shared: Arc<Shared<L, D>>,
     /// Disconnected once every thread has ended its work.

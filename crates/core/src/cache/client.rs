@@ -39,7 +39,6 @@ const MARK_EVERY: u64 = 8;
 const SAMPLES: u32 = 8;
 
 /// One handle's access to a cache.
-#[derive(Debug)]
 pub struct CacheClient<F: Fabric, L: Layout> {
     pub(super) cache: Arc<Cache<L>>,
     pages: Rc<PageClient<F, L>>,

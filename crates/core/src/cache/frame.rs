@@ -95,12 +95,6 @@ pub struct Arena<L> {
     layout: PhantomData<L>,
 }
 
-impl<L> fmt::Debug for Arena<L> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Arena").field("frames", &self.headers.len()).finish_non_exhaustive()
-    }
-}
-
 impl<L: Layout> Arena<L> {
     /// An arena of `frames` frames, all free and not yet locked. Their memory is committed as they
     /// are used.

@@ -24,7 +24,6 @@ use farleaf_fabric::{GlobalAddr, RegionError};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The frames of one compute server, with the structures that find them.
-#[derive(Debug)]
 pub struct Cache<L: Layout> {
     arena: Arena<L>,
     pub(super) mapping: Mapping,
@@ -90,7 +89,6 @@ pub struct Dirt {
 }
 
 /// A free frame reserved for one operation. Dropping it returns it to the free frames.
-#[derive(Debug)]
 pub struct FreeFrame<'a, L: Layout> {
     cache: &'a Cache<L>,
     frame: FrameId,

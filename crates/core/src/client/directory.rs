@@ -6,7 +6,7 @@ use super::Acknowledged;
 use crate::partition::PartitionMap;
 
 /// The source that a client consults after losing a compute server. No call blocks.
-pub trait Directory<K>: std::fmt::Debug {
+pub trait Directory<K> {
     /// Whether `compute_server` is known to be absent. If so, the client sends it nothing.
     fn is_absent(&self, compute_server: u16) -> bool;
 

@@ -11,7 +11,6 @@ use crate::rules;
 use crate::wire::{ClientRequest, ClientResponse, ErrorCode, SCAN_REPLY_RECORDS, check_sent};
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, FabricError, Message, ServerId, Uncertainty};
-use std::fmt::{self, Debug, Formatter};
 use std::ops::Bound;
 use std::rc::Rc;
 
@@ -27,12 +26,6 @@ pub struct RemoteOwners<F: Fabric, L: Layout> {
     pub(super) fabric: F,
     pub(super) options: ClientOptions,
     pub(super) directory: Rc<dyn Directory<OwnedKey<L>>>,
-}
-
-impl<F: Fabric, L: Layout> Debug for RemoteOwners<F, L> {
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("RemoteOwners").field(&self.directory).finish()
-    }
 }
 
 fn not_served(compute_server: u16, code: ErrorCode) -> IndexError {

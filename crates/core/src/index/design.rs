@@ -16,7 +16,7 @@ pub trait Design<L: Layout>: Copy + Debug + Send + Sync + 'static {
 
     /// State that all handles of an index in this process share, apart from the memory servers: the
     /// caches of its compute servers. `()` for designs that cache nothing.
-    type Compute: Clone + Debug + Send + Sync + 'static;
+    type Compute: Clone + Send + Sync + 'static;
 
     /// The type of handles.
     type Index<F: Fabric>: IndexAdmin<Key = L::Key, Value = L::Value>;

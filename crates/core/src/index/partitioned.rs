@@ -86,7 +86,7 @@ pub trait Partitioned: Copy + Debug + Send + Sync + 'static {
 /// State that the threads of one compute server share: the range that it owns, and its caches.
 ///
 /// *Thread safety*: any number of threads.
-pub trait PartState<K>: Debug + Send + Sync + 'static {
+pub trait PartState<K>: Send + Sync + 'static {
     /// The range of keys that the compute server owns.
     fn range(&self) -> OwnedRange<K>;
 

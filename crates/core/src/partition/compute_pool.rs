@@ -11,7 +11,6 @@ use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::{Arc, AtomicBool, Mutex, lock};
 
 /// All compute servers of an index in this process.
-#[derive(Debug)]
 pub struct ComputePool<D: Partitioned, L: Layout> {
     servers: Vec<Arc<ComputeServer<D, L>>>,
     /// The newest map.

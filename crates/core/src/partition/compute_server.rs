@@ -319,7 +319,6 @@ impl<D: Partitioned, L: Layout> ComputeServer<D, L> {
 
 /// The right to resume a halted compute server. Dropped without [`Resuming::serve`], it leaves the
 /// server halted.
-#[derive(Debug)]
 pub(super) struct Resuming<'a, D: Partitioned, L: Layout> {
     server: &'a ComputeServer<D, L>,
     /// The halt that it ends.

@@ -11,7 +11,6 @@ use crate::rules;
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::Arc;
 use std::cell::{Cell, RefCell};
-use std::fmt::{self, Debug, Formatter};
 
 /// A compute server in this process, as seen by one handle.
 pub(super) struct OwnerHandle<D: Partitioned, F: Fabric, L: Layout> {
@@ -24,12 +23,6 @@ pub(super) struct OwnerHandle<D: Partitioned, F: Fabric, L: Layout> {
     /// write to shared memory for it.
     until_sample: Cell<u32>,
     one_in: u32,
-}
-
-impl<D: Partitioned, F: Fabric, L: Layout> Debug for OwnerHandle<D, F, L> {
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("OwnerHandle").field(&self.server).finish()
-    }
 }
 
 impl<D: Partitioned, F: Fabric, L: Layout> OwnerHandle<D, F, L> {

@@ -17,7 +17,6 @@ use crate::wire::{ClientRequest, ClientResponse};
 use farleaf_fabric::sync::{Mutex, lock};
 use smallvec::SmallVec;
 use std::collections::VecDeque;
-use std::fmt::{self, Debug, Formatter};
 use std::future::poll_fn;
 use std::task::{Poll, Waker};
 
@@ -63,12 +62,6 @@ struct Waiting<L: Layout, R> {
     /// Tasks that wait for a request.
     idle: Vec<Waker>,
     closed: bool,
-}
-
-impl<L: Layout, R> Debug for Queue<L, R> {
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Queue").field("waiting", &lock(&self.0).asked.len()).finish_non_exhaustive()
-    }
 }
 
 impl<L: Layout, R> Default for Queue<L, R> {
@@ -158,7 +151,6 @@ impl<L: Layout, R> Queue<L, R> {
 }
 
 /// The queues of a compute server.
-#[derive(Debug)]
 pub struct Queues<L: Layout, R> {
     /// One queue per thread.
     pub threads: Vec<Queue<L, R>>,

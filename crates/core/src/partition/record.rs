@@ -88,7 +88,7 @@ pub enum Put {
 }
 
 /// Where the record is kept.
-pub trait MapStore<K>: Debug {
+pub trait MapStore<K> {
     /// Whether the record has room for this content. Called before keys are released.
     fn takes(&self, state: &MapState<K>) -> bool {
         let _ = state;

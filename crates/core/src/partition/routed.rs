@@ -21,7 +21,6 @@ use crate::rules;
 use crate::together::all;
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::Arc;
-use std::fmt::{self, Debug, Formatter};
 use std::future::poll_fn;
 use std::ops::Bound;
 use std::pin::{Pin, pin};
@@ -42,12 +41,6 @@ pub const LONGEST_MOVE_NS: u64 = 10_000_000_000;
 /// First and longest pause before looking for a newer map.
 const SHORTEST_WAIT_NS: u64 = 1_000;
 const LONGEST_WAIT_NS: u64 = 1_000_000;
-
-impl<D: Partitioned, F: Fabric, L: Layout> Debug for PoolOwners<D, F, L> {
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PoolOwners").field("parts", &self.parts).finish_non_exhaustive()
-    }
-}
 
 /// The keys are moving and have no owner for a while.
 pub(super) fn no_owner() -> Unserved {

@@ -26,7 +26,6 @@ use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::Arc;
 use smallvec::SmallVec;
 use std::cell::RefCell;
-use std::fmt::{self, Debug, Formatter};
 use std::future::Future;
 use std::ops::Bound;
 
@@ -190,12 +189,6 @@ pub(crate) struct Attempts {
 pub struct Router<O: Owners> {
     owners: O,
     route: Route<OwnedKeyOf<O>>,
-}
-
-impl<O: Owners> Debug for Router<O> {
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Router").field("route", &self.route).finish_non_exhaustive()
-    }
 }
 
 impl<O: Owners> Router<O> {

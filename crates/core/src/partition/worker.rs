@@ -31,7 +31,6 @@ use crate::wire::{
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, MAX_MESSAGE_BYTES, ServerId};
 use std::cell::Cell;
-use std::fmt::{self, Debug, Formatter};
 use std::rc::Rc;
 
 /// A halted compute server resumes by itself after this time.
@@ -92,12 +91,6 @@ fn thin_out<L: Layout>(keys: &mut Vec<OwnedKey<L>>) {
             is_kept = !is_kept;
             is_kept
         });
-    }
-}
-
-impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Debug for Worker<D, F, L, V> {
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Worker").field("part", &self.part).finish_non_exhaustive()
     }
 }
 

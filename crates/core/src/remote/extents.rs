@@ -25,7 +25,6 @@ use farleaf_fabric::sync::{Arc, Ordering};
 use farleaf_fabric::{BUFFER_BYTES, Buffer, Fabric, FabricError, GlobalAddr, Region, ServerId};
 use std::cell::RefCell;
 use std::collections::VecDeque;
-use std::fmt;
 
 /// The most words of one READ or WRITE: 64 KiB.
 pub const TRANSFER_WORDS: usize = 8192;
@@ -370,12 +369,6 @@ pub struct ExtentWriter<'c, F: Fabric, L: Layout> {
     is_in_doubt: bool,
     /// Why the table cannot be finished.
     failed: Option<RemoteError>,
-}
-
-impl<F: Fabric, L: Layout> fmt::Debug for ExtentWriter<'_, F, L> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ExtentWriter").field("lease", &self.lease).finish_non_exhaustive()
-    }
 }
 
 impl<F: Fabric, L: Layout> ExtentWriter<'_, F, L> {

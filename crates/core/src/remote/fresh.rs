@@ -13,7 +13,6 @@ use super::{Image, PageClient, RemoteError};
 use crate::page::{Layout, LockWord};
 use farleaf_fabric::{Buffer, Fabric, GlobalAddr, ServerId};
 use std::collections::VecDeque;
-use std::fmt;
 
 /// Retries of a WRITE of unknown outcome.
 const WRITE_RETRIES: u32 = 16;
@@ -43,12 +42,6 @@ impl<F: Fabric> FreshNode<F> {
     }
 }
 
-impl<F: Fabric> fmt::Debug for FreshNode<F> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("FreshNode").field("at", &self.at).finish_non_exhaustive()
-    }
-}
-
 /// Writes new pages.
 pub struct FreshWriter<'a, F: Fabric, L: Layout> {
     pages: &'a PageClient<F, L>,
@@ -56,12 +49,6 @@ pub struct FreshWriter<'a, F: Fabric, L: Layout> {
     nodes: Vec<GlobalAddr>,
     /// Whether a WRITE that is no longer in flight may still land.
     in_doubt: bool,
-}
-
-impl<F: Fabric, L: Layout> fmt::Debug for FreshWriter<'_, F, L> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("FreshWriter").field("nodes", &self.nodes.len()).finish_non_exhaustive()
-    }
 }
 
 impl<'a, F: Fabric, L: Layout> FreshWriter<'a, F, L> {

@@ -14,7 +14,6 @@ use crate::page::Layout;
 use crate::rules;
 use farleaf_fabric::{Fabric, GlobalAddr, Work};
 use std::collections::VecDeque;
-use std::fmt;
 
 /// Maximum number of heads, and of siblings missing in their parents, between two leaves of a walk.
 const MAX_STEPS: usize = 64;
@@ -25,12 +24,6 @@ pub struct LeafStream<'a, F: Fabric, L: Layout> {
     ahead: VecDeque<Ahead<F, L>>,
     /// Maximum number of leaves from a head's list that are in flight.
     window: usize,
-}
-
-impl<F: Fabric, L: Layout> fmt::Debug for LeafStream<'_, F, L> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LeafStream").field("in_flight", &self.ahead.len()).finish_non_exhaustive()
-    }
 }
 
 enum State<F: Fabric, L> {

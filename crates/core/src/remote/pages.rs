@@ -27,7 +27,6 @@ use farleaf_fabric::sync::{Arc, AtomicU64, Ordering};
 use farleaf_fabric::{Buffer, Fabric, FabricError, GlobalAddr, ServerId};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
-use std::fmt;
 use std::marker::PhantomData;
 use std::rc::Rc;
 
@@ -101,12 +100,6 @@ pub struct PendingRead<F: Fabric> {
     pointer: Pointer,
     posted_ns: u64,
     operation: F::Op<Buffer>,
-}
-
-impl<F: Fabric> fmt::Debug for PendingRead<F> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PendingRead").field("pointer", &self.pointer).finish_non_exhaustive()
-    }
 }
 
 impl<F: Fabric> PendingRead<F> {

@@ -277,7 +277,7 @@ impl Command {
 }
 
 /// A connection to a cluster of any layout.
-pub(crate) trait Opened: std::fmt::Debug {
+pub(crate) trait Opened {
     /// Executes one operation and prints its results. Also returns whether it has printed anything.
     fn run(
         &self,

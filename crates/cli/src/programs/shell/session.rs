@@ -16,7 +16,6 @@ use farleaf_core::index::IndexError;
 const DEPTH: usize = 256;
 
 /// A connection to a cluster, reopened as needed.
-#[derive(Debug)]
 pub(super) struct Session<'a> {
     access: &'a Access,
     abandon: &'a Abandon,

@@ -38,7 +38,6 @@ use std::collections::BTreeSet;
 /// previous range, after an error and when the move's future is dropped, unless
 /// [`Released::for_good`] was called.
 #[must_use]
-#[derive(Debug)]
 pub struct GivenUp<'a, F: Fabric, L: Layout> {
     index: &'a DexIndex<F, L>,
     before: Option<OwnedRange<OwnedKey<L>>>,

@@ -13,7 +13,6 @@ use crate::index::{Built, BulkBuilder};
 use crate::page::{Layout, MAX_LEVEL, OwnedKey};
 use crate::remote::{FreshNode, FreshWriter, Image, PageClient, RemoteError};
 use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
-use std::fmt::{self, Debug, Formatter};
 
 /// Minimum fill of inner nodes.
 const INNER_FILL: f64 = 0.9;
@@ -115,12 +114,6 @@ pub struct BuiltTree<L: Layout> {
 impl<L: Layout> Built<OwnedKey<L>> for BuiltTree<L> {
     fn equal_boundaries(&self, parts: usize) -> Option<Vec<OwnedKey<L>>> {
         equal_boundaries(&self.leaves, self.records, parts)
-    }
-}
-
-impl<F: Fabric, L: Layout> Debug for Builder<'_, F, L> {
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Builder").field("records", &self.records).finish_non_exhaustive()
     }
 }
 

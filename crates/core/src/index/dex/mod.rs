@@ -79,7 +79,6 @@ use std::rc::Rc;
 const FRAMES_TOGETHER: usize = 64;
 
 /// A handle on one compute server's part of the index.
-#[derive(Debug)]
 pub struct DexIndex<F: Fabric, L: Layout> {
     server: Arc<DexServer<L>>,
     client: CacheClient<F, L>,

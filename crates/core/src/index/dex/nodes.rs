@@ -15,7 +15,6 @@ use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
 use std::mem::ManuallyDrop;
 
 /// A node that nothing points to yet. Dropping it frees the node.
-#[derive(Debug)]
 pub(super) struct NewNode<'a, L: Layout> {
     node: Taken<'a, L>,
     /// Keeps other operations from fetching the node through an old copy of a shared node (D3).
@@ -50,7 +49,6 @@ impl<'a, L: Layout> NewNode<'a, L> {
 
 /// A node that a parent in the pool may already point to. If this is dropped, the node is never
 /// reused.
-#[derive(Debug)]
 pub(super) struct Linking<'a, L: Layout> {
     node: ManuallyDrop<Taken<'a, L>>,
     mark: IoMark<'a>,
@@ -69,7 +67,6 @@ impl<'a, L: Layout> Linking<'a, L> {
 }
 
 /// Returns the node to the free list when dropped.
-#[derive(Debug)]
 struct Taken<'a, L: Layout> {
     server: &'a DexServer<L>,
     at: GlobalAddr,

@@ -91,7 +91,6 @@ impl Drop for Asked<'_> {
 }
 
 /// The mark that keeps other operations away from a node while a memory server works below it.
-#[derive(Debug)]
 enum Marked<'a> {
     Lookup(OffloadMark<'a>),
     Change(Asked<'a>),

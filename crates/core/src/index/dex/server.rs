@@ -15,7 +15,6 @@ use farleaf_fabric::{Fabric, GlobalAddr, RegionError, ServerId};
 use std::collections::BTreeMap;
 
 /// One compute server.
-#[derive(Debug)]
 pub struct DexServer<L: Layout> {
     cache: Arc<Cache<L>>,
     /// The number of the root's frame plus one; 0 until the root has been read.

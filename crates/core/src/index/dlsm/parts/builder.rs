@@ -15,7 +15,6 @@ use crate::remote::{ROOT_SERVER, RemoteError};
 use farleaf_fabric::Fabric;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::fmt::{self, Debug, Formatter};
 
 /// The tables of a bulk load under construction.
 pub struct LoadBuilder<'p, F: Fabric, L: Layout> {
@@ -28,12 +27,6 @@ pub struct LoadBuilder<'p, F: Fabric, L: Layout> {
 
 /// The part and the shard that records go to. Its tree is neither left nor divided meanwhile.
 type Now<'p, F, L> = ((usize, usize), Loader<'p, F, L>, Visit<'p>);
-
-impl<F: Fabric, L: Layout> Debug for LoadBuilder<'_, F, L> {
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LoadBuilder").field("loaded", &self.loaded).finish_non_exhaustive()
-    }
-}
 
 /// The tables of a bulk load, by their shard.
 #[derive(Debug, Default)]
