@@ -24,8 +24,7 @@ use farleaf_core::server::{MemoryServer, MemoryServerConfig};
 use farleaf_fabric::local::{LocalCluster, LocalConfig, LocalFabric};
 use farleaf_fabric::sync::{Arc, Ordering};
 use farleaf_fabric::{
-    Buffer, Cluster, Counters, Fabric, FabricError, GlobalAddr, Message, Rule, ServerId, Work,
-    now_or_never,
+    Buffer, Cluster, Fabric, FabricError, GlobalAddr, Message, Rule, ServerId, now_or_never,
 };
 use shuttle::rand::{RngCore, thread_rng};
 use shuttle::scheduler::{PctScheduler, RandomScheduler};
@@ -143,45 +142,7 @@ impl<F: Fabric> Fabric for Late<F> {
         self.inner.fence(server, compute_server).await
     }
 
-    fn buffer(&self, bytes: usize) -> Result<Buffer, FabricError> {
-        self.inner.buffer(bytes)
-    }
-
-    async fn charge(&self, work: Work) {
-        self.inner.charge(work).await;
-    }
-
-    async fn sleep(&self, ns: u64) {
-        self.inner.sleep(ns).await;
-    }
-
-    fn now_ns(&self) -> u64 {
-        self.inner.now_ns()
-    }
-
-    fn random(&self) -> u64 {
-        self.inner.random()
-    }
-
-    fn unique(&self) -> u64 {
-        self.inner.unique()
-    }
-
-    fn counters(&self) -> &Counters {
-        self.inner.counters()
-    }
-
-    fn memory_servers(&self) -> u16 {
-        self.inner.memory_servers()
-    }
-
-    fn compute_server(&self) -> u16 {
-        self.inner.compute_server()
-    }
-
-    fn depth(&self) -> usize {
-        self.inner.depth()
-    }
+    farleaf_fabric::forward_fabric!(inner);
 
     fn breaks(&self, rule: Rule) -> bool {
         self.broken == Some(rule)

@@ -5,8 +5,7 @@ use farleaf_fabric::conformance::TestService;
 use farleaf_fabric::handshake::{HandshakeError, Refusal};
 use farleaf_fabric::sim::{Faults, SimConfig, SimFabric};
 use farleaf_fabric::{
-    Buffer, Cluster, Counters, Fabric, FabricError, GlobalAddr, Message, Provider, ServerId,
-    Uncertainty, Work,
+    Buffer, Cluster, Fabric, FabricError, GlobalAddr, Message, Provider, ServerId, Uncertainty,
 };
 use farleaf_far_memory::{Access, FarConfig, FarError, Manual, Pager, Reserved, State};
 use futures_util::StreamExt;
@@ -136,45 +135,7 @@ impl<F: Fabric> Fabric for Troubled<F> {
         self.inner.fence(server, compute_server).await
     }
 
-    fn buffer(&self, bytes: usize) -> Result<Buffer, FabricError> {
-        self.inner.buffer(bytes)
-    }
-
-    async fn charge(&self, work: Work) {
-        self.inner.charge(work).await;
-    }
-
-    async fn sleep(&self, ns: u64) {
-        self.inner.sleep(ns).await;
-    }
-
-    fn now_ns(&self) -> u64 {
-        self.inner.now_ns()
-    }
-
-    fn random(&self) -> u64 {
-        self.inner.random()
-    }
-
-    fn unique(&self) -> u64 {
-        self.inner.unique()
-    }
-
-    fn counters(&self) -> &Counters {
-        self.inner.counters()
-    }
-
-    fn memory_servers(&self) -> u16 {
-        self.inner.memory_servers()
-    }
-
-    fn compute_server(&self) -> u16 {
-        self.inner.compute_server()
-    }
-
-    fn depth(&self) -> usize {
-        self.inner.depth()
-    }
+    farleaf_fabric::forward_fabric!(inner);
 }
 
 type TestPager<F> = Pager<F, Manual, Reserved>;

@@ -4,6 +4,7 @@
 //! No check waits for a real duration or asserts one: a slow provider is merely slow.
 
 mod connection;
+mod forward;
 mod hostile;
 mod limits;
 mod rpc;
