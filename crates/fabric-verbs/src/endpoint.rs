@@ -8,11 +8,11 @@ use crate::memory::Known;
 use crate::objects::Channel;
 use farleaf_fabric::endpoint::dial::{Dialled, Dials, reset_link};
 use farleaf_fabric::endpoint::{
-    Body, Endpoint, EndpointDriver, Inner, Looks, NoHeldRead, Op, Peers, Reactor, Settings, Slot,
+    Endpoint, EndpointDriver, Inner, Looks, NoHeldRead, Op, Peers, Reactor, Settings, Slot,
     Transport,
 };
 use farleaf_fabric::handshake::{Identity, Role};
-use farleaf_fabric::provider::Clock;
+use farleaf_fabric::provider::{Body, Clock};
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Buffer, BufferPool, FabricError, Message, ServerId};
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};

@@ -12,6 +12,7 @@
 
 mod access;
 mod addr;
+mod body;
 mod buffer;
 mod calls;
 mod clients;

@@ -3,6 +3,7 @@
 //! *Thread safety*: see each item.
 
 pub use crate::access::check_alignment;
+pub use crate::body::Body;
 pub use crate::clients::{run_here, run_on_threads};
 pub use crate::clock::Clock;
 #[cfg(not(any(loom, shuttle)))]

@@ -23,9 +23,10 @@ pub(crate) use driver::timespec;
 pub use driver::{EndpointCluster, EndpointDriver, FOREIGN, Looks, Reactor};
 pub use op::{HeldRead, NoHeldRead, Op};
 pub use peers::{Peers, PeersConfig, ServerStarts, start_on_loopback};
-pub use slots::{Body, Slot, Slots};
+pub use slots::{Slot, Slots};
 
 use crate::access::check_alignment;
+use crate::body::Body;
 use crate::handshake::{Identity, draw_epoch};
 use crate::sync::Arc;
 use crate::{

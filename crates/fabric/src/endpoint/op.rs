@@ -2,8 +2,8 @@
 //!
 //! *Thread safety*: an endpoint's thread.
 
-use super::slots::Body;
 use super::{Inner, Transport};
+use crate::body::Body;
 use crate::{Buffer, FabricError};
 use std::future::Future;
 use std::pin::Pin;

@@ -14,8 +14,9 @@ use super::gate::Gate;
 use super::process::Listening;
 use super::ring::{Consumer, Direction, Garbage, Kind, Producer};
 use super::socket::{self, Packet};
+use crate::body::Body;
 use crate::clock::Clock;
-use crate::endpoint::{Body, Link, LinkContext, Slot, Slots, lost};
+use crate::endpoint::{Link, LinkContext, Slot, Slots, lost};
 use crate::handshake::{
     HandshakeError, Identity, Initiator, InitiatorStep, NO_FENCES, Nonce, Role, Token, Wanted,
 };

@@ -3,9 +3,10 @@
 use super::config::SimConfig;
 use super::events::Until;
 use super::network::Connection;
-use super::op::{Body, Op, SimOp};
+use super::op::{Op, SimOp};
 use super::world::{Clock, Shared, World};
 use crate::access::check_alignment;
+use crate::body::Body;
 use crate::{
     BUFFER_BYTES, Buffer, BufferPool, Counters, Fabric, FabricError, GlobalAddr, MAX_MESSAGE_BYTES,
     Message, Rule, Section, ServerId, Uncertainty, Work,
@@ -266,53 +267,32 @@ impl SimFabric {
     }
 }
 
-fn buffer_of(body: Body) -> Buffer {
-    match body {
-        Body::Read { into: buffer, .. } | Body::Write { from: buffer, .. } => buffer,
-        other => unreachable!("a READ or a WRITE keeps its buffer, not {other:?}"),
-    }
-}
-
-fn found_by(body: Body) -> u64 {
-    match body {
-        Body::Found(value) => value,
-        other => unreachable!("an atomic that took effect has found a value, not {other:?}"),
-    }
-}
-
-fn reply_of(body: Body) -> Message {
-    match body {
-        Body::Call(reply) => reply,
-        other => unreachable!("an answered call has its reply, not {other:?}"),
-    }
-}
-
 impl Fabric for SimFabric {
     type Op<T: 'static> = SimOp<T>;
 
     fn read(&self, at: GlobalAddr, into: Buffer) -> SimOp<Buffer> {
         self.endpoint.counters.count_read(into.bytes());
-        self.post(at.server(), Body::Read { at, into }, buffer_of)
+        self.post(at.server(), Body::Read { at, into }, Body::into_buffer)
     }
 
     fn write(&self, at: GlobalAddr, from: Buffer) -> SimOp<Buffer> {
         self.endpoint.counters.count_write(from.bytes());
-        self.post(at.server(), Body::Write { at, from }, buffer_of)
+        self.post(at.server(), Body::Write { at, from }, Body::into_buffer)
     }
 
     fn compare_swap(&self, at: GlobalAddr, expected: u64, new: u64) -> SimOp<u64> {
         self.endpoint.counters.count_atomic();
-        self.post(at.server(), Body::CompareSwap { at, expected, new }, found_by)
+        self.post(at.server(), Body::CompareSwap { at, expected, new }, Body::into_value)
     }
 
     fn fetch_add(&self, at: GlobalAddr, delta: u64) -> SimOp<u64> {
         self.endpoint.counters.count_atomic();
-        self.post(at.server(), Body::FetchAdd { at, delta }, found_by)
+        self.post(at.server(), Body::FetchAdd { at, delta }, Body::into_value)
     }
 
     fn call(&self, server: ServerId, request: Message) -> SimOp<Message> {
         self.endpoint.counters.count_rpc(request.len());
-        self.post(server, Body::Call(request), reply_of)
+        self.post(server, Body::Call(request), Body::into_reply)
     }
 
     async fn reset(&self, server: ServerId) -> Result<(), FabricError> {

@@ -6,40 +6,15 @@
 
 use super::config::Verb;
 use super::endpoint::EndpointState;
-use crate::{Buffer, FabricError, GlobalAddr, Message, ServerId};
+use crate::body::Body;
+use crate::{FabricError, Message, ServerId};
 use std::cell::RefCell;
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
-/// The parameters of an operation, and later its result.
-#[derive(Debug)]
-pub(super) enum Body {
-    Read {
-        at: GlobalAddr,
-        into: Buffer,
-    },
-    Write {
-        at: GlobalAddr,
-        from: Buffer,
-    },
-    CompareSwap {
-        at: GlobalAddr,
-        expected: u64,
-        new: u64,
-    },
-    FetchAdd {
-        at: GlobalAddr,
-        delta: u64,
-    },
-    /// The value that an atomic found.
-    Found(u64),
-    /// A request in flight, and later its reply.
-    Call(Message),
-    Taken,
-}
-
+/// What the simulated network asks of an operation. The simulator fences without one.
 impl Body {
     pub(super) fn is_write(&self) -> bool {
         matches!(self, Self::Write { .. })
@@ -55,7 +30,7 @@ impl Body {
             Self::Read { .. } => Verb::Read,
             Self::Write { .. } => Verb::Write,
             Self::CompareSwap { .. } | Self::FetchAdd { .. } | Self::Found(_) => Verb::Atomic,
-            Self::Call(_) | Self::Taken => Verb::Call,
+            Self::Call(_) | Self::Fence { .. } | Self::Taken => Verb::Call,
         }
     }
 
@@ -65,7 +40,7 @@ impl Body {
             Self::Write { from, .. } => from.bytes(),
             Self::CompareSwap { .. } | Self::FetchAdd { .. } => 16,
             Self::Call(request) => request.len(),
-            Self::Read { .. } | Self::Found(_) | Self::Taken => 0,
+            _ => 0,
         }
     }
 

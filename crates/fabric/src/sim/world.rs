@@ -13,11 +13,12 @@ use super::config::{LastWords, MOST_PORTS, Outage, SimConfig, Slow};
 use super::endpoint::EndpointState;
 use super::events::{Event, Events};
 use super::network::Nic;
-use super::op::{Body, Op};
+use super::op::Op;
 use super::sections::Sections;
 use super::server::{LateAnswers, MemoryServer};
 use super::tearing;
 use crate::access::check_lent;
+use crate::body::Body;
 use crate::region::Region;
 use crate::sync::{Arc, AtomicU64, ObjectArc, Ordering};
 use crate::{FabricError, MAX_MESSAGE_BYTES, Message, ServerId, Uncertainty, Work};
@@ -735,7 +736,7 @@ fn perform(
             let word = &check_lent(region, at, 8)?[0];
             *body = Body::Found(word.fetch_add(delta, Ordering::AcqRel));
         }
-        Body::Found(_) | Body::Call(_) | Body::Taken => {}
+        Body::Found(_) | Body::Call(_) | Body::Fence { .. } | Body::Taken => {}
     }
     Ok(())
 }

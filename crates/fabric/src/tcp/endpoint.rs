@@ -5,10 +5,11 @@
 use super::cluster::{Shared, TcpConfig};
 use super::link::Frames;
 use super::op::Progress;
+use crate::body::Body;
 use crate::clock::Clock;
 use crate::endpoint::dial::{Dialled, Dials, reset_link};
 use crate::endpoint::{
-    Body, Endpoint, EndpointDriver, Inner, Looks, NoHeldRead, Op, Peers, Reactor, Settings, Slot,
+    Endpoint, EndpointDriver, Inner, Looks, NoHeldRead, Op, Peers, Reactor, Settings, Slot,
     Transport,
 };
 use crate::handshake::{Identity, Role};

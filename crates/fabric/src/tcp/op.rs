@@ -7,7 +7,8 @@ use super::frame::{
 };
 use super::queue::ByteQueue;
 use super::window::Window;
-use crate::endpoint::{Body, Slot};
+use crate::body::Body;
+use crate::endpoint::Slot;
 use crate::region::{load_bytes, store_bytes};
 use crate::{Buffer, FabricError, GlobalAddr, ServerId, Uncertainty};
 
