@@ -54,6 +54,28 @@ pub(crate) async fn fill_until_refused(
     model
 }
 
+/// Fills an index until it refuses keys: it must have the accepted ones, and find room again once
+/// most of them are removed.
+pub(crate) async fn stays_whole_without_memory(index: &impl IndexAdmin<Key = u64, Value = u64>) {
+    let model = fill_until_refused(index).await;
+    let contents: Vec<_> = model.into_iter().collect();
+    assert_eq!(index.scan(&Scan::range(..)).await.unwrap(), contents);
+    let mut downwards = index.scan(&Scan::range(..).reverse()).await.unwrap();
+    downwards.reverse();
+    assert_eq!(downwards, contents);
+    for (key, value) in &contents {
+        assert_eq!(index.get(key).await, Ok(Some(*value)));
+        assert_eq!(index.update(key, &!value).await, Ok(true));
+    }
+    for (key, _) in contents.iter().skip(3) {
+        assert_eq!(index.remove(key).await, Ok(true));
+    }
+    index.collect().await.unwrap();
+    for key in 0..20 {
+        assert_eq!(index.insert(&((key << 40) + 1), &1).await, Ok(true));
+    }
+}
+
 /// Stages that clients reach one after the other.
 #[derive(Debug, Default)]
 pub(crate) struct Stages(Mutex<u32>);

@@ -3,8 +3,8 @@
 //! change harms no other client.
 
 use super::clients::{
-    self, fill_until_refused, for_seeds, grow_and_shrink, late_and_lossy, rough, seeds, setup,
-    spent,
+    self, for_seeds, grow_and_shrink, late_and_lossy, rough, seeds, setup, spent,
+    stays_whole_without_memory,
 };
 use farleaf_core::index::coarse::{Coarse, CoarseOptions, Partitioning};
 use farleaf_core::index::conformance::{self, Beside, Setup};
@@ -205,20 +205,7 @@ fn without_memory_the_operation_fails_and_the_index_stays_whole() {
     let cluster = setup(&provider, 2, 64 << 10, options).with_index::<Tiny, Fine>();
     cluster.run_one(|fabric| async move {
         let index = open::<_, Tiny>(fabric.clone()).await;
-        let model = fill_until_refused(&index).await;
-        let contents: Vec<_> = model.iter().map(|(&key, &value)| (key, value)).collect();
-        assert_eq!(index.scan(&Scan::range(..)).await.unwrap(), contents);
-        for (key, value) in &contents {
-            assert_eq!(index.get(key).await, Ok(Some(*value)));
-            assert_eq!(index.update(key, &!value).await, Ok(true));
-        }
-        for (key, _) in contents.iter().skip(3) {
-            assert_eq!(index.remove(key).await, Ok(true));
-        }
-        index.collect().await.unwrap();
-        for key in 0..20 {
-            assert_eq!(index.insert(&((key << 40) + 1), &1).await, Ok(true));
-        }
+        stays_whole_without_memory(&index).await;
     });
 }
 
