@@ -12,12 +12,13 @@
 //! *Thread safety*: a run is one thread.
 
 use crate::audit::{Found, Reader};
-use crate::checker::{Verdict, check, check_kept, values_written};
+use crate::checker::{Verdict, check_kept, values_written};
 use crate::client::{self, Active, Board, Over, join_all};
 use crate::death::DeathAt;
 use crate::history::Action;
 use crate::inspect::{Expect, Pool};
 use crate::reshaping::mover;
+use crate::rounds::play_round;
 use crate::scenario::{DesignSpec, ErrorKind, LoadSpec, Scenario};
 use crate::setup::{Servers, dex_options, sim_config, start};
 use crate::workload::{self, Stream};
@@ -27,7 +28,7 @@ use farleaf_core::index::{Background, ByName, Design, IndexAdmin, IndexError, Ra
 use farleaf_core::page::{Layout, Named, OwnedKey, clipped};
 use farleaf_core::partition::{ComputePool, end_former_life, fence_former_life};
 use farleaf_core::server::MemoryServer;
-use farleaf_fabric::sim::{LastWords, SimCluster, SimControl};
+use farleaf_fabric::sim::{SimCluster, SimControl};
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Cluster, Fabric, GlobalAddr, Provider};
 use rand::RngExt;
@@ -82,28 +83,13 @@ where
             true => (0..pool.servers().len() as u16).collect(),
             false => spec.servers.clone(),
         };
-        let death = board.death().unwrap_or_else(|| DeathAt {
-            write: rng.random_range(0..=spec.max_writes),
-            last_words: LastWords::Some,
-        });
-        // In the last round, WRITEs are also counted, but the death never comes.
-        let write = if is_last { u64::MAX } else { death.write };
-        cluster.kill_compute_servers_at_write(doomed.clone(), write, death.last_words);
-        let round_board = Board::for_round(scenario, std::mem::take(&mut found.contents));
-        run.round(&cluster, &round_board, &pool, round, is_last);
-        let left = cluster.call_off_death();
-        let history = round_board.recorder.take();
-        board.recorder.append(&history);
-        board.add_counts(&round_board, left.is_none());
         let which = |report: String| format!("round {round}: {report}");
-        match check(&history) {
-            Verdict::Holds => {}
-            Verdict::Violated(report) => return Err(which(report)),
-            Verdict::GaveUp(why) => return Err(which(format!("the checkers gave up: {why}"))),
-        }
-        if let Some(fault) = round_board.fault() {
-            return Err(which(fault));
-        }
+        let contents = std::mem::take(&mut found.contents);
+        let clients = |board: &Board| run.round(&cluster, board, &pool, round, is_last);
+        let death = board.death().unwrap_or_else(|| DeathAt::drawn(spec.max_writes, &mut rng));
+        let death = (!is_last).then_some(death);
+        let begin = (&doomed[..], death, contents);
+        let history = play_round(&cluster, scenario, board, begin, clients).map_err(which)?;
         if is_last {
             break;
         }

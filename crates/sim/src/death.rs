@@ -1,6 +1,7 @@
 //! The moment at which compute servers die, if it is given explicitly.
 
 use farleaf_fabric::sim::LastWords;
+use rand::RngExt;
 use std::fmt;
 use std::str::FromStr;
 
@@ -21,6 +22,11 @@ impl DeathAt {
     /// Every kind of death at this WRITE.
     pub fn each(write: u64) -> impl Iterator<Item = Self> {
         LAST_WORDS.into_iter().map(move |(_, last_words)| Self { write, last_words })
+    }
+
+    /// A death at one of the first `max_writes` WRITEs.
+    pub(crate) fn drawn(max_writes: u64, rng: &mut impl RngExt) -> Self {
+        Self { write: rng.random_range(0..=max_writes), last_words: LastWords::Some }
     }
 }
 

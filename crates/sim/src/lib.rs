@@ -24,6 +24,7 @@ mod processes;
 mod random;
 mod registry;
 mod reshaping;
+mod rounds;
 mod run;
 pub mod scenario;
 mod setup;

@@ -10,12 +10,13 @@
 //! *Thread safety*: a run is one thread.
 
 use crate::audit::{Found, Reader};
-use crate::checker::{Verdict, check, check_kept};
+use crate::checker::{Verdict, check_kept};
 use crate::client::{self, Board, Over};
 use crate::death::DeathAt;
 use crate::history::Action;
 use crate::inspect::{Pool, Tree, watch};
 use crate::reshaping::lsm_worker;
+use crate::rounds::play_round;
 use crate::scenario::{DesignSpec, LoadSpec, Scenario};
 use crate::setup::{Servers, dlsm_options, sim_config, start};
 use crate::workload;
@@ -23,7 +24,7 @@ use farleaf_core::index::dlsm::{Dlsm, DlsmOptions, Shard};
 use farleaf_core::index::{ByName, Design, IndexError};
 use farleaf_core::page::{Layout, Named};
 use farleaf_core::server::MemoryServer;
-use farleaf_fabric::sim::{LastWords, SimCluster};
+use farleaf_fabric::sim::SimCluster;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Cluster, Fabric, Provider};
 use rand::RngExt;
@@ -63,27 +64,13 @@ where
     for round in 0..=rounds {
         let is_last = round == rounds;
         let doomed: Vec<u16> = (0..scenario.cluster.compute_servers).collect();
-        let death = board.death().unwrap_or_else(|| DeathAt {
-            write: rng.random_range(0..=spec.max_writes),
-            last_words: LastWords::Some,
-        });
-        let write = if is_last { u64::MAX } else { death.write };
-        sim.kill_compute_servers_at_write(doomed.clone(), write, death.last_words);
-        let round_board = Board::for_round(scenario, std::mem::take(&mut found.contents));
-        run.round(&sim, &round_board, &shard, round, is_last);
-        let left = sim.call_off_death();
-        let history = round_board.recorder.take();
-        board.recorder.append(&history);
-        board.add_counts(&round_board, left.is_none());
         let which = |report: String| format!("round {round}: {report}");
-        match check(&history) {
-            Verdict::Holds => {}
-            Verdict::Violated(report) => return Err(which(report)),
-            Verdict::GaveUp(why) => return Err(which(format!("the checkers gave up: {why}"))),
-        }
-        if let Some(fault) = round_board.fault() {
-            return Err(which(fault));
-        }
+        let contents = std::mem::take(&mut found.contents);
+        let clients = |board: &Board| run.round(&sim, board, &shard, round, is_last);
+        let death = board.death().unwrap_or_else(|| DeathAt::drawn(spec.max_writes, &mut rng));
+        let death = (!is_last).then_some(death);
+        let begin = (&doomed[..], death, contents);
+        let history = play_round(&sim, scenario, board, begin, clients).map_err(which)?;
         if is_last {
             break;
         }
