@@ -6,7 +6,7 @@ use crate::engine::{Engine, InProcess, Machine};
 use crate::error::{Cause, Error};
 use crate::index::Index;
 use crate::request::Served;
-use farleaf_core::cache::CacheOptions;
+use farleaf_core::cache::{CacheOptions, DEFAULT_CACHE_BYTES};
 use farleaf_core::index::Design;
 use farleaf_core::index::blocks::{BlockOptions, Blocks};
 use farleaf_core::index::dex::{Dex, DexOptions};
@@ -36,7 +36,7 @@ impl Default for EmbeddedOptions {
         Self {
             memory_bytes: 1 << 30,
             memory_servers: 1,
-            cache_bytes: 64 << 20,
+            cache_bytes: DEFAULT_CACHE_BYTES,
             engines,
             page_bytes: PAGE_BYTES,
         }

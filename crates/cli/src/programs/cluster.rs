@@ -2,7 +2,7 @@
 
 use super::client::{Patience, locate};
 use super::layout::{BlockArguments, FromRows, LayoutArguments, Reading};
-use super::{ClusterLocation, Common, WRITE_BACK_MS, duration, servers};
+use super::{ClusterLocation, Common, DEFAULT_CACHE, WRITE_BACK_MS, duration, servers};
 use anyhow::Context;
 use clap::Args;
 use farleaf_bench::InputError;
@@ -60,7 +60,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "N", default_value = "1", value_parser = units::limited::<u16>(1, 1024))]
     threads: u16,
     /// Give each compute server a cache of this size, such as 1Gi
-    #[arg(long, value_name = "BYTES", default_value = "64Mi", value_parser = units::bytes)]
+    #[arg(long, value_name = "BYTES", default_value = DEFAULT_CACHE, value_parser = units::bytes)]
     cache_bytes: u64,
     /// Write changed nodes back within this many milliseconds; 0 waits until they are evicted or
     /// flushed

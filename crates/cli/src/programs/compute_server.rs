@@ -1,7 +1,7 @@
 //! `farleaf compute-server`: runs one compute server.
 
 use super::layout::BlockArguments;
-use super::{Common, WRITE_BACK_MS, address, duration};
+use super::{Common, DEFAULT_CACHE, WRITE_BACK_MS, address, duration};
 use clap::Args;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use farleaf_cluster::catalog::CatalogAddress;
@@ -55,7 +55,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "N", hide = true, value_parser = units::limited::<u16>(1, 64))]
     io_threads: Option<u16>,
     /// Cache nodes, and values of byte strings, in this much memory, such as 16Gi
-    #[arg(long, value_name = "BYTES", default_value = "64Mi", value_parser = units::bytes)]
+    #[arg(long, value_name = "BYTES", default_value = DEFAULT_CACHE, value_parser = units::bytes)]
     cache_bytes: u64,
     #[command(flatten)]
     blocks: BlockArguments,

@@ -33,6 +33,9 @@ use std::time::Duration;
 /// Commands that can read their settings from a file.
 const WITH_FILES: [&str; 3] = ["memory-server", "compute-server", "cluster"];
 
+/// Default size of a compute server's cache: [`farleaf_core::cache::DEFAULT_CACHE_BYTES`].
+const DEFAULT_CACHE: &str = "64Mi";
+
 /// Default maximum age of a dirty node, in milliseconds.
 const WRITE_BACK_MS: u32 = 1000;
 
@@ -170,6 +173,8 @@ pub(crate) fn with_file(arguments: Vec<OsString>) -> Result<Vec<OsString>, Confi
 mod tests {
     use super::*;
     use clap::Parser;
+    use farleaf_command_line::units;
+    use farleaf_core::cache::DEFAULT_CACHE_BYTES;
 
     #[test]
     fn flags_win_over_the_file() {
@@ -188,5 +193,10 @@ mod tests {
         assert_eq!((server.number, server.pool_bytes), (4, 64 << 20));
         assert_eq!(with_file(words(&["farleaf", "demo"])).unwrap().len(), 2);
         std::fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn compute_servers_of_a_cluster_have_the_cache_of_embedded_ones() {
+        assert_eq!(units::bytes(DEFAULT_CACHE), Ok(DEFAULT_CACHE_BYTES));
     }
 }

@@ -39,7 +39,8 @@ pub(crate) use mapping::OffloadMark;
 pub use mapping::{IoMark, Mapped, Mapping};
 pub(crate) use options::named;
 pub use options::{
-    AdmissionName, CacheOptions, CoolingName, OffloadName, UnknownName, VictimName, WriteBackName,
+    AdmissionName, CacheOptions, CoolingName, DEFAULT_CACHE_BYTES, OffloadName, UnknownName,
+    VictimName, WriteBackName,
 };
 pub use owned::{Owned, OwnedRange, Ownership};
 pub use policy::{

@@ -160,6 +160,9 @@ named!(WriteBackName, "words or pages", { Words: "words", Pages: "pages", });
 /// A scan READs at most one leaf per this many frames at a time.
 const FRAMES_PER_LEAF_AHEAD: u32 = 8;
 
+/// The default size of a compute server's cache, in bytes.
+pub const DEFAULT_CACHE_BYTES: u64 = 64 << 20;
+
 /// The options for the cache of one compute server.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CacheOptions {
@@ -191,7 +194,7 @@ pub struct CacheOptions {
 impl Default for CacheOptions {
     fn default() -> Self {
         Self {
-            bytes: 64 << 20,
+            bytes: DEFAULT_CACHE_BYTES,
             cooling_percent: 10,
             sampled: 2,
             admission: AdmissionName::default(),

@@ -15,7 +15,7 @@ use farleaf_bench::trace::{Trace, TraceFormat, read_trace};
 use farleaf_bench::workload::{Harness, Operation, StreamConfig};
 use farleaf_command_line::output;
 use farleaf_command_line::usage;
-use farleaf_core::cache::CacheOptions;
+use farleaf_core::cache::{CacheOptions, DEFAULT_CACHE_BYTES};
 use farleaf_core::index::blocks::MOST_LOST;
 use farleaf_core::index::dex::DexOptions;
 use farleaf_core::index::fine::FineOptions;
@@ -25,9 +25,6 @@ use farleaf_fabric::local::LocalConfig;
 #[cfg(feature = "verbs")]
 use farleaf_fabric_verbs::VerbsConfig;
 use std::path::Path;
-
-/// Default cache size of a compute server.
-const DEFAULT_CACHE_BYTES: u64 = 64 << 20;
 
 /// Maximum number of clients that are real threads of this process.
 const MOST_LOCAL_CLIENTS: u32 = 1024;

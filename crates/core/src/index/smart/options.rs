@@ -1,5 +1,6 @@
 //! Options of a SMART index.
 
+use crate::cache::DEFAULT_CACHE_BYTES;
 use crate::index::IndexError;
 
 /// Options of a new SMART index.
@@ -16,7 +17,7 @@ pub struct SmartOptions {
 
 impl Default for SmartOptions {
     fn default() -> Self {
-        Self { chunk_bytes: 256 << 10, cache_bytes: 64 << 20, combines: true }
+        Self { chunk_bytes: 256 << 10, cache_bytes: DEFAULT_CACHE_BYTES, combines: true }
     }
 }
 

@@ -5,6 +5,7 @@
 //! [design:8][log2 of chunk nodes:7][divided:1][locks have versions:1][reserved:15][claim id:32]
 //! ```
 
+use crate::cache::DEFAULT_CACHE_BYTES;
 use crate::page::{DesignId, NodeCarver};
 
 /// In the options' word: the keys are divided among compute servers.
@@ -28,7 +29,7 @@ pub struct EntrywiseOptions {
 
 impl Default for EntrywiseOptions {
     fn default() -> Self {
-        let (chunk_nodes_log2, cache_bytes) = (8, 64 << 20);
+        let (chunk_nodes_log2, cache_bytes) = (8, DEFAULT_CACHE_BYTES);
         Self { chunk_nodes_log2, cache_bytes, hand_overs: 8, by_versions: false }
     }
 }
