@@ -100,25 +100,28 @@ pub struct CostModel {
 
 impl Default for CostModel {
     fn default() -> Self {
-        Self {
-            client_ns: 150,
-            dispatch_ns: 450,
-            visit_node_ns: 105,
-            change_node_ns: 60,
-            restructure_node_ns: 500,
-            copy_record_ps: 1_500,
-            search_memtable_ns: 600,
-            merge_record_ns: 130,
-            index_key_ns: 110,
-            spin_ns: 60,
-            cooling_queue_ns: 0,
-            write_queue_ns: 180,
-            numa_factor: 1,
-        }
+        Self::DEFAULT
     }
 }
 
 impl CostModel {
+    /// The costs that scenarios and experiments begin with.
+    pub const DEFAULT: Self = Self {
+        client_ns: 150,
+        dispatch_ns: 450,
+        visit_node_ns: 105,
+        change_node_ns: 60,
+        restructure_node_ns: 500,
+        copy_record_ps: 1_500,
+        search_memtable_ns: 600,
+        merge_record_ns: 130,
+        index_key_ns: 110,
+        spin_ns: 60,
+        cooling_queue_ns: 0,
+        write_queue_ns: 180,
+        numa_factor: 1,
+    };
+
     /// The cost of `work`, in nanoseconds. For a section, without waits and without `numa_factor`.
     pub fn ns(&self, work: Work) -> u64 {
         match work {

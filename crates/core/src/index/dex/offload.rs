@@ -28,11 +28,11 @@ use crate::page::{Answer, Layout, LeafEdit, OwnedKey, OwnedValue, ScanWindow, sl
 use crate::remote::{RemoteError, Settling};
 use crate::rules;
 use crate::wire::{AskOffload, OffloadRequest, Reply, Request, Ticket};
-use farleaf_fabric::{Fabric, ServerId};
+use farleaf_fabric::{CostModel, Fabric, ServerId};
 use std::cell::{Cell, RefCell};
 
 /// Time to search a cached node, in nanoseconds: the paper's l_s.
-const SEARCH_NS: u64 = 105;
+const SEARCH_NS: u64 = CostModel::DEFAULT.visit_node_ns;
 /// Cost of fetching a node, in percent of the time for its READ and its search: the paper's c.
 const BRINGING_PERCENT: u64 = 120;
 /// One decision in this many goes against the estimates, to keep both of them current.
