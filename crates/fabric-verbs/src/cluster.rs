@@ -3,7 +3,7 @@
 //!
 //! *Thread safety*: any number of threads.
 
-use crate::device::{Adapter, DeviceChoice, Missing, Patience};
+use crate::device::{Adapter, DeviceChoice, Missing, RetryTimers};
 use crate::endpoint::{Verbs, VerbsDriver};
 use crate::memory::Memory;
 use crate::server::{VerbsServer, VerbsServerConfig, WINDOW};
@@ -38,7 +38,7 @@ pub struct VerbsConfig {
     /// The clients' device.
     pub device: DeviceChoice,
     /// When clients give up on servers that do not answer.
-    pub patience: Patience,
+    pub retry_timers: RetryTimers,
     /// Configuration of the servers that the provider starts.
     pub server: VerbsServerConfig,
 }
@@ -54,7 +54,7 @@ impl Default for VerbsConfig {
             one_client_thread: false,
             seed: 1,
             device: DeviceChoice::default(),
-            patience: Patience::default(),
+            retry_timers: RetryTimers::default(),
             server: VerbsServerConfig::default(),
         }
     }

@@ -266,7 +266,7 @@ impl Adapter {
         pair: &QueuePair,
         own: End,
         peer: End,
-        patience: Patience,
+        retry_timers: RetryTimers,
         serves: bool,
     ) -> io::Result<()> {
         if own.link != peer.link {
@@ -299,7 +299,7 @@ impl Adapter {
             dest_qp_num: peer.pair,
             ah_attr: route,
             max_dest_rd_atomic: self.limits.served_reads,
-            min_rnr_timer: patience.receiver_not_ready_timer,
+            min_rnr_timer: retry_timers.receiver_not_ready_timer,
             ..Default::default()
         };
         let mask = ffi::QP_STATE
@@ -314,10 +314,10 @@ impl Adapter {
             qp_state: ffi::QPS_RTS,
             sq_psn: own.psn,
             max_rd_atomic: self.limits.own_reads.min(peer.reads).max(1),
-            timeout: patience.acknowledgement_timer.clamp(1, 31),
+            timeout: retry_timers.acknowledgement_timer.clamp(1, 31),
             // 7 would mean infinite retries.
-            retry_cnt: patience.retries.min(6),
-            rnr_retry: patience.retries.min(6),
+            retry_cnt: retry_timers.retries.min(6),
+            rnr_retry: retry_timers.retries.min(6),
             ..Default::default()
         };
         let mask = ffi::QP_STATE
@@ -332,7 +332,7 @@ impl Adapter {
 
 /// When a connection gives up on a peer that does not answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Patience {
+pub struct RetryTimers {
     /// Code of the acknowledgement timeout, 1 to 31: after 4.096 µs × 2^this, a request is sent
     /// again.
     pub acknowledgement_timer: u8,
@@ -343,7 +343,7 @@ pub struct Patience {
     pub receiver_not_ready_timer: u8,
 }
 
-impl Default for Patience {
+impl Default for RetryTimers {
     /// Gives up on a peer that does not answer after 3.8 s, before operations reach their
     /// deadlines. This is long enough for machines that pause occasionally, as virtual ones do. The
     /// end of a process is noticed at once, by the TCP connection that brought this one up.

@@ -12,7 +12,7 @@
 //! *Thread safety*: [`Lane::serve`] runs on one thread; any thread may call the rest.
 
 use crate::bring_up::End;
-use crate::device::{Adapter, Missing, Patience};
+use crate::device::{Adapter, Missing, RetryTimers};
 use crate::ffi::Wc;
 use crate::objects::{Batch, Channel, Completions, Operation, QueuePair, Room, SharedReceives};
 use crate::piece::{Header, Kind, PIECE_BYTES};
@@ -105,7 +105,7 @@ pub(crate) struct Lane {
     window: usize,
     /// Limit on sessions.
     sessions: usize,
-    patience: Patience,
+    retry_timers: RetryTimers,
     state: Mutex<State>,
     /// Signalled when a call has been executed.
     ended: Condvar,
@@ -119,7 +119,7 @@ impl Lane {
         adapter: &Arc<Adapter>,
         sessions: usize,
         window: usize,
-        patience: Patience,
+        retry_timers: RetryTimers,
     ) -> io::Result<Self> {
         let window = window.max(1);
         let limits = adapter.limits;
@@ -143,7 +143,7 @@ impl Lane {
             wake: WakeFd::new()?,
             window,
             sessions,
-            patience,
+            retry_timers,
             state: Mutex::default(),
             ended: Condvar::new(),
             stopped: AtomicBool::new(false),
@@ -167,7 +167,7 @@ impl Lane {
         let receives = Some(Arc::clone(&self.receives));
         let pair = QueuePair::new(&self.adapter.domain, &self.completions, receives, room)?;
         let own = self.adapter.end(&pair, psn);
-        self.adapter.connect(&pair, own, peer, self.patience, true)?;
+        self.adapter.connect(&pair, own, peer, self.retry_timers, true)?;
         state.serials += 1;
         state.needed += 2 * self.window;
         let session = Session {

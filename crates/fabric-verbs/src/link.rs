@@ -92,7 +92,7 @@ impl Carrier<Verbs> for Queues {
         };
         let shared = &context.transport.shared;
         // If connecting fails, the attempt fails like a refused one.
-        let connected = wire.connect(&shared.adapter, peer, lent, shared.config.patience);
+        let connected = wire.connect(&shared.adapter, peer, lent, shared.config.retry_timers);
         connected.map(|()| Ready::Now).map_err(|_| Lost)
     }
 

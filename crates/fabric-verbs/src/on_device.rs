@@ -3,7 +3,7 @@
 //! the unit tests and `--ignored`.
 
 use crate::bring_up::Lent;
-use crate::device::{Adapter, DeviceChoice, Patience};
+use crate::device::{Adapter, DeviceChoice, RetryTimers};
 use crate::lane::Lane;
 use crate::objects::{Channel, Local, Operation, Registration, address_of};
 use crate::piece::{Header, Kind};
@@ -28,7 +28,7 @@ impl Both {
         let region = |bytes| Arc::new(Region::new(bytes).unwrap());
         let memory = adapter.register(region(BYTES as usize), true).unwrap();
         let own = adapter.register(region(4096), false).unwrap();
-        let lane = Lane::new(&adapter, 16, 4, Patience::default()).unwrap();
+        let lane = Lane::new(&adapter, 16, 4, RetryTimers::default()).unwrap();
         let channel = Channel::new(adapter.context()).unwrap();
         Self { adapter, lane, memory, channel, own }
     }
@@ -46,8 +46,8 @@ impl Both {
         let mut wire = Wire::new(&self.adapter, &self.channel, 7, 64, 4, 1).unwrap();
         let peer = self.lane.open(wire.own(), 2, 0).unwrap();
         // A failed pair does not answer, so use few and short retries.
-        let patience = Patience { acknowledgement_timer: 12, ..Patience::default() };
-        wire.connect(&self.adapter, peer, self.lent(), patience).unwrap();
+        let retry_timers = RetryTimers { acknowledgement_timer: 12, ..RetryTimers::default() };
+        wire.connect(&self.adapter, peer, self.lent(), retry_timers).unwrap();
         (wire, peer.pair)
     }
 

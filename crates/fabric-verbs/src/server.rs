@@ -11,7 +11,7 @@
 //! *Thread safety*: the handle is for any number of threads.
 
 use crate::acceptor::{QueuePairAcceptor, Shared};
-use crate::device::{Adapter, DeviceChoice, Patience};
+use crate::device::{Adapter, DeviceChoice, RetryTimers};
 use crate::lane::Lane;
 use farleaf_fabric::RpcService;
 use farleaf_fabric::handshake::{Identity, Role, Token, draw_epoch};
@@ -41,7 +41,7 @@ pub struct VerbsServerConfig {
     /// The RDMA device.
     pub device: DeviceChoice,
     /// When the server gives up on endpoints that do not answer.
-    pub patience: Patience,
+    pub retry_timers: RetryTimers,
 }
 
 impl Default for VerbsServerConfig {
@@ -55,7 +55,7 @@ impl Default for VerbsServerConfig {
             handshake_timeout_ns: 5_000_000_000,
             window: WINDOW,
             device: DeviceChoice::default(),
-            patience: Patience::default(),
+            retry_timers: RetryTimers::default(),
         }
     }
 }
@@ -103,7 +103,7 @@ impl VerbsServer {
         let threads = config.threads.max(1);
         let each = config.connections.div_ceil(threads);
         let lanes: io::Result<Vec<_>> = (0..threads)
-            .map(|_| Lane::new(&adapter, each, config.window, config.patience))
+            .map(|_| Lane::new(&adapter, each, config.window, config.retry_timers))
             .collect();
         let epoch = draw_epoch()?.max(1);
         let identity = Identity { role: Role::MemoryServer, number: config.number, epoch };

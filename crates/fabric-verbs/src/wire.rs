@@ -12,7 +12,7 @@
 //! *Thread safety*: an endpoint's thread.
 
 use crate::bring_up::{End, Lent};
-use crate::device::{Adapter, Patience};
+use crate::device::{Adapter, RetryTimers};
 use crate::ffi::Wc;
 use crate::objects::{Batch, Channel, Completions, Local, Operation, QueuePair, Room};
 use crate::piece::Header;
@@ -121,10 +121,10 @@ impl Wire {
         adapter: &Adapter,
         peer: End,
         lent: Lent,
-        patience: Patience,
+        retry_timers: RetryTimers,
     ) -> io::Result<()> {
         self.lent = lent;
-        adapter.connect(&self.pair, self.own, peer, patience, false)?;
+        adapter.connect(&self.pair, self.own, peer, retry_timers, false)?;
         (0..self.window).try_for_each(|place| self.give_back(place))
     }
 

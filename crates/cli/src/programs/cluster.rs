@@ -1,6 +1,6 @@
 //! `farleaf cluster`: runs a whole cluster on this host.
 
-use super::client::{Patience, locate};
+use super::client::{OperationTimeout, locate};
 use super::layout::{BlockArguments, FromRows, LayoutArguments, Reading};
 use super::{ClusterLocation, Common, DEFAULT_CACHE, WRITE_BACK_MS, duration, servers};
 use anyhow::Context;
@@ -217,9 +217,9 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<bool> {
             let place = ClusterLocation::of_folder(&arguments.dir, &arguments.cluster);
             let over = over.clone();
             move || {
-                let patience = Patience::new(MOVE_WITHIN);
+                let timeout = OperationTimeout::new(MOVE_WITHIN);
                 with_layout!(layout, L => {
-                    let connect = || Ok::<_, anyhow::Error>(locate(&place, &patience, 64)?.connect::<L>()?);
+                    let connect = || Ok::<_, anyhow::Error>(locate(&place, &timeout, 64)?.connect::<L>()?);
                     balance_until(connect, &over);
                 });
             }

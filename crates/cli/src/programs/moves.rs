@@ -2,7 +2,7 @@
 //! a running cluster. Operations on the moving keys wait meanwhile.
 
 use super::ClusterLocation;
-use super::client::{Patience, locate};
+use super::client::{OperationTimeout, locate};
 use anyhow::{Context, bail};
 use clap::Args;
 use farleaf_cluster::balance::balance_until;
@@ -42,7 +42,7 @@ pub(crate) struct MoveArguments {
     #[command(flatten)]
     place: ClusterLocation,
     #[command(flatten)]
-    patience: LongPatience,
+    timeout: MoveTimeout,
     /// Move keys away from the compute server of this number
     from: u16,
     /// Move them to the compute server of this number
@@ -62,7 +62,7 @@ pub(crate) struct DrainArguments {
     #[command(flatten)]
     place: ClusterLocation,
     #[command(flatten)]
-    patience: LongPatience,
+    timeout: MoveTimeout,
     /// Move all keys away from the compute server of this number
     number: u16,
 }
@@ -77,7 +77,7 @@ pub(crate) struct BalanceArguments {
     #[command(flatten)]
     place: ClusterLocation,
     #[command(flatten)]
-    patience: LongPatience,
+    timeout: MoveTimeout,
     /// Log to stderr at this level: off, error, warn, info, debug or trace [default: $FARLEAF_LOG,
     /// or info]
     #[arg(long, value_name = "LEVEL")]
@@ -125,15 +125,15 @@ fn is_unknown() -> String {
 
 /// How long a move may take.
 #[derive(Clone, Debug, Args)]
-struct LongPatience {
+struct MoveTimeout {
     /// Give up a move after this many seconds
     #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = super::duration)]
     deadline_seconds: Duration,
 }
 
-impl LongPatience {
+impl MoveTimeout {
     fn locate(&self, place: &ClusterLocation) -> anyhow::Result<Located> {
-        locate(place, &Patience::new(self.deadline_seconds), 64)
+        locate(place, &OperationTimeout::new(self.deadline_seconds), 64)
     }
 }
 
@@ -221,8 +221,8 @@ fn tell<L: ClusterLayout>(
 /// Runs `farleaf move`.
 pub(crate) fn move_keys(arguments: &MoveArguments) -> anyhow::Result<()> {
     let MoveArguments { from, to, percent, .. } = *arguments;
-    let located = arguments.patience.locate(&arguments.place)?;
-    let within = arguments.patience.deadline_seconds;
+    let located = arguments.timeout.locate(&arguments.place)?;
+    let within = arguments.timeout.deadline_seconds;
     with_layout!(located.layout(), L => {
         move_part::<L>(&located.connect()?, (from, to), percent, within)
     })
@@ -257,8 +257,8 @@ fn move_part<L: ClusterLayout>(
 
 /// Runs `farleaf drain`.
 pub(crate) fn drain(arguments: &DrainArguments) -> anyhow::Result<()> {
-    let located = arguments.patience.locate(&arguments.place)?;
-    let within = arguments.patience.deadline_seconds;
+    let located = arguments.timeout.locate(&arguments.place)?;
+    let within = arguments.timeout.deadline_seconds;
     with_layout!(located.layout(), L => drain_one::<L>(&located.connect()?, arguments.number, within))
 }
 
@@ -290,7 +290,7 @@ pub(crate) fn balance(arguments: &BalanceArguments) -> anyhow::Result<()> {
     logging::start(level.map_err(farleaf_cluster::config::ConfigError::Settings)?);
     let stop = Stop::on_signals().context("cannot catch signals")?;
     // If the cluster cannot be found, fail. If it goes away later, wait for it.
-    let locate = || arguments.patience.locate(&arguments.place);
+    let locate = || arguments.timeout.locate(&arguments.place);
     let located = locate()?;
     with_layout!(located.layout(), L => {
         drop(located.connect::<L>()?);

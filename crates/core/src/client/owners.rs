@@ -6,7 +6,7 @@
 use super::{ClientIndex, ClientOptions, Directory};
 use crate::index::{Answer, IndexError, LeafEdit, Records, Scan};
 use crate::page::{Action, Layout, OwnedKey, OwnedValue, TooLong};
-use crate::partition::{Owners, PartitionMap, Patience, Route, Unserved};
+use crate::partition::{Owners, PartitionMap, RetryPolicy, Route, Unserved};
 use crate::rules;
 use crate::wire::{ClientRequest, ClientResponse, ErrorCode, SCAN_REPLY_RECORDS, check_sent};
 use farleaf_fabric::sync::Arc;
@@ -166,8 +166,8 @@ impl<F: Fabric, L: Layout> Owners for RemoteOwners<F, L> {
         &self.fabric
     }
 
-    fn patience(&self) -> Patience {
-        Patience {
+    fn retry_policy(&self) -> RetryPolicy {
+        RetryPolicy {
             deadline_ns: self.options.deadline_ns,
             attempt_ns: self.options.request_ns,
             shortest_wait_ns: SHORTEST_WAIT_NS,

@@ -47,6 +47,6 @@ pub use record::{MapState, MapStore, PendingMove, Put, Replacement, begin_life};
 pub use route::Route;
 pub use routed::{LONGEST_MOVE_NS, PoolOwners, RoutedIndex};
 pub(crate) use router::Attempts;
-pub use router::{Owners, Patience, Router, Unserved};
+pub use router::{Owners, RetryPolicy, Router, Unserved};
 pub use samples::{Load, LoadSamples};
 pub use worker::Worker;

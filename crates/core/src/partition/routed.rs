@@ -9,7 +9,7 @@
 
 use super::part::OwnerHandle;
 use super::router::behind;
-use super::{Balancer, ComputePool, Owners, PartitionMap, Patience, Route, Router, Unserved};
+use super::{Balancer, ComputePool, Owners, PartitionMap, RetryPolicy, Route, Router, Unserved};
 use crate::cache::{CacheCounters, OwnedRange};
 use crate::index::{
     Answer, Background, IndexAdmin, IndexError, KeyRange, LeafEdit, PartIndex, PartPool,
@@ -127,8 +127,8 @@ impl<D: Partitioned, F: Fabric, L: Layout> Owners for PoolOwners<D, F, L> {
         self.pool.fabric()
     }
 
-    fn patience(&self) -> Patience {
-        Patience {
+    fn retry_policy(&self) -> RetryPolicy {
+        RetryPolicy {
             deadline_ns: LONGEST_MOVE_NS,
             attempt_ns: 0,
             shortest_wait_ns: SHORTEST_WAIT_NS,

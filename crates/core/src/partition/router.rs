@@ -2,7 +2,7 @@
 //!
 //! A [`Router`] has a map, which may be stale. If the owner that the map names does not own the
 //! key, the router looks for a newer map and retries there. If there is none yet, or if the owner
-//! cannot serve now, the router waits, within the limits of its [`Patience`].
+//! cannot serve now, the router waits, within the limits of its [`RetryPolicy`].
 //!
 //! [`Owners`] defines how a router reaches the owners: by function calls ([`super::RoutedIndex`]),
 //! or by messages ([`crate::client::ClientIndex`]).
@@ -53,7 +53,7 @@ pub trait Owners: Sized {
     fn fabric(&self) -> &Self::Fabric;
 
     /// How long operations are retried.
-    fn patience(&self) -> Patience;
+    fn retry_policy(&self) -> RetryPolicy;
 
     /// When an operation begins, if its deadline counts from there. Otherwise it counts from the
     /// first failure, and operations that succeed need not read the clock.
@@ -164,7 +164,7 @@ pub enum Unserved {
 
 /// How long operations are retried, in nanoseconds.
 #[derive(Clone, Copy, Debug)]
-pub struct Patience {
+pub struct RetryPolicy {
     /// The deadline of an operation, counted from [`Owners::begins_ns`].
     pub deadline_ns: u64,
     /// Minimum time left before the deadline for another attempt.
@@ -180,7 +180,7 @@ pub struct Patience {
 /// One operation's attempts.
 #[derive(Clone, Debug)]
 pub(crate) struct Attempts {
-    patience: Patience,
+    policy: RetryPolicy,
     until_ns: u64,
     wait_ns: u64,
 }
@@ -291,28 +291,28 @@ impl<O: Owners> Router<O> {
     }
 
     fn attempts_since(&self, begun_ns: Option<u64>) -> Attempts {
-        let patience = self.owners.patience();
+        let policy = self.owners.retry_policy();
         let begun_ns = begun_ns.unwrap_or_else(|| self.fabric().now_ns());
-        let until_ns = begun_ns.saturating_add(patience.deadline_ns);
-        Attempts { patience, until_ns, wait_ns: patience.shortest_wait_ns }
+        let until_ns = begun_ns.saturating_add(policy.deadline_ns);
+        Attempts { policy, until_ns, wait_ns: policy.shortest_wait_ns }
     }
 
     /// Waits before another attempt, and then updates the route. Returns `false` if there is no
     /// time for another attempt.
     pub(crate) async fn wait(&self, attempts: &mut Attempts) -> bool {
-        let (fabric, patience) = (self.fabric(), attempts.patience);
-        let wait_ns = match patience.varies {
+        let (fabric, policy) = (self.fabric(), attempts.policy);
+        let wait_ns = match policy.varies {
             true => attempts.wait_ns / 2 + fabric.random() % (attempts.wait_ns / 2 + 1),
             false => attempts.wait_ns,
         };
         let again_ns = fabric.now_ns().saturating_add(wait_ns);
-        if again_ns.saturating_add(patience.attempt_ns) > attempts.until_ns {
+        if again_ns.saturating_add(policy.attempt_ns) > attempts.until_ns {
             return false;
         }
         self.owners.before_wait().await;
         fabric.counters().count_retry();
         fabric.sleep(wait_ns).await;
-        attempts.wait_ns = (attempts.wait_ns * 2).min(patience.longest_wait_ns);
+        attempts.wait_ns = (attempts.wait_ns * 2).min(policy.longest_wait_ns);
         self.owners.learn_known(&self.route);
         true
     }

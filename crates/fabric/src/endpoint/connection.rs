@@ -68,7 +68,7 @@ pub(super) enum Greeted {
 
 /// Numbers of successful and failed attempts at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Attempts {
+pub(super) struct AttemptCounts {
     opened: u64,
     failed: u64,
 }
@@ -87,7 +87,7 @@ pub(super) struct Connection {
     retry_at_ns: u64,
     /// Whether WRITEs may have been lost whose tasks do not know it yet (endpoint.K4).
     is_tainted: bool,
-    attempts: Attempts,
+    attempts: AttemptCounts,
     last_error: Option<FabricError>,
     /// The error that keeps it from ever opening again.
     dead: Option<FabricError>,
@@ -105,7 +105,7 @@ impl Connection {
             failures: 0,
             retry_at_ns: 0,
             is_tainted: false,
-            attempts: Attempts { opened: 0, failed: 0 },
+            attempts: AttemptCounts { opened: 0, failed: 0 },
             last_error: None,
             dead: None,
             waiters: Vec::new(),
@@ -272,7 +272,7 @@ impl Connection {
     ///
     /// # Errors
     /// It will never open again.
-    pub(super) fn attempts(&self) -> Result<Attempts, FabricError> {
+    pub(super) fn attempts(&self) -> Result<AttemptCounts, FabricError> {
         match &self.dead {
             Some(dead) => Err(dead.clone()),
             None => Ok(self.attempts),
@@ -282,7 +282,7 @@ impl Connection {
     /// Whether it has opened since `before`, or the error if an attempt has failed since.
     pub(super) fn poll_opened(
         &mut self,
-        before: Attempts,
+        before: AttemptCounts,
         context: &mut Context<'_>,
     ) -> Poll<Result<(), FabricError>> {
         if self.attempts.opened > before.opened {

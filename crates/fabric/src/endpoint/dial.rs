@@ -6,7 +6,7 @@
 //!
 //! *Thread safety*: an endpoint's thread.
 
-use super::connection::{Attempts, Connection, Greeted, Phase};
+use super::connection::{AttemptCounts, Connection, Greeted, Phase};
 use super::{Inner, Link, LinkContext, Peers, Slots, Transport, lost};
 use crate::handshake::{Gather, HandshakeMessage, Wanted};
 use crate::sockets::{Heard, connect_socket, next_message};
@@ -334,7 +334,7 @@ impl<W> Dialled<W> {
         &mut self,
         slots: &mut Slots<X::Progress>,
         context: &LinkContext<'_, X>,
-    ) -> Result<Attempts, FabricError>
+    ) -> Result<AttemptCounts, FabricError>
     where
         W: Carrier<X>,
     {

@@ -50,7 +50,7 @@ pub(crate) struct Access {
     #[command(flatten)]
     pub(super) place: ClusterLocation,
     #[command(flatten)]
-    pub(super) patience: Patience,
+    pub(super) timeout: OperationTimeout,
     /// Read and write byte strings as hexadecimal digits, on the command line and in files
     #[arg(long, global = true)]
     hex: bool,
@@ -59,7 +59,7 @@ pub(crate) struct Access {
 impl Access {
     /// Finds the cluster. Clients of its connection have at most `depth` requests in flight.
     pub(super) fn locate(&self, depth: usize) -> anyhow::Result<Located> {
-        let located = locate(&self.place, &self.patience, depth)?;
+        let located = locate(&self.place, &self.timeout, depth)?;
         if self.hex && located.layout() == LayoutName::Numbers {
             return usage("--hex is for byte strings, and this cluster has u64 keys");
         }
@@ -76,13 +76,13 @@ const CLEAR_WITHIN: Duration = Duration::from_secs(60);
 
 /// How long a client waits.
 #[derive(Clone, Debug, Args)]
-pub(crate) struct Patience {
+pub(crate) struct OperationTimeout {
     /// Give up an operation after this many seconds
     #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = super::duration)]
     deadline_seconds: Duration,
 }
 
-impl Patience {
+impl OperationTimeout {
     /// Sets the time after which an operation is abandoned.
     pub(super) fn new(deadline_seconds: Duration) -> Self {
         Self { deadline_seconds }
@@ -185,11 +185,11 @@ pub(crate) struct ScanArguments {
 /// Finds the cluster.
 pub(crate) fn locate(
     place: &ClusterLocation,
-    patience: &Patience,
+    timeout: &OperationTimeout,
     depth: usize,
 ) -> anyhow::Result<Located> {
     let (catalog, token) = place.find()?;
-    let deadline = patience.deadline_seconds;
+    let deadline = timeout.deadline_seconds;
     let cluster = place.cluster.clone();
     let config = ConnectionConfig { cluster, catalog, token, deadline, depth };
     Ok(Located::find(&config)?)

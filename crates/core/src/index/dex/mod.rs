@@ -96,7 +96,7 @@ pub struct DexIndex<F: Fabric, L: Layout> {
 
 /// Retry state of one operation.
 #[derive(Debug)]
-struct Attempts<'a> {
+struct DescentRetries<'a> {
     backoff: Backoff,
     turn: Option<Turn<'a>>,
     again: u32,
@@ -230,9 +230,9 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         self.fabric().charge(work).await;
     }
 
-    fn attempts(&self) -> Attempts<'_> {
+    fn attempts(&self) -> DescentRetries<'_> {
         let backoff = self.client.pages().backoff();
-        Attempts { backoff, turn: None, again: 0, busy: 0, torn: 0 }
+        DescentRetries { backoff, turn: None, again: 0, busy: 0, torn: 0 }
     }
 
     /// Handles a failed attempt: returns `Ok` when the operation should try again, the error when
@@ -240,7 +240,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     #[cold]
     async fn after<'a>(
         &'a self,
-        attempts: &mut Attempts<'a>,
+        attempts: &mut DescentRetries<'a>,
         restart: Restart,
         probe: Probe<'_, L::Key>,
     ) -> Result<(), RemoteError> {
@@ -277,7 +277,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     }
 
     /// Waits for a turn (C23), within a bound.
-    async fn wait_for_turn<'a>(&'a self, attempts: &mut Attempts<'a>) {
+    async fn wait_for_turn<'a>(&'a self, attempts: &mut DescentRetries<'a>) {
         if attempts.turn.is_some() || self.fabric().breaks(rules::TURNS_TAKEN) {
             return;
         }
