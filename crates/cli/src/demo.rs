@@ -228,8 +228,7 @@ impl<O: Form> Demo<'_, O> {
         let provider = LocalConfig { seed: demo.seed, ..LocalConfig::default() };
         let services = memory_servers(MEMORY_SERVERS, pool_bytes)?;
         let form = demo.form.clone();
-        let mut testbed =
-            Testbed::<D, LocalConfig, O>::start_with(&provider, services, options, form)?;
+        let mut testbed = Testbed::<D, O>::start_with(&provider, services, options, form)?;
         let heartbeat = demo.heartbeat;
         let loading = heartbeat.bar(&format!("{name}: load"), Some(demo.keys.len()));
         let load_ns = testbed.load(demo.keys, FILL, &|done| loading.inc(done))?;
@@ -297,10 +296,7 @@ impl<O: Form> Demo<'_, O> {
     }
 
     /// Prints one lookup and one small scan from the middle of the keys.
-    fn show<D: Design<O::Layout>>(
-        &self,
-        testbed: &Testbed<D, LocalConfig, O>,
-    ) -> anyhow::Result<()> {
+    fn show<D: Design<O::Layout>>(&self, testbed: &Testbed<D, O>) -> anyhow::Result<()> {
         let key = self.keys.key(self.keys.len() / 2);
         let value = testbed.get(key)?.map_or("nothing".to_owned(), self.value);
         let text = (self.key)(key);

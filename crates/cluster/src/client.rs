@@ -26,8 +26,8 @@ use farleaf_core::page::{Fixed8, OwnedKey};
 use farleaf_core::partition::PartitionMap;
 use farleaf_fabric::handshake::{Role, Token};
 use farleaf_fabric::sync::{Arc, Mutex, lock};
-use farleaf_fabric::tcp::{TcpCluster, TcpConfig, TcpDriver, TcpFabric};
-use farleaf_fabric::{Cluster, ServerId};
+use farleaf_fabric::tcp::{TcpCluster, TcpConfig, TcpDriver};
+use farleaf_fabric::{AnyFabric, Cluster, ServerId};
 use std::collections::BTreeSet;
 use std::io;
 use std::net::SocketAddr;
@@ -35,7 +35,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 /// A client of a cluster of processes.
-pub type Client<L = Fixed8> = ClientIndex<TcpFabric, L>;
+pub type Client<L = Fixed8> = ClientIndex<AnyFabric, L>;
 
 /// How to reach a cluster.
 #[derive(Clone, Debug)]
@@ -350,10 +350,10 @@ impl<L: ClusterLayout> Connection<L> {
     /// An error if the system provides no entropy, or if the endpoint's buffers cannot be
     /// allocated.
     pub fn client(&self, driver: &TcpDriver, number: usize) -> io::Result<Client<L>> {
-        Ok(self.client_over(driver.open(0, number)?))
+        Ok(self.client_over(AnyFabric::Tcp(driver.open(0, number)?)))
     }
 
-    fn client_over(&self, fabric: TcpFabric) -> Client<L> {
+    fn client_over(&self, fabric: AnyFabric) -> Client<L> {
         let map = lock(&self.places.known).map.clone();
         let directory = Rc::new(OneDirectory(Arc::clone(&self.places)));
         ClientIndex::with_map(fabric, self.options, map, directory)

@@ -1,7 +1,7 @@
 //! Every index design on every provider.
 //!
-//! The providers are one type ([`Either`]), so that each design is compiled once for all of them,
-//! as in the programs.
+//! All providers open endpoints of one type, so each design is compiled once for all of them, as in
+//! the programs.
 
 use farleaf_core::cache::{AdmissionName, CacheOptions, OffloadName};
 use farleaf_core::index::chime::{Chime, ChimeOptions};
@@ -18,33 +18,15 @@ use farleaf_core::index::sherman::{PSherman, PShermanOptions, Sherman, ShermanOp
 use farleaf_core::index::smart::{PSmart, PSmartOptions, Smart, SmartOptions};
 use farleaf_core::page::{Bytes, Fixed8};
 use farleaf_core::server::MemoryServerConfig;
+use farleaf_fabric::Backing;
+use farleaf_fabric::any::AnyConfig;
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::shm::{ShmConfig, ShmServerConfig};
 use farleaf_fabric::sim::{Faults, SimConfig};
 use farleaf_fabric::tcp::{TcpConfig, TcpServerConfig};
-use farleaf_fabric::{Backing, Either};
 
-/// A type that can be any of the providers.
-type AnyProvider = Either<Either<LocalConfig, SimConfig>, Either<ShmConfig, TcpConfig>>;
-
-fn local(config: LocalConfig) -> AnyProvider {
-    Either::Left(Either::Left(config))
-}
-
-fn sim(config: SimConfig) -> AnyProvider {
-    Either::Left(Either::Right(config))
-}
-
-fn shm(config: ShmConfig) -> AnyProvider {
-    Either::Right(Either::Left(config))
-}
-
-fn tcp(config: TcpConfig) -> AnyProvider {
-    Either::Right(Either::Right(config))
-}
-
-fn local_with_latency() -> AnyProvider {
-    local(LocalConfig {
+fn local_with_latency() -> AnyConfig {
+    AnyConfig::from(LocalConfig {
         network_latency_ns: 2_000,
         bandwidth_bytes_per_s: 12_500_000_000,
         one_client_thread: true,
@@ -60,28 +42,37 @@ macro_rules! on_every_provider {
 
             #[test]
             fn on_shm() {
-                super::$design(&shm(ShmConfig::default()));
+                super::$design(&AnyConfig::from(ShmConfig::default()));
             }
 
             #[test]
             fn on_shm_with_one_client_thread() {
-                super::$design(&shm(ShmConfig { one_client_thread: true, ..ShmConfig::default() }));
+                super::$design(&AnyConfig::from(ShmConfig {
+                    one_client_thread: true,
+                    ..ShmConfig::default()
+                }));
             }
 
             #[test]
             fn on_local_inline() {
-                super::$design(&local(LocalConfig::default()));
+                super::$design(&AnyConfig::from(LocalConfig::default()));
             }
 
             #[test]
             fn on_local_with_one_client_thread() {
                 let one_client_thread = true;
-                super::$design(&local(LocalConfig { one_client_thread, ..LocalConfig::default() }));
+                super::$design(&AnyConfig::from(LocalConfig {
+                    one_client_thread,
+                    ..LocalConfig::default()
+                }));
             }
 
             #[test]
             fn on_local_with_server_threads() {
-                super::$design(&local(LocalConfig { server_threads: 2, ..LocalConfig::default() }));
+                super::$design(&AnyConfig::from(LocalConfig {
+                    server_threads: 2,
+                    ..LocalConfig::default()
+                }));
             }
 
             #[test]
@@ -91,19 +82,23 @@ macro_rules! on_every_provider {
 
             #[test]
             fn on_tcp() {
-                super::$design(&tcp(TcpConfig::default()));
+                super::$design(&AnyConfig::from(TcpConfig::default()));
             }
 
             #[test]
             fn on_the_simulator() {
-                super::$design(&sim(SimConfig::default()));
+                super::$design(&AnyConfig::from(SimConfig::default()));
             }
 
             #[test]
             fn on_a_rough_network() {
                 for seed in 0..4 {
                     let faults = Faults::rough();
-                    super::$design(&sim(SimConfig { seed, faults, ..SimConfig::default() }));
+                    super::$design(&AnyConfig::from(SimConfig {
+                        seed,
+                        faults,
+                        ..SimConfig::default()
+                    }));
                 }
             }
         }
@@ -136,7 +131,7 @@ fn lent() -> MemoryServerConfig {
 /// Tiny pages make high trees from few keys, and most operations restructure something.
 type Tiny = Fixed8<16>;
 
-fn coarse(provider: &AnyProvider) {
+fn coarse(provider: &AnyConfig) {
     let server = MemoryServerConfig { pool_bytes: 8 << 20, chunk_bytes: 1 << 14, ..lent() };
     for options in [range(), hash()] {
         let setup = Setup { provider, options, memory_servers: 3, server: server.clone() };
@@ -146,7 +141,7 @@ fn coarse(provider: &AnyProvider) {
     conformance::run::<Fixed8, Coarse, _>(&setup);
 }
 
-fn fine(provider: &AnyProvider) {
+fn fine(provider: &AnyConfig) {
     let server = MemoryServerConfig { pool_bytes: 16 << 20, ..lent() };
     let options = FineOptions { chunk_nodes_log2: 4, leaves_per_head: 3, ..FineOptions::default() };
     let setup = Setup { provider, options, memory_servers: 3, server: server.clone() };
@@ -155,7 +150,7 @@ fn fine(provider: &AnyProvider) {
     conformance::run::<Fixed8, Fine, _>(&setup);
 }
 
-fn hybrid(provider: &AnyProvider) {
+fn hybrid(provider: &AnyConfig) {
     let server = MemoryServerConfig { pool_bytes: 16 << 20, chunk_bytes: 1 << 14, ..lent() };
     let options = HybridOptions { chunk_nodes_log2: 4, partitioning: range().partitioning };
     let setup = Setup { provider, options, memory_servers: 3, server: server.clone() };
@@ -165,7 +160,7 @@ fn hybrid(provider: &AnyProvider) {
     conformance::run::<Fixed8, Hybrid, _>(&setup);
 }
 
-fn chime(provider: &AnyProvider) {
+fn chime(provider: &AnyConfig) {
     let server = MemoryServerConfig { pool_bytes: 16 << 20, ..lent() };
     // Hardly any parent stays in the cache.
     let tree = EntrywiseOptions {
@@ -183,7 +178,7 @@ fn chime(provider: &AnyProvider) {
     conformance::run::<Fixed8<64>, Chime, _>(&setup);
 }
 
-fn sherman(provider: &AnyProvider) {
+fn sherman(provider: &AnyConfig) {
     let server = MemoryServerConfig { pool_bytes: 16 << 20, ..lent() };
     // Hardly any parent stays in the cache.
     let few = ShermanOptions { chunk_nodes_log2: 4, cache_bytes: 1_000, ..Default::default() };
@@ -202,7 +197,7 @@ fn sherman(provider: &AnyProvider) {
 }
 
 /// Pages play no part in it.
-fn smart(provider: &AnyProvider) {
+fn smart(provider: &AnyConfig) {
     let server = MemoryServerConfig { pool_bytes: 16 << 20, ..lent() };
     // A cache of a few nodes, one of hardly any, and one of all.
     for cache_bytes in [5_000, 0, 64 << 20] {
@@ -220,7 +215,7 @@ fn smart(provider: &AnyProvider) {
     conformance::run::<Bytes<64>, Smart, _>(&setup);
 }
 
-fn dex(provider: &AnyProvider) {
+fn dex(provider: &AnyConfig) {
     let server = MemoryServerConfig { pool_bytes: 16 << 20, ..lent() };
     let thirds = vec![u64::MAX / 3, u64::MAX / 3 * 2];
     // The smallest possible cache: nearly every node has to be fetched.
@@ -242,7 +237,7 @@ fn dex(provider: &AnyProvider) {
 
 /// Full MemTables and due merges all the time, beside background tasks: in one tree, and in four of
 /// two compute servers. `tests/bytes` runs the suite for clients that flush and merge themselves.
-fn dlsm(provider: &AnyProvider) {
+fn dlsm(provider: &AnyConfig) {
     let server = MemoryServerConfig { pool_bytes: 32 << 20, ..lent() };
     let tree = DlsmOptions::tiny();
     let setup =
@@ -258,7 +253,7 @@ fn dlsm(provider: &AnyProvider) {
 }
 
 /// Every operation that misses a node is offloaded to a memory server.
-fn dex_offloading(provider: &AnyProvider) {
+fn dex_offloading(provider: &AnyConfig) {
     let server = MemoryServerConfig { pool_bytes: 16 << 20, ..lent() };
     let half = vec![u64::MAX / 2];
     let few = CacheOptions { bytes: 0, offload: OffloadName::Always, ..CacheOptions::default() };
@@ -274,29 +269,33 @@ fn dex_offloading(provider: &AnyProvider) {
 #[test]
 fn dex_offloading_on_shm() {
     let server = ShmServerConfig { threads: 2, ..ShmServerConfig::default() };
-    dex_offloading(&shm(ShmConfig { server, ..ShmConfig::default() }));
+    dex_offloading(&AnyConfig::from(ShmConfig { server, ..ShmConfig::default() }));
 }
 
 #[test]
 fn dex_offloading_on_local_inline() {
-    dex_offloading(&local(LocalConfig::default()));
+    dex_offloading(&AnyConfig::from(LocalConfig::default()));
 }
 
 #[test]
 fn dex_offloading_on_local_with_server_threads() {
-    dex_offloading(&local(LocalConfig { server_threads: 2, ..LocalConfig::default() }));
+    dex_offloading(&AnyConfig::from(LocalConfig { server_threads: 2, ..LocalConfig::default() }));
 }
 
 #[test]
 fn dex_offloading_on_tcp() {
     let server = TcpServerConfig { io_threads: 2, ..TcpServerConfig::default() };
-    dex_offloading(&tcp(TcpConfig { server, one_client_thread: true, ..TcpConfig::default() }));
+    dex_offloading(&AnyConfig::from(TcpConfig {
+        server,
+        one_client_thread: true,
+        ..TcpConfig::default()
+    }));
 }
 
 #[test]
 fn dex_offloading_on_the_simulator() {
-    dex_offloading(&sim(SimConfig::default()));
-    dex_offloading(&sim(SimConfig { faults: Faults::rough(), ..SimConfig::default() }));
+    dex_offloading(&AnyConfig::from(SimConfig::default()));
+    dex_offloading(&AnyConfig::from(SimConfig { faults: Faults::rough(), ..SimConfig::default() }));
 }
 
 #[test]
@@ -309,7 +308,7 @@ fn dex_without_a_cache() {
         placement_level: 1,
         ..DexOptions::with_boundaries(vec![u64::MAX / 3, u64::MAX / 3 * 2], cache)
     };
-    let provider = local(LocalConfig::default());
+    let provider = AnyConfig::from(LocalConfig::default());
     let setup = Setup { provider: &provider, options, memory_servers: 3, server };
     conformance::run::<Tiny, Dex, _>(&setup);
     conformance::run::<Fixed8, Dex, _>(&setup);

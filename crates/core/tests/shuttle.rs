@@ -21,10 +21,11 @@ use farleaf_core::page::{Fixed8, Layout};
 use farleaf_core::partition::{ComputePool, RoutedIndex};
 use farleaf_core::rules::KnownRule;
 use farleaf_core::server::{MemoryServer, MemoryServerConfig};
-use farleaf_fabric::local::{LocalCluster, LocalConfig, LocalFabric};
+use farleaf_fabric::local::{LocalCluster, LocalConfig};
 use farleaf_fabric::sync::{Arc, Ordering};
 use farleaf_fabric::{
-    Buffer, Cluster, Fabric, FabricError, GlobalAddr, Message, Rule, ServerId, now_or_never,
+    AnyFabric, Buffer, Cluster, Fabric, FabricError, GlobalAddr, Message, Rule, ServerId,
+    now_or_never,
 };
 use shuttle::rand::{RngCore, thread_rng};
 use shuttle::scheduler::{PctScheduler, RandomScheduler};
@@ -292,8 +293,8 @@ fn frames_are_sound<L: Pages>(cache: &Cache<L>) {
 
 /// A client with its own keys.
 struct Client<L: Pages> {
-    index: RoutedIndex<Dex, Late<LocalFabric<MemoryServer<L>>>, L>,
-    fabric: Late<LocalFabric<MemoryServer<L>>>,
+    index: RoutedIndex<Dex, Late<AnyFabric>, L>,
+    fabric: Late<AnyFabric>,
     number: u64,
     scenario: Scenario,
     /// The values of its keys.

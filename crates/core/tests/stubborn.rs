@@ -10,16 +10,14 @@ use farleaf_core::index::fine::{Fine, FineOptions};
 use farleaf_core::index::hybrid::{Hybrid, HybridOptions};
 use farleaf_core::page::{Layout, LeafReplace, Page, Stubborn};
 use farleaf_core::server::MemoryServerConfig;
+use farleaf_fabric::any::AnyConfig;
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::{Faults, SimConfig};
 use farleaf_fabric::sync::{AtomicU64, Ordering};
-use farleaf_fabric::{Either, GlobalAddr, ServerId};
+use farleaf_fabric::{GlobalAddr, ServerId};
 
 /// Pages of eight entries make high trees from few keys.
 type Tiny = Stubborn<24>;
-
-/// The providers as one type, so that each design is compiled once.
-type AnyProvider = Either<LocalConfig, SimConfig>;
 
 fn boundaries() -> Vec<u64> {
     vec![u64::MAX / 3, u64::MAX / 3 * 2]
@@ -29,26 +27,26 @@ fn server() -> MemoryServerConfig {
     MemoryServerConfig { pool_bytes: 16 << 20, chunk_bytes: 1 << 14, ..Default::default() }
 }
 
-fn coarse(provider: &AnyProvider) {
+fn coarse(provider: &AnyConfig) {
     let options = CoarseOptions { partitioning: Partitioning::Range { boundaries: boundaries() } };
     let setup = Setup { provider, options, memory_servers: 3, server: server() };
     conformance::run::<Tiny, Coarse, _>(&setup);
 }
 
-fn fine(provider: &AnyProvider) {
+fn fine(provider: &AnyConfig) {
     let options = FineOptions { chunk_nodes_log2: 4, leaves_per_head: 3, ..FineOptions::default() };
     let setup = Setup { provider, options, memory_servers: 3, server: server() };
     conformance::run::<Tiny, Fine, _>(&setup);
 }
 
-fn hybrid(provider: &AnyProvider) {
+fn hybrid(provider: &AnyConfig) {
     let options = HybridOptions::with_boundaries(boundaries());
     let options = HybridOptions { chunk_nodes_log2: 4, ..options };
     let setup = Setup { provider, options, memory_servers: 3, server: server() };
     conformance::run::<Tiny, Hybrid, _>(&setup);
 }
 
-fn dex(provider: &AnyProvider) {
+fn dex(provider: &AnyConfig) {
     let server = || MemoryServerConfig { chunk_bytes: 1 << 16, ..server() };
     // The smallest possible cache; then all nodes in frames; then every miss offloaded.
     let few = CacheOptions { bytes: 0, ..CacheOptions::default() };
@@ -65,15 +63,13 @@ fn dex(provider: &AnyProvider) {
     }
 }
 
-fn locally() -> [AnyProvider; 2] {
-    [0, 2].map(|server_threads| {
-        Either::Left(LocalConfig { server_threads, ..LocalConfig::default() })
-    })
+fn locally() -> [AnyConfig; 2] {
+    [0, 2].map(|server_threads| LocalConfig { server_threads, ..LocalConfig::default() }.into())
 }
 
-fn simulated() -> impl Iterator<Item = AnyProvider> {
+fn simulated() -> impl Iterator<Item = AnyConfig> {
     let rough = |seed| SimConfig { seed, faults: Faults::rough(), ..SimConfig::default() };
-    std::iter::once(SimConfig::default()).chain((1..4).map(rough)).map(Either::Right)
+    std::iter::once(SimConfig::default()).chain((1..4).map(rough)).map(AnyConfig::from)
 }
 
 #[test]

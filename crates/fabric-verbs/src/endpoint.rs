@@ -14,7 +14,7 @@ use farleaf_fabric::endpoint::{
 use farleaf_fabric::handshake::{Identity, Role};
 use farleaf_fabric::provider::{Body, Clock};
 use farleaf_fabric::sync::Arc;
-use farleaf_fabric::{Buffer, BufferPool, FabricError, Message, ServerId};
+use farleaf_fabric::{AnyFabric, Buffer, BufferPool, FabricError, Message, ServerId};
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use std::cell::RefCell;
 use std::io;
@@ -67,6 +67,10 @@ impl Transport for Verbs {
     type Progress = Progress;
     type Link = Dialled<Queues>;
     type HeldRead = NoHeldRead;
+
+    fn into_any(endpoint: Endpoint<Self>) -> AnyFabric {
+        AnyFabric::detached(endpoint)
+    }
 
     fn settings(shared: &Shared) -> Settings {
         let config = &shared.config;

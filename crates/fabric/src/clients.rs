@@ -3,6 +3,7 @@
 //!
 //! *Thread safety*: plain functions; the clients of a thread stay on it.
 
+use crate::AnyFabric;
 use crate::cluster::ClientTask;
 use crate::executor::{Driver, Executor};
 use crate::sync::thread::scope;
@@ -35,11 +36,11 @@ pub fn run_on_threads(
 ///
 /// # Panics
 /// If an operation never ends.
-pub fn run_here<'a, F>(
+pub fn run_here<'a>(
     driver: &impl Driver,
     clients: &[Client],
-    open: impl Fn(u16, usize) -> F,
-    start: &'a (dyn Fn(F, usize) -> ClientTask<'a> + Sync),
+    open: impl Fn(u16, usize) -> AnyFabric,
+    start: &'a (dyn Fn(AnyFabric, usize) -> ClientTask<'a> + Sync),
 ) {
     let mut executor = Executor::new();
     for (number, compute_server) in clients {

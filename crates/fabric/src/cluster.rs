@@ -1,7 +1,7 @@
 //! Starting a cluster and running clients on it, the same for every provider.
 
 use crate::sync::{Arc, Mutex, lock};
-use crate::{Fabric, RpcService, ServerId};
+use crate::{AnyFabric, RpcService, ServerId};
 use std::future::Future;
 use std::pin::Pin;
 
@@ -11,7 +11,7 @@ pub type ClientTask<'a> = Pin<Box<dyn Future<Output = ()> + 'a>>;
 /// Creates clusters: a provider with its settings.
 pub trait Provider {
     /// The clusters that [`Provider::start`] creates.
-    type Cluster<S: RpcService>: Cluster;
+    type Cluster<S: RpcService>: Cluster + 'static;
 
     /// Starts a cluster with one memory server per service, numbered in the given order.
     fn start<S: RpcService>(&self, services: Vec<Arc<S>>) -> Self::Cluster<S>;
@@ -19,9 +19,6 @@ pub trait Provider {
 
 /// Running memory servers, and clients that can be run against them.
 pub trait Cluster {
-    /// The type of the endpoints.
-    type Fabric: Fabric;
-
     /// Runs one client per element of `compute_servers`, each over its own endpoint of that compute
     /// server, all at the same time. Returns when all have ended, with their results in the same
     /// order. `None` stands for a client that died with its compute server.
@@ -30,9 +27,10 @@ pub trait Cluster {
     fn run<T, Fut>(
         &self,
         compute_servers: &[u16],
-        body: impl Fn(Self::Fabric, usize) -> Fut + Sync,
+        body: impl Fn(AnyFabric, usize) -> Fut + Sync,
     ) -> Vec<Option<T>>
     where
+        Self: Sized,
         T: Send,
         Fut: Future<Output = T>,
     {
@@ -50,15 +48,16 @@ pub trait Cluster {
     fn run_clients<'a>(
         &self,
         compute_servers: &[u16],
-        start: &'a (dyn Fn(Self::Fabric, usize) -> ClientTask<'a> + Sync),
+        start: &'a (dyn Fn(AnyFabric, usize) -> ClientTask<'a> + Sync),
     );
 
     /// Runs one client on compute server 0.
     ///
     /// # Panics
     /// If its compute server dies.
-    fn run_one<T, Fut>(&self, body: impl Fn(Self::Fabric) -> Fut + Sync) -> T
+    fn run_one<T, Fut>(&self, body: impl Fn(AnyFabric) -> Fut + Sync) -> T
     where
+        Self: Sized,
         T: Send,
         Fut: Future<Output = T>,
     {

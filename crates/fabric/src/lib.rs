@@ -12,6 +12,7 @@
 
 mod access;
 mod addr;
+pub mod any;
 mod body;
 mod buffer;
 mod calls;
@@ -20,7 +21,6 @@ mod clock;
 mod cluster;
 pub mod conformance;
 mod counters;
-mod either;
 #[cfg(not(any(loom, shuttle)))]
 pub mod endpoint;
 mod error;
@@ -51,11 +51,11 @@ mod verbs;
 mod wake;
 
 pub use addr::{GlobalAddr, ServerId};
+pub use any::AnyFabric;
 pub use buffer::{BUFFER_BYTES, Buffer, BufferPool};
 pub use calls::{Answers, Call, Calls, ReplySink, Ticket};
 pub use cluster::{ClientTask, Cluster, Provider};
 pub use counters::{CounterSnapshot, Counters};
-pub use either::Either;
 pub use error::{FabricError, Uncertainty};
 pub use message::{MAX_MESSAGE_BYTES, Message};
 pub use region::{Backing, Region, RegionError, prefetch, table};

@@ -1,6 +1,6 @@
 //! Runs the conformance suite over every provider that needs only this process.
 
-use farleaf_fabric::Either;
+use farleaf_fabric::any::AnyConfig;
 use farleaf_fabric::conformance::{self, LateService};
 use farleaf_fabric::handshake::Token;
 use farleaf_fabric::local::{LocalCluster, LocalConfig};
@@ -8,12 +8,58 @@ use farleaf_fabric::shm::{ShmConfig, ShmServerConfig};
 use farleaf_fabric::sim::{Faults, SimCluster, SimConfig};
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::tcp::{TcpCluster, TcpConfig, TcpServer, TcpServerConfig};
+use farleaf_fabric::{AnyFabric, ClientTask, Cluster, Provider, RpcService, ServerId};
 use std::net::{Ipv4Addr, TcpListener};
 
+/// A provider, by endpoints of another form.
+struct Through<P>(P, fn(AnyFabric) -> AnyFabric);
+struct ThroughCluster<C>(C, fn(AnyFabric) -> AnyFabric);
+
+impl<P: Provider> Provider for Through<P> {
+    type Cluster<S: RpcService> = ThroughCluster<P::Cluster<S>>;
+
+    fn start<S: RpcService>(&self, services: Vec<Arc<S>>) -> Self::Cluster<S> {
+        ThroughCluster(self.0.start(services), self.1)
+    }
+}
+
+impl<C: Cluster> Cluster for ThroughCluster<C> {
+    fn run_clients<'a>(
+        &self,
+        compute_servers: &[u16],
+        start: &'a (dyn Fn(AnyFabric, usize) -> ClientTask<'a> + Sync),
+    ) {
+        let form = self.1;
+        self.0.run(compute_servers, |fabric, number| start(form(fabric), number));
+    }
+
+    fn kill_memory_server(&self, server: ServerId) {
+        self.0.kill_memory_server(server);
+    }
+}
+
 #[test]
-fn either_of_two_providers_conforms() {
-    conformance::run(&Either::<_, ShmConfig>::Left(LocalConfig::default()));
-    conformance::run(&Either::<LocalConfig, _>::Right(ShmConfig::default()));
+fn any_endpoint_conforms_as_one_of_another_provider() {
+    let with_threads = LocalConfig { server_threads: 2, ..LocalConfig::default() };
+    conformance::run(&Through(LocalConfig::default(), AnyFabric::other));
+    conformance::run(&Through(with_threads, AnyFabric::other));
+}
+
+#[test]
+fn transports_outside_the_crate_conform() {
+    let detach = |fabric| match fabric {
+        AnyFabric::Tcp(endpoint) => AnyFabric::detached(endpoint),
+        other => panic!("{other:?} is not an endpoint of tcp"),
+    };
+    conformance::run(&Through(TcpConfig::default(), detach));
+}
+
+#[test]
+fn any_configuration_conforms() {
+    conformance::run(&AnyConfig::from(LocalConfig::default()));
+    conformance::run(&AnyConfig::from(SimConfig::default()));
+    conformance::run(&AnyConfig::from(TcpConfig::default()));
+    conformance::run(&AnyConfig::from(ShmConfig::default()));
 }
 
 #[test]

@@ -7,10 +7,11 @@
 use farleaf_fabric::conformance::{TestService, word_of};
 use farleaf_fabric::executor::Executor;
 use farleaf_fabric::handshake::{HandshakeError, Refusal, Token};
-use farleaf_fabric::shm::{ShmCluster, ShmConfig, ShmError, ShmFabric, ShmServer, ShmServerConfig};
+use farleaf_fabric::shm::{ShmCluster, ShmConfig, ShmError, ShmServer, ShmServerConfig};
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{
-    Cluster, Fabric, FabricError, GlobalAddr, Provider, RpcService, ServerId, Uncertainty,
+    AnyFabric, Cluster, Fabric, FabricError, GlobalAddr, Provider, RpcService, ServerId,
+    Uncertainty,
 };
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -174,7 +175,7 @@ fn unknown(why: Uncertainty) -> FabricError {
     FabricError::Indeterminate { server: SERVER, why }
 }
 
-async fn word(fabric: &ShmFabric, offset: u64) -> u64 {
+async fn word(fabric: &impl Fabric, offset: u64) -> u64 {
     fabric.read(at(offset), fabric.buffer(8).unwrap()).await.unwrap().get(0)
 }
 
@@ -332,7 +333,7 @@ fn a_fence_stops_the_endpoints_of_another_process() {
     let mut client = Other::start("client", &folder.socket());
     let cluster = ShmCluster::connect(&[folder.socket()], &token(), &config(PATIENT_NS)).unwrap();
     let client = &mut client;
-    let fence = |fabric: ShmFabric| async move {
+    let fence = |fabric: AnyFabric| async move {
         assert_ne!(word(&fabric, 64).await, 0);
         fabric.fence(SERVER, 9).await.unwrap();
         let last = word(&fabric, 64).await;
@@ -355,7 +356,7 @@ fn a_fence_does_not_come_up_while_a_client_is_stopped() {
     let cluster = ShmCluster::connect(&[folder.socket()], &token(), &config(HASTY_NS)).unwrap();
     client.stop();
     killed.stop();
-    let fence = |fabric: ShmFabric| async move { fabric.fence(SERVER, 9).await };
+    let fence = |fabric: AnyFabric| async move { fabric.fence(SERVER, 9).await };
     let late = Err(unknown(Uncertainty::TimedOut));
     assert_eq!(cluster.run_one(fence), late, "either client could have a verb in progress");
     killed.kill();

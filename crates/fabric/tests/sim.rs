@@ -1,7 +1,8 @@
 //! Features that only the simulator has: replay, faults, and limits of network and cores.
 
+use farleaf_fabric::AnyFabric;
 use farleaf_fabric::conformance::TestService;
-use farleaf_fabric::sim::{Faults, NetworkModel, SimCluster, SimConfig, SimFabric};
+use farleaf_fabric::sim::{Faults, NetworkModel, SimCluster, SimConfig};
 use farleaf_fabric::sync::{Arc, AtomicU64, Ordering};
 use farleaf_fabric::{
     Call, Calls, Cluster, CostModel, Cpu, Fabric, FabricError, GlobalAddr, Message, Region,
@@ -256,7 +257,7 @@ fn rate_per_s<Fut: Future<Output = ()>>(
     config: SimConfig,
     clients: &[u16],
     operations: usize,
-    body: impl Fn(farleaf_fabric::sim::SimFabric, usize) -> Fut + Sync,
+    body: impl Fn(farleaf_fabric::AnyFabric, usize) -> Fut + Sync,
 ) -> f64 {
     let cluster = start(config, 1);
     cluster.run(clients, body);
@@ -379,7 +380,7 @@ fn with_network(change: impl FnOnce(&mut NetworkModel)) -> SimConfig {
 fn time_of<Fut: Future<Output = ()>>(
     config: SimConfig,
     clients: usize,
-    work: impl Fn(SimFabric, usize) -> Fut + Sync,
+    work: impl Fn(AnyFabric, usize) -> Fut + Sync,
 ) -> u64 {
     let cluster = start(config, 1);
     cluster.run(&vec![0; clients], work);
@@ -389,7 +390,7 @@ fn time_of<Fut: Future<Output = ()>>(
 #[test]
 fn atomics_take_turns_on_a_unit_and_on_a_word() {
     let add = |same_word: bool| {
-        move |fabric: SimFabric, client: usize| async move {
+        move |fabric: AnyFabric, client: usize| async move {
             let offset = if same_word { 0 } else { client as u64 * 8 };
             for _ in 0..100 {
                 fabric.fetch_add(GlobalAddr::new(SERVER, offset), 1).await.unwrap();
@@ -478,7 +479,7 @@ fn a_thread_in_a_section_does_nothing_else() {
 
 #[test]
 fn a_second_port_doubles_what_a_nic_sends() {
-    let read = |fabric: SimFabric, _| async move {
+    let read = |fabric: AnyFabric, _| async move {
         for _ in 0..100 {
             let buffer = fabric.buffer(4096).unwrap();
             fabric.read(GlobalAddr::new(SERVER, 0), buffer).await.unwrap();

@@ -10,9 +10,7 @@ use farleaf_fabric::executor::Executor;
 use farleaf_fabric::handshake::{Role, Token};
 
 use farleaf_fabric::sync::Arc;
-use farleaf_fabric::tcp::{
-    TcpCluster, TcpConfig, TcpDriver, TcpFabric, TcpServer, TcpServerConfig,
-};
+use farleaf_fabric::tcp::{TcpCluster, TcpConfig, TcpDriver, TcpServer, TcpServerConfig};
 use farleaf_fabric::{
     Buffer, Call, Calls, Cluster, Cpu, Fabric, FabricError, GlobalAddr, Message, Provider, Region,
     ReplySink, ServerId, Uncertainty,
@@ -54,23 +52,23 @@ fn run<T: 'static>(driver: &TcpDriver, future: impl Future<Output = T>) -> T {
     Executor::new().complete(driver, future).expect("the task ends")
 }
 
-fn fill(
-    fabric: &TcpFabric,
+fn fill<F: Fabric>(
+    fabric: &F,
     offset: u64,
     words: usize,
     value: u64,
-) -> impl Future<Output = Result<Buffer, FabricError>> + use<> {
+) -> impl Future<Output = Result<Buffer, FabricError>> + use<F> {
     let buffer = fabric.buffer(words * 8).unwrap();
     (0..words).for_each(|index| buffer.set(index, value));
     fabric.write(at(offset), buffer)
 }
 
-async fn word(fabric: &TcpFabric, offset: u64) -> Result<u64, FabricError> {
+async fn word(fabric: &impl Fabric, offset: u64) -> Result<u64, FabricError> {
     Ok(fabric.read(at(offset), fabric.buffer(8)?).await?.get(0))
 }
 
 /// The number of free scratch buffers.
-fn free_buffers(fabric: &TcpFabric) -> usize {
+fn free_buffers(fabric: &impl Fabric) -> usize {
     (0..).map_while(|_| fabric.buffer(8).ok()).collect::<Vec<_>>().len()
 }
 

@@ -9,7 +9,7 @@ use farleaf_fabric::handshake::{
     Role, Token, Wanted,
 };
 use farleaf_fabric::tcp::frame::{MAX_FRAME_BYTES, Piece, Request};
-use farleaf_fabric::tcp::{TcpCluster, TcpConfig, TcpFabric, TcpServer, TcpServerConfig};
+use farleaf_fabric::tcp::{TcpCluster, TcpConfig, TcpServer, TcpServerConfig};
 use farleaf_fabric::{Cluster, Fabric, FabricError, GlobalAddr, ServerId};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
@@ -36,7 +36,7 @@ fn at(offset: u64) -> GlobalAddr {
     GlobalAddr::new(SERVER, offset)
 }
 
-async fn works(fabric: &TcpFabric) {
+async fn works(fabric: &impl Fabric) {
     assert_eq!(
         &fabric.call(SERVER, TestService::echo(b"still here")).await.unwrap()[..],
         b"still here"

@@ -5,15 +5,15 @@
 
 mod proxy;
 
+use farleaf_fabric::any::AnyOp;
 use farleaf_fabric::conformance::TestService;
 use farleaf_fabric::executor::Executor;
 use farleaf_fabric::handshake::{Role, Token};
 use farleaf_fabric::sync::Arc;
-use farleaf_fabric::tcp::{
-    TcpCluster, TcpConfig, TcpDriver, TcpFabric, TcpOp, TcpServer, TcpServerConfig,
-};
+use farleaf_fabric::tcp::{TcpCluster, TcpConfig, TcpDriver, TcpServer, TcpServerConfig};
 use farleaf_fabric::{
-    Buffer, Cluster, Fabric, FabricError, GlobalAddr, Provider, Region, ServerId, Uncertainty,
+    AnyFabric, Buffer, Cluster, Fabric, FabricError, GlobalAddr, Provider, Region, ServerId,
+    Uncertainty,
 };
 use proxy::over_proxy;
 use rand::rngs::SmallRng;
@@ -58,23 +58,23 @@ fn buffer(bytes: usize) -> Buffer {
     Buffer::over(Arc::new(memory), 0, bytes / 8)
 }
 
-fn read(fabric: &TcpFabric, offset: usize, bytes: usize) -> TcpOp<Buffer> {
+fn read(fabric: &AnyFabric, offset: usize, bytes: usize) -> AnyOp<Buffer> {
     fabric.read(at(offset), buffer(bytes))
 }
 
-fn write(fabric: &TcpFabric, offset: usize, bytes: usize, value: u64) -> TcpOp<Buffer> {
+fn write(fabric: &AnyFabric, offset: usize, bytes: usize, value: u64) -> AnyOp<Buffer> {
     let from = buffer(bytes);
     (0..bytes / 8).for_each(|index| from.set(index, value));
     fabric.write(at(offset), from)
 }
 
-async fn word(fabric: &TcpFabric, offset: usize) -> Result<u64, FabricError> {
+async fn word(fabric: &AnyFabric, offset: usize) -> Result<u64, FabricError> {
     Ok(fabric.read(at(offset), fabric.buffer(8)?).await?.get(0))
 }
 
 /// Waits until the server has received `requests` more requests than `before`, and asserts that it
 /// receives no more for a while.
-async fn gets(fabric: &TcpFabric, server: &TcpServer, before: u64, requests: u64) {
+async fn gets(fabric: &AnyFabric, server: &TcpServer, before: u64, requests: u64) {
     let started = Instant::now();
     let count = || server.counters().requests - before;
     while count() < requests {
@@ -375,7 +375,8 @@ fn a_fence_shuts_out_what_waits() {
     let (proxy, cluster) = over_proxy(&server, &token, with_window(2 * PIECE));
     let healthy = TcpCluster::connect(vec![server.local_address()], &token, TcpConfig::default());
     let (driver, other) = (cluster.driver().unwrap(), healthy.driver().unwrap());
-    let (zombie, survivor) = (driver.open(1, 0).unwrap(), other.open(2, 0).unwrap());
+    let open = |driver: &TcpDriver, server| AnyFabric::Tcp(driver.open(server, 0).unwrap());
+    let (zombie, survivor) = (open(&driver, 1), open(&other, 2));
     let writes = run(&driver, async {
         assert_eq!(word(&zombie, 0).await, Ok(0));
         let before = server.counters().requests;
@@ -406,7 +407,8 @@ fn a_dropped_endpoint_sends_what_waits() {
     let (proxy, cluster) = over_proxy(&server, &token, with_window(2 * PIECE));
     let healthy = TcpCluster::connect(vec![server.local_address()], &token, TcpConfig::default());
     let (driver, other) = (cluster.driver().unwrap(), healthy.driver().unwrap());
-    let (fabric, observer) = (driver.open(1, 0).unwrap(), other.open(2, 0).unwrap());
+    let open = |driver: &TcpDriver, server| AnyFabric::Tcp(driver.open(server, 0).unwrap());
+    let (fabric, observer) = (open(&driver, 1), open(&other, 2));
     run(&driver, async {
         assert_eq!(word(&fabric, 0).await, Ok(0));
         proxy.hold();

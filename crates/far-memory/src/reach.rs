@@ -48,8 +48,8 @@ fn failed(error: &dyn std::fmt::Display) -> FarError {
 }
 
 impl<S: Calls> Reach for Over<LocalCluster<S>> {
-    type Fabric = LocalFabric<S>;
-    type Driver = LocalDriver<S>;
+    type Fabric = LocalFabric;
+    type Driver = LocalDriver;
 
     fn open(&self) -> Result<(Self::Driver, Self::Fabric), FarError> {
         let driver = self.cluster.driver();

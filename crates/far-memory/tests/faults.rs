@@ -1,9 +1,10 @@
 //! Memory servers that fail at a chosen moment: for a while, slowly, by refusing, or so late that
 //! the pager has given the operation up. And a planted bug, which the simulator must notice.
 
+use farleaf_fabric::AnyFabric;
 use farleaf_fabric::conformance::TestService;
 use farleaf_fabric::handshake::{HandshakeError, Refusal};
-use farleaf_fabric::sim::{Faults, SimConfig, SimFabric};
+use farleaf_fabric::sim::{Faults, SimConfig};
 use farleaf_fabric::{
     Buffer, Cluster, Fabric, FabricError, GlobalAddr, Message, Provider, ServerId, Uncertainty,
 };
@@ -161,7 +162,7 @@ fn pager<F: Fabric>(fabric: &F, config: FarConfig) -> TestPager<F> {
     Pager::new(config, fabric.clone(), memory, space).unwrap()
 }
 
-type Endpoint = Troubled<SimFabric>;
+type Endpoint = Troubled<AnyFabric>;
 
 /// Runs `body` in the simulator beside a pager, with trouble at memory server 1. Returns the number
 /// of slow resets at the end of the region.

@@ -4,10 +4,11 @@ use farleaf_core::page::Fixed8;
 use farleaf_core::remote::RpcClient;
 use farleaf_core::server::{MemoryServer, MemoryServerConfig};
 use farleaf_core::wire::{PoolRequest, Reply};
+use farleaf_fabric::AnyFabric;
 use farleaf_fabric::executor::Executor;
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::shm::ShmConfig;
-use farleaf_fabric::sim::{Faults, SimConfig, SimFabric};
+use farleaf_fabric::sim::{Faults, SimConfig};
 use farleaf_fabric::sync::{Arc, Ordering};
 use farleaf_fabric::tcp::TcpConfig;
 use farleaf_fabric::{Backing, Cluster, Fabric, Provider, ServerId};
@@ -164,7 +165,7 @@ fn renewals_do_not_wait_for_a_silent_server() {
     let cluster = SimConfig { faults, ..SimConfig::default() }.start(servers());
     cluster.run_one(|fabric| async move {
         let space = Leased::<Fixed8>::new(SHORT_TERM_MS).unwrap();
-        let every_ns = Space::<SimFabric>::renew_every_ns(&space).unwrap();
+        let every_ns = Space::<AnyFabric>::renew_every_ns(&space).unwrap();
         for number in 0..2 {
             let at = space.take(&fabric, 64 << 10).await.unwrap();
             assert_eq!(at.server(), ServerId::new(number));

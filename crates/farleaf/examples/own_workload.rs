@@ -24,7 +24,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let options = DexOptions::with_boundaries(vec![u64::MAX / 2], cache);
 
     let keys = KeySpace::spread(200_000);
-    let mut testbed = Testbed::<Dex, _>::start(&provider, servers, &options)?;
+    let mut testbed = Testbed::<Dex>::start(&provider, servers, &options)?;
     testbed.load(&keys, 0.7, &|_| {})?;
 
     // A shopping cart: mostly lookups of popular keys, some changes, and an occasional scan.

@@ -13,8 +13,8 @@ use farleaf_core::index::dex::{Dex, DexOptions};
 use farleaf_core::page::{Bytes, Fixed8, Layout, OwnedKey};
 use farleaf_core::server::{MemoryServer, MemoryServerConfig};
 use farleaf_fabric::executor::Executor;
-use farleaf_fabric::local::{LocalCluster, LocalConfig, LocalFabric};
-use farleaf_fabric::{Cluster, ServerId};
+use farleaf_fabric::local::{LocalCluster, LocalConfig};
+use farleaf_fabric::{AnyFabric, Cluster, ServerId};
 use std::num::NonZero;
 use std::sync::Arc;
 
@@ -137,7 +137,7 @@ fn index_of<L, D, K>(
 ) -> Result<Index<K>, Error>
 where
     L: Layout<Key = K, Value = K>,
-    D: Design<L, Index<LocalFabric<MemoryServer<L>>>: Served<K>>,
+    D: Design<L, Index<AnyFabric>: Served<K>>,
     K: ?Sized + Data,
 {
     let EmbeddedOptions { memory_bytes, memory_servers, cache_bytes, engines, .. } = options;
@@ -175,7 +175,7 @@ fn engine<L, D, K>(
 ) -> Result<Box<dyn Engine<K>>, Error>
 where
     L: Layout<Key = K, Value = K>,
-    D: Design<L, Index<LocalFabric<MemoryServer<L>>>: Served<K>>,
+    D: Design<L, Index<AnyFabric>: Served<K>>,
     K: ?Sized + Data,
 {
     let driver = InProcess::new(cluster.driver());

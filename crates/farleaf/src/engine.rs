@@ -7,10 +7,10 @@ use crate::data::Data;
 use crate::error::Error;
 use crate::request::{Request, Served, serve};
 use crate::slot::Reply;
-use farleaf_fabric::Calls;
+use farleaf_fabric::AnyFabric;
 use farleaf_fabric::endpoint::FOREIGN;
 use farleaf_fabric::executor::{Driver, Executor, Progress, Requests, Turn};
-use farleaf_fabric::local::{LocalDriver, LocalFabric};
+use farleaf_fabric::local::LocalDriver;
 use farleaf_fabric::provider::WakeFd;
 use farleaf_fabric::tcp::TcpDriver;
 use rustix::event::epoll;
@@ -85,14 +85,14 @@ impl Wake for Unparker {
 /// The driver of an engine without sockets: its operations complete when they are posted, and its
 /// tasks wait only for timers.
 #[derive(Debug)]
-pub(crate) struct InProcess<S: Calls> {
-    driver: LocalDriver<S>,
+pub(crate) struct InProcess {
+    driver: LocalDriver,
     epoll: OwnedFd,
     unparker: Arc<Unparker>,
 }
 
-impl<S: Calls> InProcess<S> {
-    pub(crate) fn new(driver: LocalDriver<S>) -> io::Result<Self> {
+impl InProcess {
+    pub(crate) fn new(driver: LocalDriver) -> io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let unparker = Unparker { descriptor: WakeFd::new()?, is_set: AtomicBool::new(false) };
         let data = epoll::EventData::new_u64(FOREIGN);
@@ -100,12 +100,12 @@ impl<S: Calls> InProcess<S> {
         Ok(Self { driver, epoll, unparker: Arc::new(unparker) })
     }
 
-    pub(crate) fn open(&self, number: usize) -> LocalFabric<S> {
-        self.driver.open(0, number)
+    pub(crate) fn open(&self, number: usize) -> AnyFabric {
+        AnyFabric::Local(self.driver.open(0, number))
     }
 }
 
-impl<S: Calls> Driver for InProcess<S> {
+impl Driver for InProcess {
     fn requests(&self) -> Option<Requests> {
         None
     }
@@ -126,7 +126,7 @@ impl<S: Calls> Driver for InProcess<S> {
     }
 }
 
-impl<S: Calls> Parking for InProcess<S> {
+impl Parking for InProcess {
     fn descriptor(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
     }

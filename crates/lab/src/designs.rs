@@ -20,9 +20,11 @@ use farleaf_core::index::one_sided::entrywise::EntrywiseOptions;
 use farleaf_core::index::sherman::{PSherman, PShermanOptions, Sherman};
 use farleaf_core::index::smart::{PSmart, PSmartOptions, Smart, SmartOptions};
 use farleaf_core::page::{Bytes, Fixed8, Layout, OwnedKey};
+use farleaf_fabric::any::AnyCluster;
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::SimConfig;
-use farleaf_fabric::{Either, Provider};
+use farleaf_fabric::sync::Arc;
+use farleaf_fabric::{Provider, RpcService};
 #[cfg(feature = "verbs")]
 use farleaf_fabric_verbs::VerbsConfig;
 
@@ -249,17 +251,30 @@ pub(crate) fn simulated(seed: u64, only_reads: bool) -> SimConfig {
     SimConfig { seed, quantum_ns, ..SimConfig::default() }
 }
 
-/// Work to do with a design on a fabric, generic over both, on pages of layout `L`.
+impl Provider for FabricConfig {
+    type Cluster<S: RpcService> = AnyCluster<S>;
+
+    fn start<S: RpcService>(&self, services: Vec<Arc<S>>) -> AnyCluster<S> {
+        match self {
+            Self::Local(config) => AnyCluster::Local(config.start(services)),
+            Self::Sim(config) => AnyCluster::Sim(config.start(services)),
+            #[cfg(feature = "verbs")]
+            Self::Verbs(config) => AnyCluster::Other(Box::new(config.start(services))),
+        }
+    }
+}
+
+/// Work to do with a design, generic over it, on pages of layout `L`.
 pub(crate) trait Task<L: Layout = Fixed8> {
     /// The result.
     type Output;
 
     /// Does the work.
-    fn run<D: Design<L>, P: Provider>(self, provider: &P, options: &D::Options) -> Self::Output;
+    fn run<D: Design<L>>(self, provider: &FabricConfig, options: &D::Options) -> Self::Output;
 }
 
 /// Runs `task` with a design on a fabric.
-pub(crate) fn run<L: Providers, T: Task<L>>(
+pub(crate) fn run<L: ValuePlace, T: Task<L>>(
     design: DesignName,
     options: &IndexOptions<OwnedKey<L>>,
     fabric: &FabricConfig,
@@ -323,9 +338,8 @@ pub(crate) fn run<L: Providers, T: Task<L>>(
     }
 }
 
-/// A layout, and which providers share a copy of the designs on it: each provider by itself is
-/// another copy.
-pub(crate) trait Providers: Layout {
+/// A layout, and what values of its records can be.
+pub(crate) trait ValuePlace: Layout {
     /// Runs `task` with a design on a fabric.
     fn on_fabric<D: Design<Self>, T: Task<Self>>(
         options: &D::Options,
@@ -335,52 +349,25 @@ pub(crate) trait Providers: Layout {
     ) -> T::Output;
 }
 
-/// The design on `local` has a copy of its own, because its processor time is measured. The others
-/// share one.
-impl Providers for Fixed8 {
+impl ValuePlace for Fixed8 {
     fn on_fabric<D: Design<Self>, T: Task<Self>>(
         options: &D::Options,
         _blocks: Option<ValueBlocks>,
         fabric: &FabricConfig,
         task: T,
     ) -> T::Output {
-        #[cfg(feature = "verbs")]
-        let other = |config: &SimConfig| Either::<_, VerbsConfig>::Left(config.clone());
-        #[cfg(not(feature = "verbs"))]
-        let other = SimConfig::clone;
-        match fabric {
-            FabricConfig::Local(config) => task.run::<D, _>(config, options),
-            FabricConfig::Sim(config) => task.run::<D, _>(&other(config), options),
-            #[cfg(feature = "verbs")]
-            FabricConfig::Verbs(config) => {
-                task.run::<D, _>(&Either::<SimConfig, _>::Right((**config).clone()), options)
-            }
-        }
+        task.run::<D>(fabric, options)
     }
 }
 
-/// All share one copy for each size of pages, which can have value blocks.
-impl<const WORDS: usize> Providers for Bytes<WORDS> {
+/// Values may be in blocks: one copy of each design for each size of pages.
+impl<const WORDS: usize> ValuePlace for Bytes<WORDS> {
     fn on_fabric<D: Design<Self>, T: Task<Self>>(
         options: &D::Options,
         blocks: Option<ValueBlocks>,
         fabric: &FabricConfig,
         task: T,
     ) -> T::Output {
-        #[cfg(feature = "verbs")]
-        type Local = Either<LocalConfig, VerbsConfig>;
-        #[cfg(not(feature = "verbs"))]
-        type Local = LocalConfig;
-        #[cfg(feature = "verbs")]
-        let local = |config: &LocalConfig| Local::Left(config.clone());
-        #[cfg(not(feature = "verbs"))]
-        let local = LocalConfig::clone;
-        let provider: Either<SimConfig, Local> = match fabric {
-            FabricConfig::Sim(config) => Either::Left((**config).clone()),
-            FabricConfig::Local(config) => Either::Right(local(config)),
-            #[cfg(feature = "verbs")]
-            FabricConfig::Verbs(config) => Either::Right(Local::Right((**config).clone())),
-        };
         let all_inline = BlockOptions::all_inline(options.clone());
         let options = match blocks {
             Some(ValueBlocks { inline_bytes, cache_bytes }) => {
@@ -388,6 +375,6 @@ impl<const WORDS: usize> Providers for Bytes<WORDS> {
             }
             None => all_inline,
         };
-        task.run::<Blocks<D>, _>(&provider, &options)
+        task.run::<Blocks<D>>(fabric, &options)
     }
 }

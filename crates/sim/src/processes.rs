@@ -34,6 +34,7 @@ use farleaf_core::partition::{
 };
 use farleaf_core::server::MemoryServer;
 use farleaf_core::wire::{ClientRequest, ClientResponse, ErrorCode};
+use farleaf_fabric::AnyFabric;
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::{SimCluster, SimFabric};
 use farleaf_fabric::sync::{Arc, AtomicUsize, Mutex, Ordering, lock};
@@ -340,11 +341,25 @@ impl<K: Clone> Record<K> {
     }
 }
 
+fn simulated(fabric: &AnyFabric) -> &SimFabric {
+    fabric.simulated().expect("processes run on simulated clusters")
+}
+
+/// An endpoint that reaches `count` servers from `first` on, as numbers from 0.
+fn limited(fabric: &AnyFabric, first: u16, count: u16) -> AnyFabric {
+    AnyFabric::Sim(simulated(fabric).limited_to(first, count))
+}
+
+/// Another endpoint, of `compute_server`.
+fn sibling(fabric: &AnyFabric, compute_server: u16) -> AnyFabric {
+    AnyFabric::Sim(simulated(fabric).sibling(compute_server))
+}
+
 /// Access to the record over one endpoint.
 #[derive(Debug)]
 struct SimStore<K> {
     record: Arc<Mutex<Record<K>>>,
-    fabric: SimFabric,
+    fabric: AnyFabric,
     /// One read in this many fails, and one put in this many has an unknown outcome.
     fails_one_in: u64,
 }
@@ -552,15 +567,15 @@ impl<L: Named, V: Form<L>> Run<'_, L, V> {
     }
 
     /// A client's view of an endpoint: its servers are the compute servers.
-    fn as_client(&self, fabric: &SimFabric) -> SimFabric {
-        fabric.limited_to(self.memory_servers(), self.compute_servers())
+    fn as_client(&self, fabric: &AnyFabric) -> AnyFabric {
+        limited(fabric, self.memory_servers(), self.compute_servers())
     }
 
-    fn as_compute_server(&self, fabric: &SimFabric) -> SimFabric {
-        fabric.limited_to(0, self.memory_servers())
+    fn as_compute_server(&self, fabric: &AnyFabric) -> AnyFabric {
+        limited(fabric, 0, self.memory_servers())
     }
 
-    fn store(&self, fabric: &SimFabric) -> Rc<SimStore<OwnedKey<L>>> {
+    fn store(&self, fabric: &AnyFabric) -> Rc<SimStore<OwnedKey<L>>> {
         let record = Arc::clone(&self.compute.record);
         let fails_one_in = self.spec.record_fails_one_in;
         Rc::new(SimStore { record, fabric: fabric.clone(), fails_one_in })
@@ -616,7 +631,7 @@ impl<L: Named, V: Form<L>> Run<'_, L, V> {
     }
 
     /// A compute server's process: one life after the other, until the run ends.
-    async fn process(&self, fabric: SimFabric, number: u16) {
+    async fn process(&self, fabric: AnyFabric, number: u16) {
         let front = &self.fronts[usize::from(number)];
         let mut rng = workload::rng(self.seed, u64::MAX / 11 - u64::from(number));
         for kill in self.spec.kills.iter().filter(|kill| kill.server == number) {
@@ -648,7 +663,7 @@ impl<L: Named, V: Form<L>> Run<'_, L, V> {
         }
     }
 
-    async fn live(&self, fabric: &SimFabric, number: u16) {
+    async fn live(&self, fabric: &AnyFabric, number: u16) {
         let workers = loop {
             match self.begin(fabric, number).await {
                 Ok(workers) => break workers,
@@ -704,13 +719,13 @@ impl<L: Named, V: Form<L>> Run<'_, L, V> {
 
     async fn begin(
         &self,
-        fabric: &SimFabric,
+        fabric: &AnyFabric,
         number: u16,
-    ) -> Result<Vec<Worker<V::Design, SimFabric, L, V::Values>>, IndexError> {
-        let nobody = self.as_compute_server(&fabric.sibling(self.nobody()));
+    ) -> Result<Vec<Worker<V::Design, AnyFabric, L, V::Values>>, IndexError> {
+        let nobody = self.as_compute_server(&sibling(fabric, self.nobody()));
         fence_former_life(&nobody, number).await?;
         let map = begin_life(&nobody, &*self.store(fabric), number).await?;
-        let mine = self.as_compute_server(&fabric.sibling(number));
+        let mine = self.as_compute_server(&sibling(fabric, number));
         end_former_life::<V::Design, _, L>(mine.clone(), number, &map.range_of(number)).await?;
         let server = ComputeServer::start(number, self.options.server(), map)?;
         let server = Arc::new(server.sampling(self.options.balance().one_in));
@@ -721,7 +736,7 @@ impl<L: Named, V: Form<L>> Run<'_, L, V> {
         for thread in 0..self.spec.threads.max(1) {
             let mine = match thread {
                 0 => mine.clone(),
-                _ => self.as_compute_server(&fabric.sibling(number)),
+                _ => self.as_compute_server(&sibling(fabric, number)),
             };
             workers.push(Worker::open(&server, mine, self.store(fabric), &values).await?);
         }
@@ -731,7 +746,7 @@ impl<L: Named, V: Form<L>> Run<'_, L, V> {
 
     /// The observer of a scenario that judges flushes: when the clients have ended, all processes
     /// die, and it reads what their next lives find.
-    async fn last_crash(&self, fabric: SimFabric) {
+    async fn last_crash(&self, fabric: AnyFabric) {
         let _over = client::Over(self.board);
         let clients = u32::from(
             self.scenario.cluster.compute_servers
@@ -778,7 +793,7 @@ impl<L: Named, V: Form<L>> Run<'_, L, V> {
     }
 
     /// Moves keys at random moments, and lets servers die meanwhile.
-    async fn mover(&self, fabric: SimFabric) {
+    async fn mover(&self, fabric: AnyFabric) {
         let (DesignSpec::Dex { moves, .. } | DesignSpec::Dlsm { moves, .. }) = self.scenario.design
         else {
             return;
@@ -830,7 +845,7 @@ impl<L: Named, V: Form<L>> Run<'_, L, V> {
     }
 
     /// Balances load among the processes, if the scenario asks for it.
-    async fn balancer(&self, fabric: SimFabric) {
+    async fn balancer(&self, fabric: AnyFabric) {
         let DesignSpec::Dex { balance_window_ns: 1.., .. } = self.scenario.design else { return };
         self.board.wait_for_load(&fabric).await;
         let Some(index) = self.board.open::<L, Deployed, _>(&fabric, &self.compute).await else {

@@ -38,7 +38,7 @@ use farleaf_core::page::{Bytes, CHOSEN, Fixed8, Layout, Named, with_page_words};
 use farleaf_core::server::MemoryServer;
 use farleaf_fabric::sim::SimCluster;
 use farleaf_fabric::sync::Arc;
-use farleaf_fabric::{Cluster, Provider};
+use farleaf_fabric::{AnyFabric, Cluster, Provider};
 use rand::RngExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -478,7 +478,7 @@ fn simulate<L, De, B>(
 where
     L: Named,
     De: Design<L>,
-    B: AsyncFn(<SimCluster<MemoryServer<L>> as Cluster>::Fabric, usize) + Sync,
+    B: AsyncFn(AnyFabric, usize) + Sync,
 {
     let cluster = &scenario.cluster;
     let sim = sim_config(scenario, &mut workload::rng(seed, 0));

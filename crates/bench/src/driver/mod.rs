@@ -41,8 +41,9 @@ use farleaf_core::index::{Background, Design, IndexAdmin, IndexError, RangeIndex
 use farleaf_core::page::Layout;
 use farleaf_core::server::{MemoryServer, MemoryServerConfig};
 use farleaf_core::wire::Usage;
+use farleaf_fabric::any::AnyCluster;
 use farleaf_fabric::sync::Arc;
-use farleaf_fabric::{Cluster, Fabric, Provider, RegionError, ServerId};
+use farleaf_fabric::{AnyFabric, Cluster, Fabric, Provider, RegionError, ServerId};
 use idle::Idle;
 use moment::Gate;
 use std::cell::{Cell, RefCell};
@@ -167,8 +168,8 @@ const PROGRESS_EVERY: u64 = 4096;
 pub type Progress<'a> = &'a (dyn Fn(u64) + Sync);
 
 /// A cluster that holds one index.
-pub struct Testbed<D: Design<O::Layout>, P: Provider, O: Form = Numbers> {
-    cluster: P::Cluster<MemoryServer<O::Layout>>,
+pub struct Testbed<D: Design<O::Layout>, O: Form = Numbers> {
+    cluster: AnyCluster<MemoryServer<O::Layout>>,
     services: Vec<Arc<MemoryServer<O::Layout>>>,
     form: O,
     next_number: u64,
@@ -194,13 +195,13 @@ pub fn memory_servers<L: Layout>(
     (0..count).map(server).collect()
 }
 
-impl<D: Design<<Numbers as Form>::Layout>, P: Provider> Testbed<D, P> {
+impl<D: Design<<Numbers as Form>::Layout>> Testbed<D> {
     /// Starts the memory servers and creates an empty index of numbers on them.
     ///
     /// # Errors
     /// [`BenchError::Create`].
     pub fn start(
-        provider: &P,
+        provider: &impl Provider,
         services: Vec<Arc<MemoryServer<<Numbers as Form>::Layout>>>,
         options: &D::Options,
     ) -> Result<Self, BenchError> {
@@ -208,18 +209,18 @@ impl<D: Design<<Numbers as Form>::Layout>, P: Provider> Testbed<D, P> {
     }
 }
 
-impl<D: Design<O::Layout>, P: Provider, O: Form> Testbed<D, P, O> {
+impl<D: Design<O::Layout>, O: Form> Testbed<D, O> {
     /// Starts the memory servers and creates an empty index on them, with keys of this form.
     ///
     /// # Errors
     /// [`BenchError::Create`].
     pub fn start_with(
-        provider: &P,
+        provider: &impl Provider,
         services: Vec<Arc<MemoryServer<O::Layout>>>,
         options: &D::Options,
         form: O,
     ) -> Result<Self, BenchError> {
-        let cluster = provider.start(services.clone());
+        let cluster = AnyCluster::Other(Box::new(provider.start(services.clone())));
         cluster
             .run_one(|fabric| async move { D::create(&fabric, options).await })
             .map_err(BenchError::Create)?;
@@ -240,7 +241,7 @@ impl<D: Design<O::Layout>, P: Provider, O: Form> Testbed<D, P, O> {
     ) -> Result<u64, BenchError> {
         let compute = &self.compute;
         let form = &self.form;
-        let load = async |fabric: FabricOf<P, O>| {
+        let load = async |fabric: AnyFabric| {
             let start_ns = fabric.now_ns();
             let index = open::<D, _, O>(fabric.clone(), compute, form).await?;
             let mut since = 0;
@@ -293,7 +294,7 @@ impl<D: Design<O::Layout>, P: Provider, O: Form> Testbed<D, P, O> {
         /// The index has settled once its work has not used the network for so long.
         const QUIET_NS: u64 = 50_000_000;
         let (compute, form) = (&self.compute, &self.form);
-        let settle = async |fabric: FabricOf<P, O>, _| {
+        let settle = async |fabric: AnyFabric, _| {
             let index = open::<D, _, O>(fabric.clone(), compute, form).await?;
             index.flush().await.map_err(BenchError::WriteBack)?;
             let last = Cell::new((fabric.counters().snapshot(), fabric.now_ns()));
@@ -470,7 +471,7 @@ impl<D: Design<O::Layout>, P: Provider, O: Form> Testbed<D, P, O> {
     }
 
     /// The cluster, for running other clients on it or making servers fail.
-    pub fn cluster(&self) -> &P::Cluster<MemoryServer<O::Layout>> {
+    pub fn cluster(&self) -> &AnyCluster<MemoryServer<O::Layout>> {
         &self.cluster
     }
 
@@ -542,10 +543,6 @@ impl<D: Design<O::Layout>, P: Provider, O: Form> Testbed<D, P, O> {
         Ok(sum)
     }
 }
-
-/// The endpoints of a provider's clusters.
-type FabricOf<P, O> =
-    <<P as Provider>::Cluster<MemoryServer<<O as Form>::Layout>> as Cluster>::Fabric;
 
 /// Opens the index, wrapped as one of numbers.
 async fn open<D: Design<O::Layout>, F: Fabric, O: Form>(

@@ -153,15 +153,15 @@ const FILL: f64 = 0.7;
 /// # Errors
 /// [`BenchError`] if the index cannot be created, loaded, opened or scanned. Failed requests are
 /// counted instead.
-pub fn replay<D: Design<O::Layout>, P: Provider, O: Form>(
-    provider: &P,
+pub fn replay<D: Design<O::Layout>, O: Form>(
+    provider: &impl Provider,
     services: Vec<Arc<MemoryServer<O::Layout>>>,
     options: &D::Options,
     form: O,
     operations: &[Operation],
     loaded: Option<&KeySpace>,
 ) -> Result<(Measurement, Vec<(u64, u64)>), BenchError> {
-    let mut testbed = Testbed::<D, P, O>::start_with(provider, services, options, form)?;
+    let mut testbed = Testbed::<D, O>::start_with(provider, services, options, form)?;
     if let Some(keys) = loaded {
         testbed.load(keys, FILL, &|_| ())?;
     }

@@ -24,7 +24,7 @@ fn services(pool_bytes: usize) -> Vec<Arc<MemoryServer<Fixed8>>> {
     (0..SERVERS).map(server).collect()
 }
 
-fn testbed<P: Provider>(provider: &P, keys: &KeySpace, pool_bytes: usize) -> Testbed<Coarse, P> {
+fn testbed(provider: &impl Provider, keys: &KeySpace, pool_bytes: usize) -> Testbed<Coarse> {
     let boundaries = keys.boundaries(&[1; SERVERS as usize]);
     let options = CoarseOptions { partitioning: Partitioning::Range { boundaries } };
     let mut testbed = Testbed::start(provider, services(pool_bytes), &options).unwrap();
@@ -187,7 +187,7 @@ fn a_measurement_after_another_draws_other_operations() {
     let keys = KeySpace::spread(50_000);
     let options = DexOptions::with_boundaries(Vec::new(), CacheOptions::default());
     let provider = SimConfig::default();
-    let mut testbed = Testbed::<Dex, _>::start(&provider, services(64 << 20), &options).unwrap();
+    let mut testbed = Testbed::<Dex>::start(&provider, services(64 << 20), &options).unwrap();
     testbed.load(&keys, 0.7, &|_| ()).unwrap();
     let run = run_of(&Mix::named("read-only").unwrap(), &keys, Amount::Operations(400));
     let run = Run { compute_servers: 1, threads: 1, ..run };
@@ -278,7 +278,7 @@ fn operations_count_for_the_owners_of_their_keys() {
     let boundaries = keys.boundaries(&[1; 4]);
     let options = DexOptions::with_boundaries(boundaries, CacheOptions::default());
     let provider = SimConfig::default();
-    let mut testbed = Testbed::<Dex, _>::start(&provider, services(64 << 20), &options).unwrap();
+    let mut testbed = Testbed::<Dex>::start(&provider, services(64 << 20), &options).unwrap();
     testbed.load(&keys, 0.7, &|_| ()).unwrap();
     let run = shifting_run(&keys, Amount::Nanoseconds(4_000_000), Interval::Parts(8));
     let run = Run { compute_servers: 4, ..run };

@@ -10,12 +10,13 @@ use farleaf_core::index::fine::{Fine, FineOptions};
 use farleaf_core::index::hybrid::{Hybrid, HybridOptions};
 use farleaf_core::page::Fixed8;
 use farleaf_core::server::{MemoryServer, MemoryServerConfig};
+use farleaf_fabric::any::AnyConfig;
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::shm::ShmConfig;
 use farleaf_fabric::sim::SimConfig;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::tcp::TcpConfig;
-use farleaf_fabric::{Backing, CounterSnapshot, Either, Provider, ServerId};
+use farleaf_fabric::{Backing, CounterSnapshot, Provider, ServerId};
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -41,7 +42,7 @@ fn check<D: Design<Fixed8>>(
     let server =
         |number| Arc::new(MemoryServer::<Fixed8>::new(ServerId::new(number), &config).unwrap());
     let services = (0..SERVERS).map(server).collect();
-    let replayed = replay::<D, _, _>(provider, services, options, Numbers, operations, None);
+    let replayed = replay::<D, _>(provider, services, options, Numbers, operations, None);
     let (measured, contents) = replayed.unwrap();
 
     let mut model = BTreeMap::new();
@@ -101,18 +102,15 @@ fn one_sided_designs_leave_the_same() {
     check::<Hybrid>(&SimConfig::default(), &hybrid, &operations);
 }
 
-/// All providers of dLSM as one type, so that it is compiled once.
-type AnyProvider = Either<Either<LocalConfig, SimConfig>, Either<TcpConfig, ShmConfig>>;
-
 /// Tables so small that the trace fills and merges many of them, on both sides.
 #[test]
 fn an_lsm_tree_leaves_the_same() {
     let Some(operations) = trace() else { return };
-    let providers: [AnyProvider; 4] = [
-        Either::Left(Either::Left(LocalConfig::default())),
-        Either::Left(Either::Right(SimConfig::default())),
-        Either::Right(Either::Left(TcpConfig::default())),
-        Either::Right(Either::Right(ShmConfig::default())),
+    let providers: [AnyConfig; 4] = [
+        LocalConfig::default().into(),
+        SimConfig::default().into(),
+        TcpConfig::default().into(),
+        ShmConfig::default().into(),
     ];
     for provider in &providers {
         let options =

@@ -50,8 +50,8 @@ fn run_of(keys: &KeySpace, compute_servers: u16, amount: Amount, reshaping: Resh
     }
 }
 
-fn dex<P: Provider>(provider: &P, keys: &KeySpace, options: &DexOptions<u64>) -> Testbed<Dex, P> {
-    let mut testbed = Testbed::<Dex, _>::start(provider, services(), options).unwrap();
+fn dex(provider: &impl Provider, keys: &KeySpace, options: &DexOptions<u64>) -> Testbed<Dex> {
+    let mut testbed = Testbed::<Dex>::start(provider, services(), options).unwrap();
     testbed.load(keys, 0.7, &|_| ()).unwrap();
     testbed
 }
@@ -168,7 +168,7 @@ fn designs_that_cannot_say_so() {
     let options = farleaf_core::index::coarse::CoarseOptions {
         partitioning: farleaf_core::index::coarse::Partitioning::Range { boundaries },
     };
-    let mut testbed = Testbed::<Coarse, _>::start(&provider, services(), &options).unwrap();
+    let mut testbed = Testbed::<Coarse>::start(&provider, services(), &options).unwrap();
     testbed.load(&keys, 0.7, &|_| ()).unwrap();
     let changes = vec![order(0.5, 0, 1, 1.0)];
     let reshaping = Reshaping { balance: true, changes, ..Reshaping::default() };

@@ -57,14 +57,14 @@ fn services() -> Vec<Arc<MemoryServer<Fixed8>>> {
     (0..SERVERS).map(server).collect()
 }
 
-fn testbed<P: Provider>(provider: &P, keys: &KeySpace) -> Testbed<SingleMachine, P> {
+fn testbed(provider: &impl Provider, keys: &KeySpace) -> Testbed<SingleMachine> {
     let options = SingleMachineOptions { pool_bytes: 64 << 20, ..options() };
     let mut testbed = Testbed::start(provider, services(), &options).unwrap();
     testbed.load(keys, 0.7, &|_| ()).unwrap();
     testbed
 }
 
-fn measure<P: Provider>(testbed: &mut Testbed<SingleMachine, P>, run: &Run) -> Measurement {
+fn measure(testbed: &mut Testbed<SingleMachine>, run: &Run) -> Measurement {
     testbed.measure(run, &|_| ()).unwrap()
 }
 

@@ -15,7 +15,7 @@ use farleaf_fabric::sync::Arc;
 
 type Small = Strings<128>;
 
-fn testbed(strings: &Small, cache_bytes: u64) -> Testbed<Dex, SimConfig, Small> {
+fn testbed(strings: &Small, cache_bytes: u64) -> Testbed<Dex, Small> {
     let config = MemoryServerConfig { pool_bytes: 64 << 20, ..Default::default() };
     let server = |number| MemoryServer::<Bytes<128>>::new(ServerId::new(number), &config).unwrap();
     let services = (0..2).map(|number| Arc::new(server(number))).collect();

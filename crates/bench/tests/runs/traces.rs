@@ -152,14 +152,8 @@ fn check<D: Design<O::Layout>, O: Form>(trace: &Trace, options: &D::Options, for
         };
         let services = (0..2).map(server).collect();
         let provider = SimConfig::default();
-        let replayed = replay::<D, _, O>(
-            &provider,
-            services,
-            options,
-            form.clone(),
-            &trace.operations,
-            loaded,
-        );
+        let replayed =
+            replay::<D, O>(&provider, services, options, form.clone(), &trace.operations, loaded);
         let (measured, contents) = replayed.unwrap();
         let (map, found) = model(trace, loaded);
         let lookups = trace.operations.iter().filter(|operation| operation.is_lookup()).count();

@@ -106,7 +106,7 @@ fn times<D: Design<Fixed8>>(
 ) -> [u64; 5] {
     let provider = SimConfig { network, cost, yield_ns: 1, ..SimConfig::default() };
     let keys = KeySpace::spread(KEYS);
-    let mut testbed = Testbed::<D, _>::start(&provider, vec![server()], options).unwrap();
+    let mut testbed = Testbed::<D>::start(&provider, vec![server()], options).unwrap();
     testbed.load(&keys, 0.7, &|_| ()).unwrap();
     let operations = operations(&keys);
     let replay = |operations: &[Operation]| {

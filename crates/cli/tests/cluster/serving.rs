@@ -13,8 +13,8 @@ use farleaf_core::index::{IndexError, RangeIndex};
 use farleaf_core::page::{Bytes, Fixed8, Named};
 use farleaf_core::server::MemoryServerConfig;
 use farleaf_fabric::handshake::Role;
-use farleaf_fabric::tcp::{TcpCluster, TcpConfig, TcpFabric};
-use farleaf_fabric::{ClientTask, Cluster, Provider, RpcService, ServerId};
+use farleaf_fabric::tcp::{TcpCluster, TcpConfig};
+use farleaf_fabric::{AnyFabric, ClientTask, Cluster, Provider, RpcService, ServerId};
 use rustix::process::Signal;
 use std::sync::Arc;
 use std::time::Duration;
@@ -57,12 +57,10 @@ impl Provider for Processes {
 }
 
 impl Cluster for Running {
-    type Fabric = TcpFabric;
-
     fn run_clients<'a>(
         &self,
         compute_servers: &[u16],
-        start: &'a (dyn Fn(TcpFabric, usize) -> ClientTask<'a> + Sync),
+        start: &'a (dyn Fn(AnyFabric, usize) -> ClientTask<'a> + Sync),
     ) {
         self.clients.run_clients(compute_servers, start);
     }

@@ -11,8 +11,8 @@ use crate::layouts::ClusterLayout;
 use farleaf_core::index::{Design, IndexError, ValueForm};
 use farleaf_core::page::OwnedKey;
 use farleaf_core::partition::{self, PartitionMap};
-use farleaf_fabric::Cluster;
 use farleaf_fabric::sync::{Mutex, lock};
+use farleaf_fabric::{AnyFabric, Cluster};
 
 /// The compute server number used by endpoints that manage the whole index; no server has it.
 const NOBODY: u16 = 0x7ffe;
@@ -20,7 +20,7 @@ const NOBODY: u16 = 0x7ffe;
 fn run<C: Cluster, T: Send, Fut: Future<Output = Result<T, IndexError>>>(
     cluster: &C,
     compute_server: u16,
-    body: impl Fn(C::Fabric) -> Fut + Sync,
+    body: impl Fn(AnyFabric) -> Fut + Sync,
 ) -> Result<T, ProgramError> {
     let outcome = cluster.run(&[compute_server], |fabric, _| body(fabric)).pop().flatten();
     let outcome = outcome.unwrap_or(Err(IndexError::InvalidArgument("no endpoint was opened")));

@@ -1,9 +1,6 @@
 //! Connects a compute server to the memory servers over the cluster's transport. It never falls
 //! back to another transport.
 //!
-//! All transports are one type for the code above, [`MemoryCluster`], so that the index is compiled
-//! only once for each layout.
-//!
 //! *Thread safety*: any number of threads.
 
 use super::{ComputeServerOptions, because};
@@ -15,20 +12,44 @@ use crate::records::{MemoryRecord, Transport as TransportName};
 use farleaf_fabric::handshake::Token;
 use farleaf_fabric::shm::{ShmCluster, ShmConfig};
 use farleaf_fabric::tcp::{TcpCluster, TcpConfig};
-use farleaf_fabric::{Cluster, Either};
+use farleaf_fabric::{AnyFabric, ClientTask, Cluster, ServerId};
 #[cfg(feature = "verbs")]
 use farleaf_fabric_verbs::{DeviceChoice, VerbsCluster, VerbsConfig, probe};
 use std::path::PathBuf;
 
 /// The memory servers over the cluster's transport.
-pub(super) type MemoryCluster = Either<TcpCluster, OtherCluster>;
-#[cfg(feature = "verbs")]
-type OtherCluster = Either<ShmCluster, VerbsCluster>;
-#[cfg(not(feature = "verbs"))]
-type OtherCluster = ShmCluster;
+#[derive(Debug)]
+pub(super) enum MemoryCluster {
+    Tcp(TcpCluster),
+    Shm(ShmCluster),
+    #[cfg(feature = "verbs")]
+    Verbs(VerbsCluster),
+}
 
-/// An endpoint of any of the transports.
-pub(super) type MemoryFabric = <MemoryCluster as Cluster>::Fabric;
+impl MemoryCluster {
+    fn get(&self) -> &dyn Cluster {
+        match self {
+            Self::Tcp(cluster) => cluster,
+            Self::Shm(cluster) => cluster,
+            #[cfg(feature = "verbs")]
+            Self::Verbs(cluster) => cluster,
+        }
+    }
+}
+
+impl Cluster for MemoryCluster {
+    fn run_clients<'a>(
+        &self,
+        compute_servers: &[u16],
+        start: &'a (dyn Fn(AnyFabric, usize) -> ClientTask<'a> + Sync),
+    ) {
+        self.get().run_clients(compute_servers, start);
+    }
+
+    fn kill_memory_server(&self, server: ServerId) {
+        self.get().kill_memory_server(server);
+    }
+}
 
 /// Upper bound on the registered memory of one thread without the cache (scratch buffers, messages
 /// and queues), in bytes.
@@ -78,21 +99,19 @@ pub(super) fn connect(
     match transport {
         TransportName::Tcp => {
             let config = TcpConfig { timeout_ns, ..TcpConfig::default() };
-            Ok(Either::Left(TcpCluster::connect(addresses()?, token, config)))
+            Ok(MemoryCluster::Tcp(TcpCluster::connect(addresses()?, token, config)))
         }
         TransportName::Shm => {
             let paths: Vec<PathBuf> = places.map(PathBuf::from).collect();
             let config = ShmConfig { timeout_ns, ..ShmConfig::default() };
             let cluster = ShmCluster::connect(&paths, token, &config).map_err(because)?;
-            #[cfg(feature = "verbs")]
-            let cluster = Either::Left(cluster);
-            Ok(Either::Right(cluster))
+            Ok(MemoryCluster::Shm(cluster))
         }
         #[cfg(feature = "verbs")]
         TransportName::Verbs => {
             let config = VerbsConfig { timeout_ns, ..VerbsConfig::default() };
             let cluster = VerbsCluster::connect(addresses()?, token, config);
-            Ok(Either::Right(Either::Right(cluster.map_err(ProgramError::transport)?)))
+            Ok(MemoryCluster::Verbs(cluster.map_err(ProgramError::transport)?))
         }
         #[cfg(not(feature = "verbs"))]
         TransportName::Verbs => Err(ProgramError::transport(config::without_verbs())),

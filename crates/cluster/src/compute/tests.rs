@@ -24,8 +24,8 @@ use farleaf_core::server::MemoryServerConfig;
 use farleaf_core::wire::{ClientRequest, ClientResponse, ErrorCode};
 use farleaf_fabric::handshake::{Role, Token};
 use farleaf_fabric::sync::{Arc, AtomicBool, Mutex, Ordering, lock};
-use farleaf_fabric::tcp::{TcpCluster, TcpConfig, TcpFabric, TcpServerConfig};
-use farleaf_fabric::{ClientTask, Cluster, Either, Fabric, Provider, RpcService, ServerId};
+use farleaf_fabric::tcp::{TcpCluster, TcpConfig, TcpServerConfig};
+use farleaf_fabric::{AnyFabric, ClientTask, Cluster, Fabric, Provider, RpcService, ServerId};
 use std::net::{Ipv4Addr, TcpListener};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
@@ -131,7 +131,7 @@ impl<D: Tested<ServerOptions: Clone + Sync + Send>> Provider for Tiers<D> {
     type Cluster<S: RpcService> = TiersCluster<D>;
 
     fn start<S: RpcService>(&self, services: Vec<Arc<S>>) -> TiersCluster<D> {
-        let memory: MemoryCluster = Either::Left(TcpConfig::default().start(services));
+        let memory = MemoryCluster::Tcp(TcpConfig::default().start(services));
         let step = u64::MAX / u64::from(self.compute_servers);
         let boundaries: Vec<u64> =
             (1..self.compute_servers).map(|number| step * u64::from(number)).collect();
@@ -184,12 +184,10 @@ impl<D: Tested> Drop for TiersCluster<D> {
 }
 
 impl<D: Tested> Cluster for TiersCluster<D> {
-    type Fabric = TcpFabric;
-
     fn run_clients<'a>(
         &self,
         compute_servers: &[u16],
-        start: &'a (dyn Fn(TcpFabric, usize) -> ClientTask<'a> + Sync),
+        start: &'a (dyn Fn(AnyFabric, usize) -> ClientTask<'a> + Sync),
     ) {
         self.clients.run_clients(compute_servers, start);
     }
@@ -372,7 +370,7 @@ fn a_thread_that_has_ended_keeps_nothing_from_ending() {
         let server = MemoryServerConfig { pool_bytes: 16 << 20, ..Default::default() };
         let memory = TcpConfig::default();
         let setup = Setup { provider: &memory, options: (), memory_servers: 1, server };
-        let memory: MemoryCluster = Either::Left(setup.start::<Fixed8>());
+        let memory = MemoryCluster::Tcp(setup.start::<Fixed8>());
         let new = DexOptions::with_boundaries(Vec::new(), CacheOptions::default());
         index::create::<Fixed8, Dex, _>(&memory, &new).unwrap();
         let map = PartitionMap::new::<Fixed8>(1, Vec::new()).unwrap();
@@ -401,7 +399,7 @@ fn too_little_memory_for_the_shards_ends_a_compute_server() {
     let server = MemoryServerConfig { pool_bytes: 16 << 20, ..Default::default() };
     let memory = TcpConfig::default();
     let setup = Setup { provider: &memory, options: (), memory_servers: 1, server };
-    let memory: MemoryCluster = Either::Left(setup.start::<Fixed8>());
+    let memory = MemoryCluster::Tcp(setup.start::<Fixed8>());
     let of = |bytes, longest_value| DlsmServerOptions {
         memtable_bytes: Some(bytes),
         longest_value: Some(longest_value),

@@ -11,7 +11,7 @@
 use super::design::{ClusterDesign, SharedValues};
 use super::front::{Front, Queues, Reply};
 use super::map_store::CatalogMap;
-use super::reach::{MemoryCluster, MemoryFabric};
+use super::reach::MemoryCluster;
 use super::{because, failed};
 use crate::clock::Clock;
 use crate::error::ProgramError;
@@ -20,13 +20,14 @@ use farleaf_core::cache::{CacheCounters, Dirt};
 use farleaf_core::page::Layout;
 use farleaf_core::partition::{Clients, ComputeServer, Queue, Worker};
 use farleaf_core::wire::{ClientRequest, ClientResponse, ErrorCode, NO_LOAD};
-use farleaf_fabric::endpoint::{self, Endpoint, EndpointCluster, EndpointDriver};
+use farleaf_fabric::AnyFabric;
+use farleaf_fabric::endpoint::{self, EndpointCluster, EndpointDriver};
 use farleaf_fabric::executor::{Driver, Executor};
 use farleaf_fabric::handshake::Token;
 use farleaf_fabric::listener::start_thread;
 use farleaf_fabric::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
 use farleaf_fabric::tcp::{Hosting, ServerThread, TcpServer, TcpServerConfig};
-use farleaf_fabric::{CounterSnapshot, Either, Fabric};
+use farleaf_fabric::{CounterSnapshot, Fabric};
 use std::net::TcpListener;
 use std::rc::Rc;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -195,28 +196,18 @@ impl<L: ClusterLayout, D: ClusterDesign<L>> Threads<L, D> {
         tally: Arc<Tally>,
     ) -> Result<Self, ProgramError> {
         match cluster {
-            Either::Left(tcp) => Self::over(crew, server, (tcp, Either::Left), store, tally),
+            MemoryCluster::Tcp(tcp) => Self::over(crew, server, tcp, store, tally),
+            MemoryCluster::Shm(shm) => Self::over(crew, server, shm, store, tally),
             #[cfg(feature = "verbs")]
-            Either::Right(Either::Left(shm)) => {
-                let side = |fabric| Either::Right(Either::Left(fabric));
-                Self::over(crew, server, (shm, side), store, tally)
-            }
-            #[cfg(feature = "verbs")]
-            Either::Right(Either::Right(verbs)) => {
-                let side = |fabric| Either::Right(Either::Right(fabric));
-                Self::over(crew, server, (verbs, side), store, tally)
-            }
-            #[cfg(not(feature = "verbs"))]
-            Either::Right(shm) => Self::over(crew, server, (shm, Either::Right), store, tally),
+            MemoryCluster::Verbs(verbs) => Self::over(crew, server, verbs, store, tally),
         }
     }
 
-    /// Like [`Threads::start`], for one transport. `side` converts its endpoints to the common
-    /// type.
+    /// Like [`Threads::start`], for one transport.
     fn over<C: EndpointCluster>(
         crew: &Crew<L>,
         server: Served<L, D>,
-        (cluster, side): (&C, Side<C::Transport>),
+        cluster: &C,
         store: &CatalogMap<L>,
         tally: Arc<Tally>,
     ) -> Result<Self, ProgramError> {
@@ -246,7 +237,7 @@ impl<L: ClusterLayout, D: ClusterDesign<L>> Threads<L, D> {
                 // The closure also drops its sender, so that a thread that never sends is noticed
                 // below.
                 let opened = Box::new(move |outcome| drop(opened.send(outcome)));
-                serve::<L, D, C::Transport>((&cluster, side), io, &shared, store, opened);
+                serve::<L, D, C::Transport>(&cluster, io, &shared, store, opened);
             });
             // A thread that has ended is noticed below.
             let _ = hand.jobs.send(job);
@@ -313,14 +304,12 @@ impl<L: ClusterLayout, D: ClusterDesign<L>> Drop for Closing<'_, L, D> {
     }
 }
 
-/// Converts an endpoint of one transport to the common type of all transports.
-type Side<X> = fn(Endpoint<X>) -> MemoryFabric;
 /// Reports whether a thread could open the index, and if not, why.
 type Opened = Box<dyn FnOnce(Result<(), String>)>;
 
 /// The work of one thread for one generation. It keeps serving clients meanwhile.
 fn serve<L: ClusterLayout, D: ClusterDesign<L>, X: endpoint::Transport>(
-    (cluster, side): (&Arc<X::Cluster>, Side<X>),
+    cluster: &Arc<X::Cluster>,
     io: &mut ServerThread<Front<L>>,
     shared: &Shared<L, D>,
     store: CatalogMap<L>,
@@ -337,7 +326,7 @@ fn serve<L: ClusterLayout, D: ClusterDesign<L>, X: endpoint::Transport>(
         Err(error) => return opened(Err(error)),
     };
     match Hosting::new(&driver, io) {
-        Ok(driver) => serve_over(&driver, (number, side(endpoint)), shared, store, opened),
+        Ok(driver) => serve_over(&driver, (number, X::into_any(endpoint)), shared, store, opened),
         Err(error) => opened(Err(error.to_string())),
     }
 }
@@ -345,7 +334,7 @@ fn serve<L: ClusterLayout, D: ClusterDesign<L>, X: endpoint::Transport>(
 /// As [`serve`], for all transports: the index above is compiled once.
 fn serve_over<L: ClusterLayout, D: ClusterDesign<L>>(
     driver: &dyn Driver,
-    (number, fabric): (usize, MemoryFabric),
+    (number, fabric): (usize, AnyFabric),
     shared: &Shared<L, D>,
     store: CatalogMap<L>,
     opened: Opened,

@@ -11,7 +11,7 @@ use farleaf_core::page::Bytes;
 use farleaf_core::server::{MemoryServer, MemoryServerConfig};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sync::{Arc, Ordering};
-use farleaf_fabric::{Cluster, Provider, RpcService, ServerId};
+use farleaf_fabric::{AnyFabric, Cluster, Provider, RpcService, ServerId};
 use fjall::compaction::Leveled;
 use fjall::config::{BloomConstructionPolicy, FilterPolicy, FilterPolicyEntry, PinningPolicy};
 use fjall::{Database, Keyspace, KeyspaceCreateOptions};
@@ -76,9 +76,7 @@ impl InMemory {
     }
 }
 
-type Handle = <Dlsm as Design<Layout>>::Index<
-    <<LocalConfig as Provider>::Cluster<MemoryServer<Layout>> as Cluster>::Fabric,
->;
+type Handle = <Dlsm as Design<Layout>>::Index<AnyFabric>;
 
 impl Engine for InMemory {
     fn fill(&self, records: &Records, threads: usize) -> anyhow::Result<()> {

@@ -11,7 +11,7 @@ use super::{
 use crate::page::{Layout, Named};
 use crate::server::{MemoryServer, MemoryServerConfig};
 use farleaf_fabric::sync::{Arc, AtomicU64, AtomicUsize, Ordering};
-use farleaf_fabric::{Cluster, Fabric, Provider, ServerId};
+use farleaf_fabric::{AnyFabric, Cluster, Fabric, Provider, ServerId};
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::ops::Bound;
@@ -55,7 +55,7 @@ impl Beside {
         cluster: &C,
         compute: &D::Compute,
         clients: &[u16],
-        body: impl Fn(C::Fabric, usize) -> Fut + Sync,
+        body: impl Fn(AnyFabric, usize) -> Fut + Sync,
     ) -> Vec<Option<T>>
     where
         L: Layout,
@@ -92,7 +92,7 @@ impl Beside {
         &self,
         cluster: &C,
         compute: &D::Compute,
-        body: impl Fn(C::Fabric) -> Fut + Sync,
+        body: impl Fn(AnyFabric) -> Fut + Sync,
     ) where
         L: Layout,
         D: Design<L>,

@@ -8,17 +8,16 @@ use farleaf_core::index::dlsm::{Dlsm, DlsmOptions, Shard};
 use farleaf_core::index::{Background, Design, IndexAdmin, IndexError, RangeIndex, Scan};
 use farleaf_core::page::Bytes;
 use farleaf_core::remote::{ExtentClient, ExtentSpace, RemoteError, RpcClient};
-use farleaf_core::server::{MemoryServer, MemoryServerConfig};
+use farleaf_core::server::MemoryServerConfig;
 use farleaf_core::table::IndexKind;
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::{Faults, Outage, SimConfig};
 use farleaf_fabric::sync::{Arc, AtomicBool, AtomicU64, Ordering};
-use farleaf_fabric::{Cluster, Fabric, Provider};
+use farleaf_fabric::{AnyFabric, Cluster, Fabric};
 use futures_util::future::{Either, select};
 use std::pin::pin;
 
 type Small = Bytes<128>;
-type AnyFabric = <<AnyProvider as Provider>::Cluster<MemoryServer<Small>> as Cluster>::Fabric;
 
 const EXTENT_BYTES: u64 = 2_048;
 

@@ -17,8 +17,8 @@ use farleaf_core::wire::{
 use farleaf_fabric::local::{LocalCluster, LocalConfig};
 use farleaf_fabric::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
 use farleaf_fabric::{
-    Call, Calls, Cluster, Cpu, Fabric, GlobalAddr, MAX_MESSAGE_BYTES, Message, Provider, Region,
-    ServerId,
+    AnyFabric, Call, Calls, Cluster, Cpu, Fabric, GlobalAddr, MAX_MESSAGE_BYTES, Message, Provider,
+    Region, ServerId,
 };
 use std::ops::Bound;
 
@@ -159,7 +159,7 @@ const MOST: usize = MAX_MESSAGE_BYTES / 2 + 1_024;
 
 /// Runs a client that can send a memory server any request.
 fn with_server<const W: usize, T: Send, Fut: Future<Output = T>>(
-    work: impl Fn(<LocalCluster<MemoryServer<Bytes<W>>> as Cluster>::Fabric) -> Fut + Sync,
+    work: impl Fn(AnyFabric) -> Fut + Sync,
 ) -> T {
     let server = MemoryServer::<Bytes<W>>::new(ServerId::new(0), &server()).unwrap();
     LocalConfig::default().start(vec![Arc::new(server)]).run_one(work)

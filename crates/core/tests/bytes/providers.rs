@@ -1,22 +1,23 @@
 //! The providers of these tests as one type, so that each design is compiled once per page size.
 
+use farleaf_fabric::any::{AnyCluster, AnyConfig};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::{Faults, SimConfig};
 use farleaf_fabric::tcp::TcpConfig;
-use farleaf_fabric::{Either, Provider, RpcService};
+use farleaf_fabric::{Provider, RpcService};
 
-pub(super) type AnyProvider = Either<Either<LocalConfig, SimConfig>, TcpConfig>;
+pub(super) type AnyProvider = AnyConfig;
 
 pub(super) fn local(config: LocalConfig) -> AnyProvider {
-    Either::Left(Either::Left(config))
+    config.into()
 }
 
 pub(super) fn sim(config: SimConfig) -> AnyProvider {
-    Either::Left(Either::Right(config))
+    config.into()
 }
 
 pub(super) fn tcp() -> AnyProvider {
-    Either::Right(TcpConfig::default())
+    TcpConfig::default().into()
 }
 
 /// A simulated network that loses, delays and tears messages.
@@ -25,14 +26,12 @@ pub(super) fn rough(seed: u64) -> AnyProvider {
     sim(SimConfig { seed, faults, give_up_after_ns: 20_000_000_000, ..SimConfig::default() })
 }
 
-type AnyCluster<S> = <AnyProvider as Provider>::Cluster<S>;
-
 /// Returns the simulated cluster inside `cluster`.
 pub(super) fn simulated<S: RpcService>(
     cluster: &AnyCluster<S>,
 ) -> &<SimConfig as Provider>::Cluster<S> {
     match cluster {
-        Either::Left(Either::Right(cluster)) => cluster,
+        AnyCluster::Sim(cluster) => cluster,
         _ => panic!("this cluster is not simulated"),
     }
 }

@@ -7,11 +7,9 @@ use farleaf_core::index::chime::{Chime, ChimeCompute, ChimeIndex, ChimeOptions};
 use farleaf_core::index::one_sided::entrywise::EntrywiseOptions;
 use farleaf_core::index::{Design, IndexAdmin, RangeIndex, Scan};
 use farleaf_core::page::{Fixed8, Layout};
-use farleaf_core::server::MemoryServer;
 use farleaf_fabric::sim::SimConfig;
-use farleaf_fabric::{Cluster, Fabric, Provider};
+use farleaf_fabric::{AnyFabric, Cluster, Fabric};
 
-type SimFabric = <<SimConfig as Provider>::Cluster<MemoryServer<Fixed8>> as Cluster>::Fabric;
 type Leaves<L> = <L as Layout>::Hops;
 /// Leaves of 20 entries.
 type Small = Fixed8<64>;
@@ -42,7 +40,7 @@ async fn open<F: Fabric, L: Layout>(
 /// Runs `check` on a loaded index of which all parents of leaves are cached.
 fn on_a_loaded_index(
     options: ChimeOptions,
-    check: impl AsyncFn(ChimeIndex<SimFabric, Leaves<Fixed8>>, SimFabric) + Sync,
+    check: impl AsyncFn(ChimeIndex<AnyFabric, Leaves<Fixed8>>, AnyFabric) + Sync,
 ) {
     let provider = SimConfig::default();
     let cluster = setup(&provider, 3, 32 << 20, options).with_index::<Fixed8, Chime>();

@@ -2,7 +2,8 @@
 //! which requests it sends.
 
 use farleaf_core::client::{ClientIndex, ClientOptions};
-use farleaf_core::fabric::local::{LocalCluster, LocalConfig, LocalFabric};
+use farleaf_core::fabric::AnyFabric;
+use farleaf_core::fabric::local::{LocalCluster, LocalConfig};
 use farleaf_core::fabric::sync::{Arc, AtomicBool, AtomicU64, Mutex, Ordering, lock};
 use farleaf_core::fabric::{Call, Calls, Cluster, Cpu, Region};
 use farleaf_core::index::{IndexAdmin, IndexError, RangeIndex, Scan};
@@ -26,7 +27,7 @@ impl Calls for Puppet {
     }
 }
 
-type Client = ClientIndex<LocalFabric<Puppet>, Fixed8>;
+type Client = ClientIndex<AnyFabric, Fixed8>;
 
 /// A map of this epoch in which one compute server owns all keys.
 fn map(epoch: u64, owner: u16) -> Told {

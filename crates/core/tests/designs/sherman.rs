@@ -15,7 +15,7 @@ use farleaf_core::server::MemoryServerConfig;
 use farleaf_core::wire::Refusal;
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::SimConfig;
-use farleaf_fabric::{Cluster, Fabric, GlobalAddr, Provider};
+use farleaf_fabric::{AnyFabric, Cluster, Fabric, GlobalAddr};
 use std::collections::BTreeMap;
 use std::future::poll_fn;
 use std::pin::pin;
@@ -43,7 +43,7 @@ async fn open<F: Fabric, L: Layout>(
 /// Runs `check` on a loaded index of which all parents of leaves are cached.
 fn on_a_loaded_index(
     options: ShermanOptions,
-    check: impl AsyncFn(ShermanIndex<SimFabric, Entries8>, SimFabric) + Sync,
+    check: impl AsyncFn(ShermanIndex<AnyFabric, Entries8>, AnyFabric) + Sync,
 ) {
     let provider = SimConfig::default();
     let cluster = setup(&provider, 3, 32 << 20, options).with_index::<Fixed8, Sherman>();
@@ -57,10 +57,6 @@ fn on_a_loaded_index(
         check(index, fabric).await;
     });
 }
-
-type SimFabric = <<SimConfig as Provider>::Cluster<
-    farleaf_core::server::MemoryServer<Fixed8>,
-> as Cluster>::Fabric;
 
 #[test]
 fn operations_cost_what_the_design_says() {

@@ -11,15 +11,14 @@ use farleaf_core::index::smart::{
 use farleaf_core::index::{Action, Design, IndexError, LeafEdit, RangeIndex, Scan};
 use farleaf_core::page::{Bytes, Child, DesignId, Fixed8, Slot};
 use farleaf_core::remote::{ENDLESS, Leases, RpcClient};
-use farleaf_core::server::{MemoryServer, MemoryServerConfig};
+use farleaf_core::server::MemoryServerConfig;
 use farleaf_core::wire::Refusal;
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::{Faults, Outage, SimConfig, Slow, Verb};
-use farleaf_fabric::{Cluster, Fabric, Provider, ServerId};
+use farleaf_fabric::{AnyFabric, Cluster, Fabric, ServerId};
 use futures_util::future::join_all;
 
-type SimFabric = <<SimConfig as Provider>::Cluster<MemoryServer<Fixed8>> as Cluster>::Fabric;
-type Index = SmartIndex<SimFabric, Fixed8>;
+type Index = SmartIndex<AnyFabric, Fixed8>;
 
 const LEAF: u64 = 40;
 
@@ -32,7 +31,7 @@ fn compute(options: &SmartOptions) -> SmartCompute {
     <Smart as Design<Fixed8>>::compute(options).unwrap()
 }
 
-async fn open(fabric: SimFabric, compute: &SmartCompute) -> Index {
+async fn open(fabric: AnyFabric, compute: &SmartCompute) -> Index {
     <Smart as Design<Fixed8>>::open(fabric, compute).await.unwrap()
 }
 
@@ -40,7 +39,7 @@ async fn open(fabric: SimFabric, compute: &SmartCompute) -> Index {
 fn on_a_loaded_index(
     options: SmartOptions,
     step: u64,
-    check: impl AsyncFn(Index, SimFabric) + Sync,
+    check: impl AsyncFn(Index, AnyFabric) + Sync,
 ) {
     let provider = SimConfig::default();
     let setup = setup(&provider, 3, 32 << 20, options);
@@ -312,7 +311,7 @@ fn a_scan_reads_its_leaves_with_their_nodes() {
 }
 
 /// Takes 2 MiB of a server in a lease, fills them, and gives them back.
-async fn fill_and_return(fabric: &SimFabric, server: ServerId) {
+async fn fill_and_return(fabric: &AnyFabric, server: ServerId) {
     let (rpc, leases) = (RpcClient::<_, Fixed8>::new(fabric.clone()), Leases::new(ENDLESS));
     for _ in 0..32 {
         let at = leases.take(&rpc, server, 64 << 10).await.unwrap();

@@ -29,7 +29,7 @@ pub use verbs::{
 };
 
 use crate::sync::Arc;
-use crate::{Cluster, Fabric, FabricError, GlobalAddr, Provider, ServerId};
+use crate::{AnyFabric, Cluster, Fabric, FabricError, GlobalAddr, Provider, ServerId};
 
 /// Runs every check on clusters that `provider` starts.
 ///
@@ -118,7 +118,7 @@ async fn wait_until<F: Fabric>(fabric: &F, what: &str, mut done: impl AsyncFnMut
 /// Runs one client with the signature that single checks have.
 fn alone<C: Cluster, Fut: Future<Output = ()>>(
     cluster: &C,
-    body: impl Fn(C::Fabric) -> Fut + Sync,
+    body: impl Fn(AnyFabric) -> Fut + Sync,
 ) {
     cluster.run_one(body);
 }

@@ -15,7 +15,7 @@ use crate::executor::{Driver, Progress, Requests};
 use crate::sync::Arc;
 use crate::timers::Timers;
 use crate::wake::WakeFd;
-use crate::{ClientTask, Cluster, ServerId};
+use crate::{AnyFabric, ClientTask, Cluster, ServerId};
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 use std::cell::{Cell, RefCell};
@@ -315,21 +315,20 @@ pub trait EndpointCluster {
 }
 
 impl<C: EndpointCluster> Cluster for C {
-    type Fabric = Endpoint<C::Transport>;
-
     /// # Panics
     /// If a thread gets no file descriptors, or an endpoint cannot be opened.
     fn run_clients<'a>(
         &self,
         compute_servers: &[u16],
-        start: &'a (dyn Fn(Self::Fabric, usize) -> ClientTask<'a> + Sync),
+        start: &'a (dyn Fn(AnyFabric, usize) -> ClientTask<'a> + Sync),
     ) {
         let shared = self.shared();
         run_on_threads(compute_servers, self.has_one_client_thread(), &|clients| {
             let driver = EndpointDriver::new(shared);
             let driver = driver.expect("a client thread gets its file descriptors");
             let open = |compute_server, number| {
-                driver.open(compute_server, number).expect("an endpoint can be opened")
+                let endpoint = driver.open(compute_server, number);
+                C::Transport::into_any(endpoint.expect("an endpoint can be opened"))
             };
             run_here(&driver, clients, open, start);
         });

@@ -21,7 +21,7 @@ mod slots;
 pub use crate::resources::{Resources, Settings};
 pub(crate) use driver::timespec;
 pub use driver::{EndpointCluster, EndpointDriver, FOREIGN, Looks, Reactor};
-pub use op::{HeldRead, NoHeldRead, Op};
+pub use op::{Detached, HeldRead, NoHeldRead, Op};
 pub use peers::{Peers, PeersConfig, ServerStarts, start_on_loopback};
 pub use slots::{Slot, Slots};
 
@@ -30,8 +30,8 @@ use crate::body::Body;
 use crate::handshake::{Identity, draw_epoch};
 use crate::sync::Arc;
 use crate::{
-    Buffer, Counters, Fabric, FabricError, GlobalAddr, MAX_MESSAGE_BYTES, Message, ServerId,
-    Uncertainty, Work,
+    AnyFabric, Buffer, Counters, Fabric, FabricError, GlobalAddr, MAX_MESSAGE_BYTES, Message,
+    ServerId, Uncertainty, Work,
 };
 use rustix::event::epoll;
 use std::cell::RefCell;
@@ -55,6 +55,9 @@ pub trait Transport: Debug + Sized + 'static {
     type Link: Link<Self>;
     /// A READ that is executed when its future is polled.
     type HeldRead: HeldRead;
+
+    /// The endpoint as code above the fabric knows it.
+    fn into_any(endpoint: Endpoint<Self>) -> AnyFabric;
 
     /// Settings of this cluster's endpoints.
     fn settings(cluster: &Self::Cluster) -> Settings;

@@ -8,7 +8,7 @@ use crate::{Buffer, FabricError};
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 
 const ONCE: &str = "a completed operation is not polled again";
 
@@ -88,6 +88,83 @@ impl<T, X: Transport> Op<T, X> {
     }
 }
 
+/// An endpoint that has posted operations, whatever its transport is.
+trait Posts: std::fmt::Debug {
+    /// What a posted operation ended with; wakes `waker` if it has not ended.
+    fn poll(&self, id: u64, waker: &Waker) -> Option<(Body, Result<(), FabricError>)>;
+
+    /// Nobody waits for an operation any more.
+    fn abandon(&self, id: u64);
+}
+
+impl<X: Transport> Posts for Inner<X> {
+    #[inline]
+    fn poll(&self, id: u64, waker: &Waker) -> Option<(Body, Result<(), FabricError>)> {
+        self.resources.close_batch();
+        let mut core = self.core.borrow_mut();
+        let (body, outcome) = core.slots.poll(id, waker, &self.resources)?;
+        Some((body, outcome.expect("it has ended")))
+    }
+
+    #[inline]
+    fn abandon(&self, id: u64) {
+        self.core.borrow_mut().slots.abandon(id, &self.resources);
+    }
+}
+
+/// A posted operation of a transport that is not known.
+#[derive(Debug)]
+pub struct Detached<T>(DetachedState<T>);
+
+#[derive(Debug)]
+enum DetachedState<T> {
+    Ended(Option<Result<T, FabricError>>),
+    Posted { endpoint: Rc<dyn Posts>, id: u64, finish: fn(Body) -> T },
+}
+
+impl<T, X: Transport<HeldRead = NoHeldRead>> Op<T, X> {
+    /// The operation without its transport's type.
+    pub(crate) fn detach(mut self) -> Detached<T> {
+        Detached(match std::mem::replace(&mut self.state, State::Done(None)) {
+            State::Done(value) => DetachedState::Ended(value.map(Ok)),
+            State::Failed(error) => DetachedState::Ended(error.map(Err)),
+            State::Held { read, .. } => match read {},
+            State::Posted { endpoint, id, finish } => {
+                DetachedState::Posted { endpoint, id, finish }
+            }
+        })
+    }
+}
+
+impl<T> Unpin for Detached<T> {}
+
+impl<T> Future for Detached<T> {
+    type Output = Result<T, FabricError>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let (body, outcome, finish) = match &mut self.0 {
+            DetachedState::Ended(ended) => return Poll::Ready(ended.take().expect(ONCE)),
+            DetachedState::Posted { endpoint, id, finish } => {
+                match endpoint.poll(*id, context.waker()) {
+                    None => return Poll::Pending,
+                    Some((body, outcome)) => (body, outcome, *finish),
+                }
+            }
+        };
+        // As for `Op`: the slot may be reused from now on.
+        self.0 = DetachedState::Ended(None);
+        Poll::Ready(outcome.map(|()| finish(body)))
+    }
+}
+
+impl<T> Drop for Detached<T> {
+    fn drop(&mut self) {
+        if let DetachedState::Posted { endpoint, id, .. } = &self.0 {
+            endpoint.abandon(*id);
+        }
+    }
+}
+
 impl<T, X: Transport> Unpin for Op<T, X> {}
 
 impl<T, X: Transport> Future for Op<T, X> {
@@ -104,14 +181,10 @@ impl<T, X: Transport> Future for Op<T, X> {
                     None => Err(read.lost()),
                 });
             }
-            State::Posted { endpoint, id, finish } => {
-                endpoint.resources.close_batch();
-                let mut core = endpoint.core.borrow_mut();
-                match core.slots.poll(*id, context.waker(), &endpoint.resources) {
-                    None => return Poll::Pending,
-                    Some((body, outcome)) => (body, outcome.expect("it has ended"), *finish),
-                }
-            }
+            State::Posted { endpoint, id, finish } => match endpoint.poll(*id, context.waker()) {
+                None => return Poll::Pending,
+                Some((body, outcome)) => (body, outcome, *finish),
+            },
         };
         // The slot may be reused from now on, so dropping this future must not abandon it.
         self.state = State::Done(None);
@@ -123,7 +196,7 @@ impl<T, X: Transport> Drop for Op<T, X> {
     #[inline]
     fn drop(&mut self) {
         if let State::Posted { endpoint, id, .. } = &self.state {
-            endpoint.core.borrow_mut().slots.abandon(*id, &endpoint.resources);
+            endpoint.abandon(*id);
         }
     }
 }

@@ -11,35 +11,29 @@ use crate::resources::{Resources, Settings};
 use crate::sync::{Arc, AtomicU64, Ordering};
 use crate::timers::Timers;
 use crate::{
-    Buffer, Call, Calls, Counters, Fabric, FabricError, GlobalAddr, InlineCpu, MAX_MESSAGE_BYTES,
-    Message, ServerId, Uncertainty, Work, now_or_never,
+    Buffer, Call, Counters, Fabric, FabricError, GlobalAddr, InlineCpu, MAX_MESSAGE_BYTES, Message,
+    ServerId, Uncertainty, Work,
 };
 use std::cell::Cell;
 use std::rc::Rc;
 
 /// The state that all endpoints of a cluster share.
 #[derive(Debug)]
-pub(super) struct Shared<S> {
+pub(super) struct Shared {
     pub(super) config: LocalConfig,
-    pub(super) servers: Vec<LocalServer<S>>,
+    pub(super) servers: Vec<LocalServer>,
     pub(super) clock: Clock,
 }
 
 /// One endpoint of a compute server of this process.
-#[derive(Debug)]
-pub struct LocalFabric<S: Calls> {
-    endpoint: Rc<Endpoint<S>>,
-}
-
-impl<S: Calls> Clone for LocalFabric<S> {
-    fn clone(&self) -> Self {
-        Self { endpoint: Rc::clone(&self.endpoint) }
-    }
+#[derive(Clone, Debug)]
+pub struct LocalFabric {
+    endpoint: Rc<Endpoint>,
 }
 
 #[derive(Debug)]
-struct Endpoint<S> {
-    shared: Arc<Shared<S>>,
+struct Endpoint {
+    shared: Arc<Shared>,
     resources: Rc<Resources>,
     me: Identity,
     cpu: InlineCpu,
@@ -50,9 +44,9 @@ struct Endpoint<S> {
     timed: bool,
 }
 
-impl<S: Calls> LocalFabric<S> {
+impl LocalFabric {
     pub(super) fn new(
-        shared: Arc<Shared<S>>,
+        shared: Arc<Shared>,
         timers: Rc<Timers>,
         compute_server: u16,
         number: usize,
@@ -95,7 +89,7 @@ impl<S: Calls> LocalFabric<S> {
     }
 
     #[inline]
-    fn server(&self, server: ServerId) -> Result<&LocalServer<S>, FabricError> {
+    fn server(&self, server: ServerId) -> Result<&LocalServer, FabricError> {
         if server.index() < self.endpoint.shared.servers.len() {
             self.endpoint.resources.admit()?;
         }
@@ -103,7 +97,7 @@ impl<S: Calls> LocalFabric<S> {
     }
 
     #[inline]
-    fn reach(&self, server: ServerId) -> Result<&LocalServer<S>, FabricError> {
+    fn reach(&self, server: ServerId) -> Result<&LocalServer, FabricError> {
         let found = self.endpoint.shared.servers.get(server.index());
         let found = found.ok_or(FabricError::NoSuchServer(server))?;
         if !found.alive.load(Ordering::Acquire) {
@@ -117,8 +111,8 @@ impl<S: Calls> LocalFabric<S> {
     /// The words that a verb accesses, checked where the memory is.
     fn memory(&self, at: GlobalAddr, bytes: usize) -> Result<&[AtomicU64], FabricError> {
         check_alignment(at, bytes)?;
-        let memory = self.server(at.server())?.service.memory();
-        check_lent(memory.map(|region| &**region), at, bytes)
+        let memory = self.server(at.server())?.memory.as_deref();
+        check_lent(memory, at, bytes)
     }
 
     /// Completion time of an operation with a payload of `bytes`.
@@ -156,7 +150,7 @@ impl<S: Calls> LocalFabric<S> {
     }
 }
 
-impl<S: Calls> Fabric for LocalFabric<S> {
+impl Fabric for LocalFabric {
     type Op<T: 'static> = LocalOp<T>;
 
     #[inline]
@@ -219,11 +213,11 @@ impl<S: Calls> Fabric for LocalFabric<S> {
         let (mut reply, mut later) = (Message::new(), None);
         let Endpoint { cpu, me, .. } = &*self.endpoint;
         let mut defer = || ReplySlot::sink(later.insert(ReplySlot::new(server)));
-        now_or_never(found.service.call(cpu, Call::new(*me, &request, &mut reply, &mut defer)));
+        found.service.call(cpu, Call::new(*me, &request, &mut reply, &mut defer));
         if let Some(slot) = later {
             return self.on_server(slot, server, bytes);
         }
-        now_or_never(found.service.after_answer(cpu));
+        found.service.after_answer(cpu);
         let reply_bytes = reply.len();
         if reply_bytes > MAX_MESSAGE_BYTES {
             return LocalOp::ready(Err(FabricError::MessageTooLarge { bytes: reply_bytes }));
@@ -283,7 +277,7 @@ impl<S: Calls> Fabric for LocalFabric<S> {
     }
 }
 
-impl<S: Calls> LocalFabric<S> {
+impl LocalFabric {
     fn call_on_thread(
         &self,
         server: ServerId,

@@ -18,8 +18,12 @@ use crate::clock::Clock;
 use crate::executor::{Driver, Progress, Requests};
 use crate::sync::{Arc, AtomicBool, Ordering};
 use crate::timers::Timers;
-use crate::{Calls, ClientTask, Cluster, Provider, RpcService, ServerId};
+use crate::{
+    AnyFabric, Call, Calls, ClientTask, Cluster, InlineCpu, Provider, Region, RpcService, ServerId,
+    now_or_never,
+};
 use endpoint::Shared;
+use std::fmt::Debug;
 use std::rc::Rc;
 use threads::ServerThreads;
 
@@ -67,58 +71,92 @@ impl Provider for LocalConfig {
 
 /// Memory servers of this process.
 #[derive(Debug)]
-pub struct LocalCluster<S: Calls> {
-    shared: Arc<Shared<S>>,
+pub struct LocalCluster<S> {
+    shared: Arc<Shared>,
+    services: Vec<Arc<S>>,
 }
 
 /// A memory server and its threads, if it has any.
 #[derive(Debug)]
-struct LocalServer<S> {
-    service: Arc<S>,
+struct LocalServer {
+    service: Box<dyn Inline>,
+    memory: Option<Arc<Region>>,
     alive: AtomicBool,
     threads: Option<ServerThreads>,
+}
+
+/// A service that callers run themselves: the code above the fabric is compiled once, whatever the
+/// service is.
+trait Inline: Debug + Send + Sync {
+    /// As [`Calls::call`].
+    fn call(&self, cpu: &InlineCpu, call: Call<'_>);
+
+    /// As [`Calls::after_answer`].
+    fn after_answer(&self, cpu: &InlineCpu);
+}
+
+struct Inlined<S>(Arc<S>);
+
+impl<S> Debug for Inlined<S> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Inlined").finish_non_exhaustive()
+    }
+}
+
+impl<S: Calls> Inline for Inlined<S> {
+    #[inline]
+    fn call(&self, cpu: &InlineCpu, call: Call<'_>) {
+        now_or_never(self.0.call(cpu, call));
+    }
+
+    #[inline]
+    fn after_answer(&self, cpu: &InlineCpu) {
+        now_or_never(self.0.after_answer(cpu));
+    }
 }
 
 impl<S: Calls> LocalCluster<S> {
     /// Starts the memory servers.
     pub fn start(config: LocalConfig, services: Vec<Arc<S>>) -> Self {
         let servers = services
-            .into_iter()
+            .iter()
             .map(|service| LocalServer {
                 threads: (config.server_threads > 0)
-                    .then(|| ServerThreads::start(config.server_threads, &service)),
-                service,
+                    .then(|| ServerThreads::start(config.server_threads, service)),
+                service: Box::new(Inlined(Arc::clone(service))),
+                memory: service.memory().cloned(),
                 alive: AtomicBool::new(true),
             })
             .collect();
-        Self { shared: Arc::new(Shared { config, servers, clock: Clock::start() }) }
+        let shared = Arc::new(Shared { config, servers, clock: Clock::start() });
+        Self { shared, services }
     }
 
     /// Creates a driver that opens and drives endpoints on the calling thread, for long-running
     /// programs that have their own [`crate::executor::Executor`].
-    pub fn driver(&self) -> LocalDriver<S> {
+    pub fn driver(&self) -> LocalDriver {
         let timers = Rc::new(Timers::new(self.shared.clock.clone()));
         LocalDriver { shared: Arc::clone(&self.shared), timers }
     }
 
     /// The memory servers' services, in the order of their numbers.
     pub fn services(&self) -> impl Iterator<Item = &Arc<S>> {
-        self.shared.servers.iter().map(|server| &server.service)
+        self.services.iter()
     }
 }
 
 impl<S: Calls> Cluster for LocalCluster<S> {
-    type Fabric = LocalFabric<S>;
-
     fn run_clients<'a>(
         &self,
         compute_servers: &[u16],
-        start: &'a (dyn Fn(Self::Fabric, usize) -> ClientTask<'a> + Sync),
+        start: &'a (dyn Fn(AnyFabric, usize) -> ClientTask<'a> + Sync),
     ) {
         run_on_threads(compute_servers, self.shared.config.one_client_thread, &|clients| {
             let driver = self.driver();
             let give_way = clients.len() > 1;
-            let open = |compute_server, number| driver.endpoint(compute_server, number, give_way);
+            let open = |compute_server, number| {
+                AnyFabric::Local(driver.endpoint(compute_server, number, give_way))
+            };
             run_here(&driver, clients, open, start);
         });
     }
@@ -132,25 +170,25 @@ impl<S: Calls> Cluster for LocalCluster<S> {
 
 /// Opens and drives endpoints on the calling thread; give it to an [`crate::executor::Executor`].
 #[derive(Debug)]
-pub struct LocalDriver<S: Calls> {
-    shared: Arc<Shared<S>>,
+pub struct LocalDriver {
+    shared: Arc<Shared>,
     timers: Rc<Timers>,
 }
 
-impl<S: Calls> LocalDriver<S> {
+impl LocalDriver {
     /// Opens an endpoint of `compute_server`; `number` selects its random stream. Its operations
     /// complete when they are posted, unless the cluster models a network or has server threads.
-    pub fn open(&self, compute_server: u16, number: usize) -> LocalFabric<S> {
+    pub fn open(&self, compute_server: u16, number: usize) -> LocalFabric {
         self.endpoint(compute_server, number, false)
     }
 
-    fn endpoint(&self, compute_server: u16, number: usize, give_way: bool) -> LocalFabric<S> {
+    fn endpoint(&self, compute_server: u16, number: usize, give_way: bool) -> LocalFabric {
         let (shared, timers) = (Arc::clone(&self.shared), Rc::clone(&self.timers));
         LocalFabric::new(shared, timers, compute_server, number, give_way)
     }
 }
 
-impl<S: Calls> Driver for LocalDriver<S> {
+impl Driver for LocalDriver {
     fn requests(&self) -> Option<Requests> {
         None
     }

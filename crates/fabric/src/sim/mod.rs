@@ -31,7 +31,7 @@ pub use statistics::{MemoryServerStatistics, NicStatistics, SimStatistics};
 
 use crate::executor::{BoxTask, Driver, Executor, Progress, Requests};
 use crate::sync::{Arc, AtomicBool, AtomicU64, Mutex, Ordering, lock};
-use crate::{Calls, ClientTask, Cluster, Provider, RpcService, ServerId};
+use crate::{AnyFabric, Calls, ClientTask, Cluster, Provider, RpcService, ServerId};
 use std::cell::RefCell;
 use std::pin::Pin;
 use std::rc::Rc;
@@ -134,15 +134,13 @@ impl<S: Calls> SimCluster<S> {
 }
 
 impl<S: Calls> Cluster for SimCluster<S> {
-    type Fabric = SimFabric;
-
     /// # Panics
     /// If clients are left and nothing can ever wake them, or if they run beyond
     /// [`SimConfig::give_up_after_ns`].
     fn run_clients<'a>(
         &self,
         compute_servers: &[u16],
-        start: &'a (dyn Fn(Self::Fabric, usize) -> ClientTask<'a> + Sync),
+        start: &'a (dyn Fn(AnyFabric, usize) -> ClientTask<'a> + Sync),
     ) {
         let driver = SimDriver { world: &self.world, control: &self.control, cores: &self.cores };
         let mut executor = Executor::new();
@@ -158,7 +156,7 @@ impl<S: Calls> Cluster for SimCluster<S> {
             if !self.world.borrow_mut().compute_server(*server).alive {
                 continue;
             }
-            let client = start(SimFabric::new(&self.world, *server), number);
+            let client = start(AnyFabric::Sim(SimFabric::new(&self.world, *server)), number);
             executor.spawn_boxed(Group::Compute(*server).number(), client);
         }
         let ended = executor.run_groups(|group| group < Group::FIRST_MEMORY, &driver);

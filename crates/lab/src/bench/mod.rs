@@ -11,7 +11,7 @@ mod reshaping;
 
 pub(crate) use arguments::Arguments;
 
-use crate::designs::{self, Task};
+use crate::designs::{self, FabricConfig, Task};
 use arguments::LoadName;
 use farleaf_bench::driver::{Amount, Form, Numbers, Testbed, memory_servers};
 use farleaf_bench::report::Report;
@@ -22,7 +22,6 @@ use farleaf_command_line::exit::check_errors;
 use farleaf_command_line::output::{self, JsonTarget, bar, grouped};
 use farleaf_core::index::{Design, Naming, Scan};
 use farleaf_core::page::{Bytes, CHOSEN, Fixed8};
-use farleaf_fabric::Provider;
 use form::KeysAndValues;
 use plan::{Plan, Work};
 
@@ -209,14 +208,14 @@ struct Bench<'a, O> {
 impl<O: Form> Task<O::Layout> for Bench<'_, O> {
     type Output = anyhow::Result<Report>;
 
-    fn run<D: Design<O::Layout>, P: Provider>(
+    fn run<D: Design<O::Layout>>(
         self,
-        provider: &P,
+        provider: &FabricConfig,
         options: &D::Options,
     ) -> anyhow::Result<Report> {
         let Self { plan, form } = self;
         let services = memory_servers(plan.report.memory_servers, plan.pool_bytes)?;
-        let mut testbed = Testbed::<D, P, O>::start_with(provider, services, options, form)?;
+        let mut testbed = Testbed::<D, O>::start_with(provider, services, options, form)?;
         let mut report = plan.report.clone();
         let measured = match &plan.work {
             Work::Trace(operations, loaded) => {
