@@ -175,7 +175,8 @@ fn short_values_have_the_memory_of_long_ones() {
                 let value = index.get(&number.to_be_bytes()).await.unwrap();
                 assert_eq!(value.as_deref(), Some(&[7; 100][..]), "{number}");
             }
-            // Removals make room for another block, which a new value needs before the old one goes.
+            // Removals make room for another block, which a new value needs before the old one
+            // goes.
             for number in 1..100_u32 {
                 assert!(index.remove(&number.to_be_bytes()).await.unwrap());
             }
