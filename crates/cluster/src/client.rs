@@ -371,15 +371,23 @@ impl<L: ClusterLayout> Connection<L> {
         outcomes.pop().unwrap_or(Err(IndexError::InvalidArgument("no client ran").into()))
     }
 
-    /// Runs the tasks concurrently, each on its own thread, and passes each task its number.
+    /// Runs the tasks concurrently, each on its own thread, and passes each task its number. All
+    /// fail with [`IndexError::NotStarted`] unless all can run.
     pub fn run_all<T: Send, E: Send + From<IndexError>>(
         &self,
         clients: usize,
         body: impl AsyncFn(Client<L>, usize) -> Result<T, E> + Sync,
     ) -> Vec<Result<T, E>> {
-        let outcomes = self.places.cluster.run(&vec![0; clients], async |fabric, number| {
+        let outcomes = self.places.cluster.try_run(&vec![0; clients], async |fabric, number| {
             body(self.client_over(fabric), number).await
         });
+        let outcomes = match outcomes {
+            Ok(outcomes) => outcomes,
+            Err(error) => {
+                let error = IndexError::not_started(&error);
+                return (0..clients).map(|_| Err(error.clone().into())).collect();
+            }
+        };
         let ended = |outcome: Option<_>| {
             outcome.unwrap_or(Err(
                 IndexError::InvalidArgument("a client's task did not complete").into()

@@ -18,8 +18,8 @@ use farleaf_core::index::sherman::{PSherman, PShermanOptions, Sherman, ShermanOp
 use farleaf_core::index::smart::{PSmart, PSmartOptions, Smart, SmartOptions};
 use farleaf_core::page::{Bytes, Fixed8};
 use farleaf_core::server::MemoryServerConfig;
+use farleaf_fabric::AnyConfig;
 use farleaf_fabric::Backing;
-use farleaf_fabric::any::AnyConfig;
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::shm::{ShmConfig, ShmServerConfig};
 use farleaf_fabric::sim::{Faults, SimConfig};

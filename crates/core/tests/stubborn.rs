@@ -10,7 +10,7 @@ use farleaf_core::index::fine::{Fine, FineOptions};
 use farleaf_core::index::hybrid::{Hybrid, HybridOptions};
 use farleaf_core::page::{Layout, LeafReplace, Page, Stubborn};
 use farleaf_core::server::MemoryServerConfig;
-use farleaf_fabric::any::AnyConfig;
+use farleaf_fabric::AnyConfig;
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::{Faults, SimConfig};
 use farleaf_fabric::sync::{AtomicU64, Ordering};

@@ -126,20 +126,17 @@ impl Provider for VerbsConfig {
     /// Starts the servers in this process: connections are brought up over the loopback interface,
     /// and everything else goes through the device.
     ///
-    /// # Panics
-    /// If RDMA cannot be used here ([`crate::probe`] tells why), or if the system has no more
-    /// sockets or threads.
-    fn start<S: RpcService>(&self, services: Vec<Arc<S>>) -> VerbsCluster {
+    /// # Errors
+    /// Also if RDMA cannot be used here ([`crate::probe`] tells why).
+    fn try_start<S: RpcService>(&self, services: Vec<Arc<S>>) -> io::Result<VerbsCluster> {
         let started = start_on_loopback(services, |listener, number, service, token| {
             let config = VerbsServerConfig { number, ..self.server.clone() };
             VerbsServer::start(listener, service, token, config)
         });
-        let (token, servers) =
-            started.unwrap_or_else(|error| panic!("cannot start a memory server: {error}"));
+        let (token, servers) = started?;
         let addresses = servers.iter().map(VerbsServer::local_address).collect();
         let cluster = VerbsCluster::connect(addresses, &token, self.clone());
-        let cluster = cluster.unwrap_or_else(|missing| panic!("{missing}"));
-        VerbsCluster { servers, ..cluster }
+        Ok(VerbsCluster { servers, ..cluster.map_err(io::Error::other)? })
     }
 }
 

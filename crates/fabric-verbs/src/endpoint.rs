@@ -6,6 +6,7 @@ use crate::cluster::Shared;
 use crate::link::Queues;
 use crate::memory::Known;
 use crate::objects::Channel;
+use farleaf_fabric::any::AnyTransport;
 use farleaf_fabric::endpoint::dial::{Dialled, Dials, reset_link};
 use farleaf_fabric::endpoint::{
     Endpoint, EndpointDriver, Inner, Looks, NoHeldRead, Op, Peers, Reactor, Settings, Slot,
@@ -60,6 +61,12 @@ pub type VerbsOp<T> = Op<T, Verbs>;
 /// Drives the endpoints of one thread; give it to an [`farleaf_fabric::executor::Executor`].
 pub type VerbsDriver = EndpointDriver<Verbs>;
 
+impl AnyTransport for Verbs {
+    fn into_any(endpoint: Endpoint<Self>) -> AnyFabric {
+        AnyFabric::detached(endpoint)
+    }
+}
+
 impl Transport for Verbs {
     type Cluster = Shared;
     type Error = io::Error;
@@ -67,10 +74,6 @@ impl Transport for Verbs {
     type Progress = Progress;
     type Link = Dialled<Queues>;
     type HeldRead = NoHeldRead;
-
-    fn into_any(endpoint: Endpoint<Self>) -> AnyFabric {
-        AnyFabric::detached(endpoint)
-    }
 
     fn settings(shared: &Shared) -> Settings {
         let config = &shared.config;

@@ -12,17 +12,13 @@
 
 #[cfg(not(any(loom, shuttle)))]
 use crate::endpoint::{Detached, Endpoint, NoHeldRead, Op, Transport};
-use crate::local::{LocalCluster, LocalConfig, LocalFabric, LocalOp};
+use crate::local::{LocalFabric, LocalOp};
 #[cfg(not(any(loom, shuttle)))]
-use crate::shm::{Shm, ShmCluster, ShmConfig, ShmFabric};
-use crate::sim::{SimCluster, SimConfig, SimFabric, SimOp};
-use crate::sync::Arc;
+use crate::shm::{Shm, ShmFabric};
+use crate::sim::{SimFabric, SimOp};
 #[cfg(not(any(loom, shuttle)))]
-use crate::tcp::{Tcp, TcpCluster, TcpConfig, TcpFabric};
-use crate::{
-    Buffer, ClientTask, Cluster, Counters, Fabric, FabricError, GlobalAddr, Message, Provider,
-    RpcService, Rule, ServerId, Work,
-};
+use crate::tcp::{Tcp, TcpFabric};
+use crate::{Buffer, Counters, Fabric, FabricError, GlobalAddr, Message, Rule, ServerId, Work};
 use std::fmt::{self, Debug};
 use std::future::Future;
 use std::pin::Pin;
@@ -232,6 +228,27 @@ impl<F: Fabric, B: Become<F>> Erased for Foreign<F, B> {
     }
 }
 
+/// A transport whose endpoints code above the fabric can use.
+#[cfg(not(any(loom, shuttle)))]
+pub trait AnyTransport: Transport {
+    /// The endpoint as that code knows it.
+    fn into_any(endpoint: Endpoint<Self>) -> AnyFabric;
+}
+
+#[cfg(not(any(loom, shuttle)))]
+impl AnyTransport for Tcp {
+    fn into_any(endpoint: Endpoint<Self>) -> AnyFabric {
+        AnyFabric::Tcp(endpoint)
+    }
+}
+
+#[cfg(not(any(loom, shuttle)))]
+impl AnyTransport for Shm {
+    fn into_any(endpoint: Endpoint<Self>) -> AnyFabric {
+        AnyFabric::Shm(endpoint)
+    }
+}
+
 /// Evaluates an expression with the endpoint that is there.
 macro_rules! with {
     ($any:expr, $fabric:ident => $body:expr) => {
@@ -380,111 +397,5 @@ impl Fabric for AnyFabric {
             Self::Sim(fabric) => fabric.breaks(rule),
             _ => false,
         }
-    }
-}
-
-/// The configuration of any provider of this crate.
-#[derive(Clone, Debug)]
-pub enum AnyConfig {
-    /// Memory servers of this process.
-    Local(LocalConfig),
-    /// A simulated cluster.
-    Sim(Box<SimConfig>),
-    /// Memory servers over TCP.
-    #[cfg(not(any(loom, shuttle)))]
-    Tcp(TcpConfig),
-    /// Memory servers of this host.
-    #[cfg(not(any(loom, shuttle)))]
-    Shm(ShmConfig),
-}
-
-impl From<LocalConfig> for AnyConfig {
-    fn from(config: LocalConfig) -> Self {
-        Self::Local(config)
-    }
-}
-
-impl From<SimConfig> for AnyConfig {
-    fn from(config: SimConfig) -> Self {
-        Self::Sim(Box::new(config))
-    }
-}
-
-#[cfg(not(any(loom, shuttle)))]
-impl From<TcpConfig> for AnyConfig {
-    fn from(config: TcpConfig) -> Self {
-        Self::Tcp(config)
-    }
-}
-
-#[cfg(not(any(loom, shuttle)))]
-impl From<ShmConfig> for AnyConfig {
-    fn from(config: ShmConfig) -> Self {
-        Self::Shm(config)
-    }
-}
-
-impl Provider for AnyConfig {
-    type Cluster<S: RpcService> = AnyCluster<S>;
-
-    fn start<S: RpcService>(&self, services: Vec<Arc<S>>) -> AnyCluster<S> {
-        match self {
-            Self::Local(config) => AnyCluster::Local(config.start(services)),
-            Self::Sim(config) => AnyCluster::Sim(config.start(services)),
-            #[cfg(not(any(loom, shuttle)))]
-            Self::Tcp(config) => AnyCluster::Tcp(config.start(services)),
-            #[cfg(not(any(loom, shuttle)))]
-            Self::Shm(config) => AnyCluster::Shm(config.start(services)),
-        }
-    }
-}
-
-/// A cluster of any provider.
-pub enum AnyCluster<S: RpcService> {
-    /// Memory servers of this process.
-    Local(LocalCluster<S>),
-    /// A simulated cluster.
-    Sim(SimCluster<S>),
-    /// Memory servers over TCP.
-    #[cfg(not(any(loom, shuttle)))]
-    Tcp(TcpCluster),
-    /// Memory servers of this host.
-    #[cfg(not(any(loom, shuttle)))]
-    Shm(ShmCluster),
-    /// A cluster of a provider outside this crate.
-    Other(Box<dyn Cluster>),
-}
-
-impl<S: RpcService> Debug for AnyCluster<S> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AnyCluster").finish_non_exhaustive()
-    }
-}
-
-impl<S: RpcService> AnyCluster<S> {
-    fn get(&self) -> &dyn Cluster {
-        match self {
-            Self::Local(cluster) => cluster,
-            Self::Sim(cluster) => cluster,
-            #[cfg(not(any(loom, shuttle)))]
-            Self::Tcp(cluster) => cluster,
-            #[cfg(not(any(loom, shuttle)))]
-            Self::Shm(cluster) => cluster,
-            Self::Other(cluster) => &**cluster,
-        }
-    }
-}
-
-impl<S: RpcService> Cluster for AnyCluster<S> {
-    fn run_clients<'a>(
-        &self,
-        compute_servers: &[u16],
-        start: &'a (dyn Fn(AnyFabric, usize) -> ClientTask<'a> + Sync),
-    ) {
-        self.get().run_clients(compute_servers, start);
-    }
-
-    fn kill_memory_server(&self, server: ServerId) {
-        self.get().kill_memory_server(server);
     }
 }

@@ -71,6 +71,15 @@ pub enum RegionError {
     },
 }
 
+impl From<RegionError> for std::io::Error {
+    fn from(error: RegionError) -> Self {
+        match error {
+            RegionError::Map { source, .. } => source,
+            error => Self::other(error),
+        }
+    }
+}
+
 /// Zeroed memory, accessed word by word. The operating system allocates pages on first touch.
 pub struct Region {
     #[cfg(not(any(loom, shuttle)))]

@@ -10,18 +10,21 @@
 pub use loom::sync::{
     Arc, Mutex, MutexGuard,
     atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence},
+    mpsc,
 };
 
 #[cfg(shuttle)]
 pub use shuttle::sync::{
     Arc, Mutex, MutexGuard,
     atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence},
+    mpsc,
 };
 
 #[cfg(not(any(loom, shuttle)))]
 pub use std::sync::{
     Arc, Mutex, MutexGuard,
     atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence},
+    mpsc,
 };
 
 /// Holds trait objects, which the model schedulers' own `Arc` cannot.
@@ -30,10 +33,24 @@ pub use std::sync::Arc as ObjectArc;
 /// Threads and yielding. Under shuttle, a thread that waits for another one must yield.
 pub mod thread {
     #[cfg(shuttle)]
-    pub use shuttle::thread::{ScopedJoinHandle, scope, yield_now};
+    pub use shuttle::thread::{Scope, ScopedJoinHandle, scope, yield_now};
 
     #[cfg(not(shuttle))]
-    pub use std::thread::{ScopedJoinHandle, scope, yield_now};
+    pub use std::thread::{Scope, ScopedJoinHandle, scope, yield_now};
+
+    /// Starts a thread of a scope.
+    ///
+    /// # Errors
+    /// The operating system's error if there are too many threads.
+    pub fn spawn_scoped<'scope, T: Send + 'scope>(
+        scope: &'scope Scope<'scope, '_>,
+        body: impl FnOnce() -> T + Send + 'scope,
+    ) -> std::io::Result<ScopedJoinHandle<'scope, T>> {
+        #[cfg(shuttle)]
+        return Ok(scope.spawn(body));
+        #[cfg(not(shuttle))]
+        std::thread::Builder::new().spawn_scoped(scope, body)
+    }
 }
 
 /// Locks `mutex`, even if a thread panicked while holding it.

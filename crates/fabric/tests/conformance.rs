@@ -1,6 +1,6 @@
 //! Runs the conformance suite over every provider that needs only this process.
 
-use farleaf_fabric::any::AnyConfig;
+use farleaf_fabric::AnyConfig;
 use farleaf_fabric::conformance::{self, LateService};
 use farleaf_fabric::handshake::Token;
 use farleaf_fabric::local::{LocalCluster, LocalConfig};
@@ -9,6 +9,7 @@ use farleaf_fabric::sim::{Faults, SimCluster, SimConfig};
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::tcp::{TcpCluster, TcpConfig, TcpServer, TcpServerConfig};
 use farleaf_fabric::{AnyFabric, ClientTask, Cluster, Provider, RpcService, ServerId};
+use std::io;
 use std::net::{Ipv4Addr, TcpListener};
 
 /// A provider, by endpoints of another form.
@@ -18,8 +19,8 @@ struct ThroughCluster<C>(C, fn(AnyFabric) -> AnyFabric);
 impl<P: Provider> Provider for Through<P> {
     type Cluster<S: RpcService> = ThroughCluster<P::Cluster<S>>;
 
-    fn start<S: RpcService>(&self, services: Vec<Arc<S>>) -> Self::Cluster<S> {
-        ThroughCluster(self.0.start(services), self.1)
+    fn try_start<S: RpcService>(&self, services: Vec<Arc<S>>) -> io::Result<Self::Cluster<S>> {
+        Ok(ThroughCluster(self.0.try_start(services)?, self.1))
     }
 }
 
@@ -28,9 +29,9 @@ impl<C: Cluster> Cluster for ThroughCluster<C> {
         &self,
         compute_servers: &[u16],
         start: &'a (dyn Fn(AnyFabric, usize) -> ClientTask<'a> + Sync),
-    ) {
+    ) -> io::Result<()> {
         let form = self.1;
-        self.0.run(compute_servers, |fabric, number| start(form(fabric), number));
+        self.0.run_clients(compute_servers, &|fabric, number| start(form(fabric), number))
     }
 
     fn kill_memory_server(&self, server: ServerId) {
@@ -153,7 +154,7 @@ fn answers_may_come_later() {
     let service = || vec![Arc::new(LateService::default())];
     for server_threads in [0, 2] {
         let config = LocalConfig { server_threads, ..LocalConfig::default() };
-        conformance::answers_may_come_later(&LocalCluster::start(config, service()));
+        conformance::answers_may_come_later(&LocalCluster::start(config, service()).unwrap());
     }
     for seed in 0..20 {
         println!("seed {seed}");

@@ -54,7 +54,7 @@ impl<S: Calls> Reach for Over<LocalCluster<S>> {
     fn open(&self) -> Result<(Self::Driver, Self::Fabric), FarError> {
         let driver = self.cluster.driver();
         let fabric = driver.open(self.compute_server, self.number);
-        Ok((driver, fabric))
+        Ok((driver, fabric.map_err(|error| failed(&error))?))
     }
 
     fn descriptor(_: &Self::Driver) -> Option<BorrowedFd<'_>> {

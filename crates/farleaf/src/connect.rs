@@ -206,8 +206,9 @@ fn apart<T: Send>(ask: impl FnOnce() -> Result<T, ProgramError> + Send) -> Resul
         return Ok(ask()?);
     }
     std::thread::scope(|scope| {
-        let answered = scope.spawn(ask).join();
-        Ok(answered.unwrap_or_else(|panic| std::panic::resume_unwind(panic))?)
+        let thread = std::thread::Builder::new().spawn_scoped(scope, ask);
+        let thread = thread.map_err(|error| Error::system("cannot start a thread", error))?;
+        Ok(thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?)
     })
 }
 

@@ -155,11 +155,13 @@ where
         server.map(Arc::new).map_err(|error| Error::Invalid(Cause::of(error)))
     });
     let servers = servers.collect::<Result<Vec<_>, _>>()?;
-    let cluster = Arc::new(LocalCluster::start(LocalConfig::default(), servers));
+    let system = |error| Error::system("cannot create an embedded index", error);
+    let cluster = LocalCluster::start(LocalConfig::default(), servers).map_err(system)?;
+    let cluster = Arc::new(cluster);
     let cache = CacheOptions { bytes: cache_bytes, ..CacheOptions::default() };
     let options = with(DexOptions::with_boundaries(Vec::new(), cache));
     let compute = D::compute(&options)?;
-    cluster.run_one(async |fabric| D::create(&fabric, &options).await)?;
+    cluster.try_run_one(async |fabric| D::create(&fabric, &options).await).map_err(system)??;
     let core = |number| {
         let (cluster, compute) = (Arc::clone(&cluster), compute.clone());
         Core::new(move || engine::<L, D, K>(&cluster, &compute, number))
@@ -178,9 +180,9 @@ where
     D: Design<L, Index<AnyFabric>: Served<K>>,
     K: ?Sized + Data,
 {
-    let driver = InProcess::new(cluster.driver());
-    let driver = driver.map_err(|error| Error::system("cannot create an engine", error))?;
-    let (fabric, compute) = (driver.open(number), compute.clone());
+    let system = |error| Error::system("cannot create an engine", error);
+    let driver = InProcess::new(cluster.driver()).map_err(system)?;
+    let (fabric, compute) = (driver.open(number).map_err(system)?, compute.clone());
     let mut executor = Executor::new();
     let opened = executor.complete(&driver, async move { D::open(fabric, &compute).await });
     let index = opened.ok_or_else(|| invalid("the index did not open"))??;

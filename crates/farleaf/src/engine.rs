@@ -100,8 +100,8 @@ impl InProcess {
         Ok(Self { driver, epoll, unparker: Arc::new(unparker) })
     }
 
-    pub(crate) fn open(&self, number: usize) -> AnyFabric {
-        AnyFabric::Local(self.driver.open(0, number))
+    pub(crate) fn open(&self, number: usize) -> io::Result<AnyFabric> {
+        self.driver.open(0, number).map(AnyFabric::Local)
     }
 }
 

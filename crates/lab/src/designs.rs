@@ -20,13 +20,14 @@ use farleaf_core::index::one_sided::entrywise::EntrywiseOptions;
 use farleaf_core::index::sherman::{PSherman, PShermanOptions, Sherman};
 use farleaf_core::index::smart::{PSmart, PSmartOptions, Smart, SmartOptions};
 use farleaf_core::page::{Bytes, Fixed8, Layout, OwnedKey};
-use farleaf_fabric::any::AnyCluster;
+use farleaf_fabric::AnyCluster;
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::SimConfig;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Provider, RpcService};
 #[cfg(feature = "verbs")]
 use farleaf_fabric_verbs::VerbsConfig;
+use std::io;
 
 /// The index designs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -254,13 +255,13 @@ pub(crate) fn simulated(seed: u64, only_reads: bool) -> SimConfig {
 impl Provider for FabricConfig {
     type Cluster<S: RpcService> = AnyCluster<S>;
 
-    fn start<S: RpcService>(&self, services: Vec<Arc<S>>) -> AnyCluster<S> {
-        match self {
-            Self::Local(config) => AnyCluster::Local(config.start(services)),
-            Self::Sim(config) => AnyCluster::Sim(config.start(services)),
+    fn try_start<S: RpcService>(&self, services: Vec<Arc<S>>) -> io::Result<AnyCluster<S>> {
+        Ok(match self {
+            Self::Local(config) => AnyCluster::Local(config.try_start(services)?),
+            Self::Sim(config) => AnyCluster::Sim(config.try_start(services)?),
             #[cfg(feature = "verbs")]
-            Self::Verbs(config) => AnyCluster::Other(Box::new(config.start(services))),
-        }
+            Self::Verbs(config) => AnyCluster::Other(Box::new(config.try_start(services)?)),
+        })
     }
 }
 

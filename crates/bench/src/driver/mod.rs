@@ -41,7 +41,7 @@ use farleaf_core::index::{Background, Design, IndexAdmin, IndexError, RangeIndex
 use farleaf_core::page::Layout;
 use farleaf_core::server::{MemoryServer, MemoryServerConfig};
 use farleaf_core::wire::Usage;
-use farleaf_fabric::any::AnyCluster;
+use farleaf_fabric::AnyCluster;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{AnyFabric, Cluster, Fabric, Provider, RegionError, ServerId};
 use idle::Idle;
@@ -61,6 +61,10 @@ pub enum BenchError {
         /// Why.
         source: RegionError,
     },
+    /// The operating system refused memory servers or clients a thread, a file descriptor or
+    /// memory.
+    #[error("cannot start a thread or an endpoint: {0} (see the limits ulimit -n, -u and -v)")]
+    NotStarted(#[from] std::io::Error),
     /// The index could not be created.
     #[error("cannot create the index: {0}")]
     Create(IndexError),
@@ -220,9 +224,9 @@ impl<D: Design<O::Layout>, O: Form> Testbed<D, O> {
         options: &D::Options,
         form: O,
     ) -> Result<Self, BenchError> {
-        let cluster = AnyCluster::Other(Box::new(provider.start(services.clone())));
+        let cluster = AnyCluster::Other(Box::new(provider.try_start(services.clone())?));
         cluster
-            .run_one(|fabric| async move { D::create(&fabric, options).await })
+            .try_run_one(|fabric| async move { D::create(&fabric, options).await })?
             .map_err(BenchError::Create)?;
         let compute = D::compute(options).map_err(BenchError::Create)?;
         Ok(Self { cluster, services, form, next_number: 0, runs: 0, records: 0, compute })
@@ -253,9 +257,9 @@ impl<D: Design<O::Layout>, O: Form> Testbed<D, O> {
             });
             let loaded = index.bulk_load(records, fill).await.map_err(BenchError::Load)?;
             progress(since);
-            Ok((loaded, fabric.now_ns() - start_ns))
+            Ok::<_, BenchError>((loaded, fabric.now_ns() - start_ns))
         };
-        let (loaded, elapsed_ns) = self.cluster.run_one(load)?;
+        let (loaded, elapsed_ns) = self.cluster.try_run_one(load)??;
         self.records = loaded;
         Ok(elapsed_ns)
     }
@@ -318,7 +322,7 @@ impl<D: Design<O::Layout>, O: Form> Testbed<D, O> {
         };
         for server in 0..compute_servers {
             let client = usize::from(server);
-            let outcome = self.cluster.run(&[server], settle).pop().flatten();
+            let outcome = self.cluster.try_run(&[server], settle)?.pop().flatten();
             outcome.ok_or(BenchError::ClientDied { client })??;
         }
         Ok(())
@@ -351,7 +355,7 @@ impl<D: Design<O::Layout>, O: Form> Testbed<D, O> {
         let (compute, form) = (&self.compute, &self.form);
         let endpoints: Vec<u16> =
             compute_servers.iter().copied().chain(background.endpoints()).collect();
-        let outcomes = self.cluster.run(&endpoints, async |fabric, number| {
+        let outcomes = self.cluster.try_run(&endpoints, async |fabric, number| {
             if let Some(task) = number.checked_sub(clients) {
                 let opened = open::<D, _, O>(fabric.clone(), compute, form).await;
                 return background.run(&fabric, &opened?, &gate, task).await;
@@ -394,15 +398,18 @@ impl<D: Design<O::Layout>, O: Form> Testbed<D, O> {
                 recorder: client.recorder,
             })))
         });
-        self.sum(outcomes)
+        self.sum(outcomes?)
     }
 
     /// The harness's own processor time per operation of a run, in nanoseconds, measured with one
     /// client over an index that does nothing. It is part of [`Measurement::cpu_ns`].
-    pub fn harness_cpu_ns(&self, run: &Run) -> f64 {
+    ///
+    /// # Errors
+    /// [`BenchError::NotStarted`].
+    pub fn harness_cpu_ns(&self, run: &Run) -> Result<f64, BenchError> {
         const OPERATIONS: u64 = 200_000;
         let (runs, next_number) = (self.runs, self.next_number);
-        self.cluster.run_one(async |fabric| {
+        let spent = self.cluster.try_run_one(async |fabric| {
             let inserted = Arc::new(Inserted::new(1, next_number));
             let stream = OperationStream::for_run(&run.stream, runs, 0, &inserted);
             let run = Run { own_keys: false, ..run.clone() };
@@ -413,7 +420,8 @@ impl<D: Design<O::Layout>, O: Form> Testbed<D, O> {
             client.work(&Idle, Amount::Operations(OPERATIONS)).await;
             let spent_ns = (thread_cpu_ns() - begin_ns).saturating_sub(client.drawing_cpu_ns);
             spent_ns as f64 / OPERATIONS as f64
-        })
+        });
+        Ok(spent?)
     }
 
     /// Replays operations in order with a single client, without a warm-up.
@@ -426,7 +434,7 @@ impl<D: Design<O::Layout>, O: Form> Testbed<D, O> {
         progress: Progress<'_>,
     ) -> Result<Measurement, BenchError> {
         let (compute, form) = (&self.compute, &self.form);
-        self.cluster.run_one(async |fabric| {
+        self.cluster.try_run_one(async |fabric| {
             let index = open::<D, _, O>(fabric.clone(), compute, form).await?;
             let mut measured = Measurement::new();
             let (start_ns, before) = (fabric.now_ns(), fabric.counters().snapshot());
@@ -443,7 +451,7 @@ impl<D: Design<O::Layout>, O: Form> Testbed<D, O> {
             measured.counters = fabric.counters().snapshot() - before;
             measured.cache = index.cache_counters() - cache_before;
             Ok(measured)
-        })
+        })?
     }
 
     /// Looks a key up.
@@ -452,10 +460,10 @@ impl<D: Design<O::Layout>, O: Form> Testbed<D, O> {
     /// [`BenchError::Open`] or [`BenchError::Read`].
     pub fn get(&self, key: u64) -> Result<Option<u64>, BenchError> {
         let (compute, form) = (&self.compute, &self.form);
-        self.cluster.run_one(async |fabric| {
+        self.cluster.try_run_one(async |fabric| {
             let index = open::<D, _, O>(fabric, compute, form).await?;
             index.get(&key).await.map_err(BenchError::Read)
-        })
+        })?
     }
 
     /// Scans the index.
@@ -464,10 +472,10 @@ impl<D: Design<O::Layout>, O: Form> Testbed<D, O> {
     /// [`BenchError::Open`] or [`BenchError::Read`].
     pub fn scan(&self, scan: &Scan<u64>) -> Result<Vec<(u64, u64)>, BenchError> {
         let (compute, form) = (&self.compute, &self.form);
-        self.cluster.run_one(async |fabric| {
+        self.cluster.try_run_one(async |fabric| {
             let index = open::<D, _, O>(fabric, compute, form).await?;
             index.scan(scan).await.map_err(BenchError::Read)
-        })
+        })?
     }
 
     /// The cluster, for running other clients on it or making servers fail.

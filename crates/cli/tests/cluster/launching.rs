@@ -11,7 +11,7 @@ use crate::serving::{compute, serving};
 use rustix::fs::{FlockOperation, flock};
 use rustix::process::Signal;
 use std::fs::File;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 fn put(cluster: &Launched, key: &str, value: &str) {
     let put = farleaf(&["client", "--dir", cluster.dir(), "put", key, value]);
@@ -190,4 +190,41 @@ fn running_out_of_threads_is_called_by_its_name() {
         assert!(said.starts_with("error: ") && said.lines().count() == 1, "{said}");
         assert!(said.contains("cannot start a thread"), "{said}");
     }
+}
+
+/// A client without file descriptors for its sockets panicked, with exit code 101.
+#[test]
+fn running_out_of_descriptors_is_an_error_and_no_panic() {
+    let cluster = serving("tcp", &[]);
+    let file = cluster.folder.path().join("two.csv");
+    std::fs::write(&file, "1,2\n3,4\n").unwrap();
+    let (file, export) = (file.to_str().unwrap(), cluster.folder.path().join("export.csv"));
+    let commands: [&[&str]; 6] = [
+        &["client", "--deadline-seconds", "1", "get", "1"],
+        &["client", "--deadline-seconds", "1", "load", file],
+        &["client", "bench", "--keys", "10", "--clients", "2", "--operations", "10"],
+        &["client", "export", export.to_str().unwrap()],
+        &["shell"],
+        &["move", "--deadline-seconds", "2", "0", "1"],
+    ];
+    let mut failed = 0;
+    for (limit, command) in (4..8).flat_map(|limit| commands.map(|command| (limit, command))) {
+        let (name, rest) = command.split_first().unwrap();
+        let output = Command::new("sh")
+            .args(["-c", &format!("ulimit -n {limit}; exec \"$0\" \"$@\"")])
+            .arg(env!("CARGO_BIN_EXE_farleaf"))
+            .args([name, "--dir", cluster.dir()])
+            .args(rest)
+            .stdin(Stdio::null())
+            .output()
+            .unwrap();
+        let said = text(&output.stderr);
+        let code = output.status.code();
+        assert!(matches!(code, Some(0..3)), "{limit}: {command:?}: {code:?}: {said}");
+        if code != Some(0) {
+            failed += 1;
+            assert!(said.starts_with("error: ") && said.lines().count() == 1, "{said}");
+        }
+    }
+    assert!(failed > commands.len(), "{failed}");
 }

@@ -42,7 +42,7 @@ struct Running {
 impl Provider for Processes {
     type Cluster<S: RpcService> = Running;
 
-    fn start<S: RpcService>(&self, _services: Vec<Arc<S>>) -> Running {
+    fn try_start<S: RpcService>(&self, _services: Vec<Arc<S>>) -> std::io::Result<Running> {
         let processes = serving(self.0, self.1);
         let compute = [0, 1].map(|number| compute(&processes, number).unwrap());
         let addresses = compute.iter().map(|record| record.address.parse().unwrap()).collect();
@@ -52,7 +52,7 @@ impl Provider for Processes {
             ..TcpConfig::default()
         };
         let clients = TcpCluster::connect(addresses, &processes.token(), config);
-        Running { clients, _processes: processes }
+        Ok(Running { clients, _processes: processes })
     }
 }
 
@@ -61,8 +61,8 @@ impl Cluster for Running {
         &self,
         compute_servers: &[u16],
         start: &'a (dyn Fn(AnyFabric, usize) -> ClientTask<'a> + Sync),
-    ) {
-        self.clients.run_clients(compute_servers, start);
+    ) -> std::io::Result<()> {
+        self.clients.run_clients(compute_servers, start)
     }
 
     fn kill_memory_server(&self, _server: ServerId) {

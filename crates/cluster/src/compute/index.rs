@@ -22,7 +22,9 @@ fn run<C: Cluster, T: Send, Fut: Future<Output = Result<T, IndexError>>>(
     compute_server: u16,
     body: impl Fn(AnyFabric) -> Fut + Sync,
 ) -> Result<T, ProgramError> {
-    let outcome = cluster.run(&[compute_server], |fabric, _| body(fabric)).pop().flatten();
+    let outcomes = cluster.try_run(&[compute_server], |fabric, _| body(fabric));
+    let mut outcomes = outcomes.map_err(ProgramError::system("cannot open an endpoint"))?;
+    let outcome = outcomes.pop().flatten();
     let outcome = outcome.unwrap_or(Err(IndexError::InvalidArgument("no endpoint was opened")));
     outcome.map_err(because)
 }

@@ -42,8 +42,8 @@ impl Cluster for MemoryCluster {
         &self,
         compute_servers: &[u16],
         start: &'a (dyn Fn(AnyFabric, usize) -> ClientTask<'a> + Sync),
-    ) {
-        self.get().run_clients(compute_servers, start);
+    ) -> std::io::Result<()> {
+        self.get().run_clients(compute_servers, start)
     }
 
     fn kill_memory_server(&self, server: ServerId) {

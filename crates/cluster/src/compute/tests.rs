@@ -130,8 +130,8 @@ struct TiersCluster<D: Tested> {
 impl<D: Tested<ServerOptions: Clone + Sync + Send>> Provider for Tiers<D> {
     type Cluster<S: RpcService> = TiersCluster<D>;
 
-    fn start<S: RpcService>(&self, services: Vec<Arc<S>>) -> TiersCluster<D> {
-        let memory = MemoryCluster::Tcp(TcpConfig::default().start(services));
+    fn try_start<S: RpcService>(&self, services: Vec<Arc<S>>) -> std::io::Result<TiersCluster<D>> {
+        let memory = MemoryCluster::Tcp(TcpConfig::default().try_start(services)?);
         let step = u64::MAX / u64::from(self.compute_servers);
         let boundaries: Vec<u64> =
             (1..self.compute_servers).map(|number| step * u64::from(number)).collect();
@@ -169,7 +169,7 @@ impl<D: Tested<ServerOptions: Clone + Sync + Send>> Provider for Tiers<D> {
             ..TcpConfig::default()
         };
         let clients = TcpCluster::connect(addresses, &token, config);
-        TiersCluster { catalog, clients, compute, _memory: memory }
+        Ok(TiersCluster { catalog, clients, compute, _memory: memory })
     }
 }
 
@@ -188,8 +188,8 @@ impl<D: Tested> Cluster for TiersCluster<D> {
         &self,
         compute_servers: &[u16],
         start: &'a (dyn Fn(AnyFabric, usize) -> ClientTask<'a> + Sync),
-    ) {
-        self.clients.run_clients(compute_servers, start);
+    ) -> std::io::Result<()> {
+        self.clients.run_clients(compute_servers, start)
     }
 
     fn kill_memory_server(&self, _server: ServerId) {

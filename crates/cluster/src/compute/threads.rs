@@ -21,7 +21,8 @@ use farleaf_core::page::Layout;
 use farleaf_core::partition::{Clients, ComputeServer, Queue, Worker};
 use farleaf_core::wire::{ClientRequest, ClientResponse, ErrorCode, NO_LOAD};
 use farleaf_fabric::AnyFabric;
-use farleaf_fabric::endpoint::{self, EndpointCluster, EndpointDriver};
+use farleaf_fabric::any::AnyTransport;
+use farleaf_fabric::endpoint::{EndpointCluster, EndpointDriver};
 use farleaf_fabric::executor::{Driver, Executor};
 use farleaf_fabric::handshake::Token;
 use farleaf_fabric::listener::start_thread;
@@ -204,7 +205,7 @@ impl<L: ClusterLayout, D: ClusterDesign<L>> Threads<L, D> {
     }
 
     /// Like [`Threads::start`], for one transport.
-    fn over<C: EndpointCluster>(
+    fn over<C: EndpointCluster<Transport: AnyTransport>>(
         crew: &Crew<L>,
         server: Served<L, D>,
         cluster: &C,
@@ -308,7 +309,7 @@ impl<L: ClusterLayout, D: ClusterDesign<L>> Drop for Closing<'_, L, D> {
 type Opened = Box<dyn FnOnce(Result<(), String>)>;
 
 /// The work of one thread for one generation. It keeps serving clients meanwhile.
-fn serve<L: ClusterLayout, D: ClusterDesign<L>, X: endpoint::Transport>(
+fn serve<L: ClusterLayout, D: ClusterDesign<L>, X: AnyTransport>(
     cluster: &Arc<X::Cluster>,
     io: &mut ServerThread<Front<L>>,
     shared: &Shared<L, D>,

@@ -51,6 +51,26 @@ with_remote_errors! {
             /// Number of the compute server.
             compute_server: u16,
         },
+        /// The operating system refused this client a thread, a file descriptor or memory. Nothing
+        /// was sent.
+        #[error(
+            "this client cannot start: {} (see the limits ulimit -n, -u and -v)",
+            std::io::Error::from_raw_os_error(*.errno)
+        )]
+        NotStarted {
+            /// The operating system's error number.
+            errno: i32,
+        },
+    }
+}
+
+impl IndexError {
+    /// The operating system's error as the reason why a client did not start.
+    pub fn not_started(error: &std::io::Error) -> Self {
+        match error.raw_os_error() {
+            Some(errno) => Self::NotStarted { errno },
+            None => Self::InvalidArgument("this client cannot start: no endpoint was opened"),
+        }
     }
 }
 
@@ -94,7 +114,8 @@ impl From<IndexError> for RemoteError {
             IndexError::NotOwner { .. } => Self::Moved,
             IndexError::NotServed { .. }
             | IndexError::NotSent { .. }
-            | IndexError::ChangesLost { .. } => Self::Contended { retries: 0 },
+            | IndexError::ChangesLost { .. }
+            | IndexError::NotStarted { .. } => Self::Contended { retries: 0 },
         }
     }
 }

@@ -348,7 +348,7 @@ impl Calls for Recorder {
 #[test]
 fn a_client_s_batches_are_bounded_by_bytes() {
     let recorder = Arc::new(Recorder::default());
-    let cluster = LocalCluster::start(LocalConfig::default(), vec![Arc::clone(&recorder)]);
+    let cluster = LocalCluster::start(LocalConfig::default(), vec![Arc::clone(&recorder)]).unwrap();
     let record = |number: u64| {
         let name = number * (u64::MAX / 3_000);
         (Bytes::<128>::key_named(name), Bytes::<128>::value_named(name))

@@ -1,9 +1,9 @@
 //! The providers of these tests as one type, so that each design is compiled once per page size.
 
-use farleaf_fabric::any::{AnyCluster, AnyConfig};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::{Faults, SimConfig};
 use farleaf_fabric::tcp::TcpConfig;
+use farleaf_fabric::{AnyCluster, AnyConfig};
 use farleaf_fabric::{Provider, RpcService};
 
 pub(super) type AnyProvider = AnyConfig;

@@ -39,7 +39,7 @@ fn with_servers<T: Send, W: Future<Output = T>>(
     puppets: Vec<Arc<Puppet>>,
     work: impl Fn(Client) -> W + Sync,
 ) -> T {
-    let cluster = LocalCluster::start(LocalConfig::default(), puppets);
+    let cluster = LocalCluster::start(LocalConfig::default(), puppets).unwrap();
     cluster.run_one(|fabric| async {
         let options = ClientOptions { deadline_ns: 20_000_000, request_ns: 0 };
         work(Client::open(fabric, options).await.unwrap()).await

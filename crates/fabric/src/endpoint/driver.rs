@@ -10,12 +10,12 @@
 //! *Thread safety*: one thread; the unparker may go to any thread.
 
 use super::{Endpoint, Inner, Transport};
-use crate::clients::{run_here, run_on_threads};
+use crate::ServerId;
+use crate::clients::{ClientTask, run_here, run_on_threads};
 use crate::executor::{Driver, Progress, Requests};
 use crate::sync::Arc;
 use crate::timers::Timers;
 use crate::wake::WakeFd;
-use crate::{AnyFabric, ClientTask, Cluster, ServerId};
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 use std::cell::{Cell, RefCell};
@@ -299,10 +299,10 @@ impl<X: Transport> Driver for EndpointDriver<X> {
 }
 
 /// A cluster that clients reach over endpoints of one transport. It defines everything needed to
-/// implement [`Cluster`].
+/// implement [`crate::Cluster`].
 pub trait EndpointCluster {
     /// The transport of the endpoints.
-    type Transport: Transport<Error: std::fmt::Debug>;
+    type Transport: Transport<Error: Into<io::Error>>;
 
     /// The state that all endpoints share.
     fn shared(&self) -> &Arc<<Self::Transport as Transport>::Cluster>;
@@ -310,31 +310,23 @@ pub trait EndpointCluster {
     /// Whether all clients of one call run on one thread, instead of one thread each.
     fn has_one_client_thread(&self) -> bool;
 
-    /// [`Cluster::kill_memory_server`].
+    /// [`crate::Cluster::kill_memory_server`].
     fn kill(&self, server: ServerId);
 }
 
-impl<C: EndpointCluster> Cluster for C {
-    /// # Panics
-    /// If a thread gets no file descriptors, or an endpoint cannot be opened.
-    fn run_clients<'a>(
-        &self,
-        compute_servers: &[u16],
-        start: &'a (dyn Fn(AnyFabric, usize) -> ClientTask<'a> + Sync),
-    ) {
-        let shared = self.shared();
-        run_on_threads(compute_servers, self.has_one_client_thread(), &|clients| {
-            let driver = EndpointDriver::new(shared);
-            let driver = driver.expect("a client thread gets its file descriptors");
-            let open = |compute_server, number| {
-                let endpoint = driver.open(compute_server, number);
-                C::Transport::into_any(endpoint.expect("an endpoint can be opened"))
-            };
-            run_here(&driver, clients, open, start);
-        });
-    }
-
-    fn kill_memory_server(&self, server: ServerId) {
-        self.kill(server);
-    }
+/// [`crate::Cluster::run_clients`].
+pub(crate) fn run_endpoints<'a, C: EndpointCluster>(
+    cluster: &C,
+    compute_servers: &[u16],
+    start: &'a (dyn Fn(Endpoint<C::Transport>, usize) -> ClientTask<'a> + Sync),
+) -> io::Result<()> {
+    let shared = cluster.shared();
+    let open = |clients: &[(usize, u16)]| {
+        let driver = EndpointDriver::<C::Transport>::new(shared)?;
+        let endpoints = clients.iter().map(|(number, server)| driver.open(*server, *number));
+        let endpoints = endpoints.collect::<Result<Vec<_>, _>>().map_err(Into::into)?;
+        Ok((driver, endpoints))
+    };
+    let run = |(driver, endpoints), clients: &[_]| run_here(&driver, clients, endpoints, start);
+    run_on_threads(compute_servers, cluster.has_one_client_thread(), &open, &run)
 }

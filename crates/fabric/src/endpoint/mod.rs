@@ -19,6 +19,7 @@ mod peers;
 mod slots;
 
 pub use crate::resources::{Resources, Settings};
+pub(crate) use driver::run_endpoints;
 pub(crate) use driver::timespec;
 pub use driver::{EndpointCluster, EndpointDriver, FOREIGN, Looks, Reactor};
 pub use op::{Detached, HeldRead, NoHeldRead, Op};
@@ -30,8 +31,8 @@ use crate::body::Body;
 use crate::handshake::{Identity, draw_epoch};
 use crate::sync::Arc;
 use crate::{
-    AnyFabric, Buffer, Counters, Fabric, FabricError, GlobalAddr, MAX_MESSAGE_BYTES, Message,
-    ServerId, Uncertainty, Work,
+    Buffer, Counters, Fabric, FabricError, GlobalAddr, MAX_MESSAGE_BYTES, Message, ServerId,
+    Uncertainty, Work,
 };
 use rustix::event::epoll;
 use std::cell::RefCell;
@@ -55,9 +56,6 @@ pub trait Transport: Debug + Sized + 'static {
     type Link: Link<Self>;
     /// A READ that is executed when its future is polled.
     type HeldRead: HeldRead;
-
-    /// The endpoint as code above the fabric knows it.
-    fn into_any(endpoint: Endpoint<Self>) -> AnyFabric;
 
     /// Settings of this cluster's endpoints.
     fn settings(cluster: &Self::Cluster) -> Settings;
@@ -330,7 +328,7 @@ impl<X: Transport> Inner<X> {
         let me = Identity { role: settings.role, number: compute_server, epoch: draw_epoch()? };
         let (transport, links) = X::open(cluster, reactor, me, token_of(index, 0))?;
         let resources = Resources::new(settings, compute_server, number, &reactor.timers);
-        let resources = resources.map_err(io::Error::other)?;
+        let resources = resources.map_err(io::Error::from)?;
         let core = Core { links, slots: Slots::default(), nearest_deadline_ns: u64::MAX };
         let (core, reactor) = (RefCell::new(core), Rc::clone(reactor));
         Ok(Self { core, transport, resources, reactor, index, me })

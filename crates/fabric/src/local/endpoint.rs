@@ -15,6 +15,7 @@ use crate::{
     ServerId, Uncertainty, Work,
 };
 use std::cell::Cell;
+use std::io;
 use std::rc::Rc;
 
 /// The state that all endpoints of a cluster share.
@@ -51,15 +52,14 @@ impl LocalFabric {
         compute_server: u16,
         number: usize,
         give_way: bool,
-    ) -> Self {
+    ) -> io::Result<Self> {
         let LocalConfig { network_latency_ns, bandwidth_bytes_per_s, .. } = shared.config;
         let LocalConfig { depth, timeout_ns, seed, .. } = shared.config;
         let timed = network_latency_ns > 0 || bandwidth_bytes_per_s > 0;
         let memory_servers = u16::try_from(shared.servers.len()).unwrap_or(ServerId::LIMIT);
         let role = Role::ComputeServer;
         let settings = Settings { role, memory_servers, depth, timeout_ns, seed };
-        let resources = Resources::new(settings, compute_server, number, &timers)
-            .expect("an endpoint's scratch buffers are small");
+        let resources = Resources::new(settings, compute_server, number, &timers)?;
         let endpoint = Endpoint {
             resources: Rc::new(resources),
             me: Identity {
@@ -73,7 +73,7 @@ impl LocalFabric {
             timed,
             shared,
         };
-        Self { endpoint: Rc::new(endpoint) }
+        Ok(Self { endpoint: Rc::new(endpoint) })
     }
 
     fn counters_ref(&self) -> &Counters {

@@ -13,17 +13,15 @@ mod threads;
 pub use endpoint::LocalFabric;
 pub use op::LocalOp;
 
-use crate::clients::{run_here, run_on_threads};
+use crate::clients::{ClientTask, run_here, run_on_threads};
 use crate::clock::Clock;
 use crate::executor::{Driver, Progress, Requests};
 use crate::sync::{Arc, AtomicBool, Ordering};
 use crate::timers::Timers;
-use crate::{
-    AnyFabric, Call, Calls, ClientTask, Cluster, InlineCpu, Provider, Region, RpcService, ServerId,
-    now_or_never,
-};
+use crate::{Call, Calls, InlineCpu, Region, ServerId, now_or_never};
 use endpoint::Shared;
 use std::fmt::Debug;
+use std::io;
 use std::rc::Rc;
 use threads::ServerThreads;
 
@@ -58,14 +56,6 @@ impl Default for LocalConfig {
             depth: 256,
             seed: 1,
         }
-    }
-}
-
-impl Provider for LocalConfig {
-    type Cluster<S: RpcService> = LocalCluster<S>;
-
-    fn start<S: RpcService>(&self, services: Vec<Arc<S>>) -> LocalCluster<S> {
-        LocalCluster::start(self.clone(), services)
     }
 }
 
@@ -117,19 +107,26 @@ impl<S: Calls> Inline for Inlined<S> {
 
 impl<S: Calls> LocalCluster<S> {
     /// Starts the memory servers.
-    pub fn start(config: LocalConfig, services: Vec<Arc<S>>) -> Self {
-        let servers = services
-            .iter()
-            .map(|service| LocalServer {
-                threads: (config.server_threads > 0)
-                    .then(|| ServerThreads::start(config.server_threads, service)),
+    ///
+    /// # Errors
+    /// The operating system's error if there are too many threads.
+    pub fn start(config: LocalConfig, services: Vec<Arc<S>>) -> io::Result<Self> {
+        let start = |service: &Arc<S>| {
+            let threads = match config.server_threads {
+                0 => None,
+                threads => Some(ServerThreads::start(threads, service)?),
+            };
+            let (memory, alive) = (service.memory().cloned(), AtomicBool::new(true));
+            Ok(LocalServer {
                 service: Box::new(Inlined(Arc::clone(service))),
-                memory: service.memory().cloned(),
-                alive: AtomicBool::new(true),
+                memory,
+                alive,
+                threads,
             })
-            .collect();
+        };
+        let servers = services.iter().map(start).collect::<io::Result<_>>()?;
         let shared = Arc::new(Shared { config, servers, clock: Clock::start() });
-        Self { shared, services }
+        Ok(Self { shared, services })
     }
 
     /// Creates a driver that opens and drives endpoints on the calling thread, for long-running
@@ -145,23 +142,25 @@ impl<S: Calls> LocalCluster<S> {
     }
 }
 
-impl<S: Calls> Cluster for LocalCluster<S> {
-    fn run_clients<'a>(
+impl<S: Calls> LocalCluster<S> {
+    /// [`crate::Cluster::run_clients`].
+    pub(crate) fn run_endpoints<'a>(
         &self,
         compute_servers: &[u16],
-        start: &'a (dyn Fn(AnyFabric, usize) -> ClientTask<'a> + Sync),
-    ) {
-        run_on_threads(compute_servers, self.shared.config.one_client_thread, &|clients| {
-            let driver = self.driver();
-            let give_way = clients.len() > 1;
-            let open = |compute_server, number| {
-                AnyFabric::Local(driver.endpoint(compute_server, number, give_way))
-            };
-            run_here(&driver, clients, open, start);
-        });
+        start: &'a (dyn Fn(LocalFabric, usize) -> ClientTask<'a> + Sync),
+    ) -> io::Result<()> {
+        let open = |clients: &[(usize, u16)]| {
+            let (driver, give_way) = (self.driver(), clients.len() > 1);
+            let open = |(number, server): &_| driver.endpoint(*server, *number, give_way);
+            let endpoints = clients.iter().map(open).collect::<io::Result<Vec<_>>>()?;
+            Ok((driver, endpoints))
+        };
+        let run = |(driver, endpoints), clients: &[_]| run_here(&driver, clients, endpoints, start);
+        run_on_threads(compute_servers, self.shared.config.one_client_thread, &open, &run)
     }
 
-    fn kill_memory_server(&self, server: ServerId) {
+    /// [`crate::Cluster::kill_memory_server`].
+    pub(crate) fn kill(&self, server: ServerId) {
         if let Some(server) = self.shared.servers.get(server.index()) {
             server.alive.store(false, Ordering::Release);
         }
@@ -178,11 +177,19 @@ pub struct LocalDriver {
 impl LocalDriver {
     /// Opens an endpoint of `compute_server`; `number` selects its random stream. Its operations
     /// complete when they are posted, unless the cluster models a network or has server threads.
-    pub fn open(&self, compute_server: u16, number: usize) -> LocalFabric {
+    ///
+    /// # Errors
+    /// The operating system's error if there is not enough memory.
+    pub fn open(&self, compute_server: u16, number: usize) -> io::Result<LocalFabric> {
         self.endpoint(compute_server, number, false)
     }
 
-    fn endpoint(&self, compute_server: u16, number: usize, give_way: bool) -> LocalFabric {
+    fn endpoint(
+        &self,
+        compute_server: u16,
+        number: usize,
+        give_way: bool,
+    ) -> io::Result<LocalFabric> {
         let (shared, timers) = (Arc::clone(&self.shared), Rc::clone(&self.timers));
         LocalFabric::new(shared, timers, compute_server, number, give_way)
     }

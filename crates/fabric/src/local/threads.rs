@@ -11,6 +11,7 @@ use crate::{
     Ticket, Uncertainty, now_or_never,
 };
 use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
+use std::io;
 use std::task::Waker;
 use std::thread::JoinHandle;
 
@@ -87,16 +88,16 @@ pub(super) struct ServerThreads {
 }
 
 impl ServerThreads {
-    pub(super) fn start<S: Calls>(count: usize, service: &Arc<S>) -> Self {
+    pub(super) fn start<S: Calls>(count: usize, service: &Arc<S>) -> io::Result<Self> {
         let (sender, receiver) = bounded(QUEUE_DEPTH);
-        let threads = (0..count)
-            .map(|stripe| {
-                let service = Arc::clone(service);
-                let receiver = receiver.clone();
-                std::thread::spawn(move || serve(&*service, &receiver, stripe))
-            })
-            .collect();
-        Self { queue: Some(sender), threads }
+        // If a thread cannot be started, dropping this ends the others.
+        let mut all = Self { queue: Some(sender), threads: Vec::with_capacity(count) };
+        for stripe in 0..count {
+            let (service, receiver) = (Arc::clone(service), receiver.clone());
+            let body = move || serve(&*service, &receiver, stripe);
+            all.threads.push(std::thread::Builder::new().spawn(body)?);
+        }
+        Ok(all)
     }
 
     /// Queues a request; `None` if the queue is full.

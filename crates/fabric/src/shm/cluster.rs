@@ -70,7 +70,7 @@ impl ShmCluster {
     }
 
     /// Starts a memory server in this process for each service, and connects to them.
-    pub(super) fn start<S: RpcService>(
+    pub(crate) fn start<S: RpcService>(
         config: &ShmConfig,
         services: Vec<Arc<S>>,
     ) -> Result<Self, ShmError> {

@@ -18,7 +18,7 @@ use crate::endpoint::{
 use crate::handshake::{Identity, Role};
 use crate::region::{copy_words, prefetch};
 use crate::sync::{Arc, AtomicU64, Ordering};
-use crate::{AnyFabric, Buffer, FabricError, GlobalAddr, ServerId, Uncertainty};
+use crate::{Buffer, FabricError, GlobalAddr, ServerId, Uncertainty};
 use rustix::event::epoll;
 use std::future::poll_fn;
 use std::io;
@@ -136,10 +136,6 @@ impl Transport for Shm {
     type Progress = ();
     type Link = ShmLink;
     type HeldRead = PostedRead;
-
-    fn into_any(endpoint: Endpoint<Self>) -> AnyFabric {
-        AnyFabric::Shm(endpoint)
-    }
 
     fn settings(process: &Listening) -> Settings {
         let ShmConfig { timeout_ns, depth, seed, .. } = process.config;

@@ -26,8 +26,7 @@ pub use endpoint::{Shm, ShmDriver, ShmFabric, ShmOp};
 pub use server::{ShmServer, ShmServerConfig, ShmServerCounters};
 
 use crate::handshake::{HandshakeError, Refusal};
-use crate::sync::Arc;
-use crate::{Provider, RegionError, RpcService, ServerId};
+use crate::{RegionError, ServerId};
 use thiserror::Error;
 
 /// Configuration of a cluster over shared memory.
@@ -59,16 +58,6 @@ impl Default for ShmConfig {
 
 /// For suites and benchmarks: memory servers in this process, reached over sockets and memfds like
 /// those of other processes. The services' regions must be shared.
-impl Provider for ShmConfig {
-    type Cluster<S: RpcService> = ShmCluster;
-
-    /// # Panics
-    /// If a service's region is private, or the operating system refuses.
-    fn start<S: RpcService>(&self, services: Vec<Arc<S>>) -> ShmCluster {
-        ShmCluster::start(self, services).expect("memory servers of this process start")
-    }
-}
-
 /// Why a server did not start, or could not be reached.
 #[derive(Debug, Error)]
 #[non_exhaustive]
@@ -96,6 +85,15 @@ pub enum ShmError {
     /// The server has ended, or has closed the connection.
     #[error("memory server {0} is gone")]
     Gone(ServerId),
+}
+
+impl From<ShmError> for std::io::Error {
+    fn from(error: ShmError) -> Self {
+        match error {
+            ShmError::System(error) => error,
+            error => Self::other(error),
+        }
+    }
 }
 
 impl From<rustix::io::Errno> for ShmError {

@@ -29,22 +29,15 @@ pub use endpoint::SimFabric;
 pub use op::SimOp;
 pub use statistics::{MemoryServerStatistics, NicStatistics, SimStatistics};
 
+use crate::clients::ClientTask;
 use crate::executor::{BoxTask, Driver, Executor, Progress, Requests};
 use crate::sync::{Arc, AtomicBool, AtomicU64, Mutex, Ordering, lock};
-use crate::{AnyFabric, Calls, ClientTask, Cluster, Provider, RpcService, ServerId};
+use crate::{Calls, ServerId};
 use std::cell::RefCell;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll};
 use world::{Doom, Group, Shared, Step, World};
-
-impl Provider for SimConfig {
-    type Cluster<S: RpcService> = SimCluster<S>;
-
-    fn start<S: RpcService>(&self, services: Vec<Arc<S>>) -> SimCluster<S> {
-        SimCluster::start(self.clone(), services)
-    }
-}
 
 /// A simulated cluster. Virtual time, servers and messages in flight carry over from one run to the
 /// next.
@@ -133,14 +126,16 @@ impl<S: Calls> SimCluster<S> {
     }
 }
 
-impl<S: Calls> Cluster for SimCluster<S> {
+impl<S: Calls> SimCluster<S> {
+    /// [`crate::Cluster::run_clients`].
+    ///
     /// # Panics
     /// If clients are left and nothing can ever wake them, or if they run beyond
     /// [`SimConfig::give_up_after_ns`].
-    fn run_clients<'a>(
+    pub(crate) fn run_endpoints<'a>(
         &self,
         compute_servers: &[u16],
-        start: &'a (dyn Fn(AnyFabric, usize) -> ClientTask<'a> + Sync),
+        start: &'a (dyn Fn(SimFabric, usize) -> ClientTask<'a> + Sync),
     ) {
         let driver = SimDriver { world: &self.world, control: &self.control, cores: &self.cores };
         let mut executor = Executor::new();
@@ -156,7 +151,7 @@ impl<S: Calls> Cluster for SimCluster<S> {
             if !self.world.borrow_mut().compute_server(*server).alive {
                 continue;
             }
-            let client = start(AnyFabric::Sim(SimFabric::new(&self.world, *server)), number);
+            let client = start(SimFabric::new(&self.world, *server), number);
             executor.spawn_boxed(Group::Compute(*server).number(), client);
         }
         let ended = executor.run_groups(|group| group < Group::FIRST_MEMORY, &driver);
@@ -165,10 +160,6 @@ impl<S: Calls> Cluster for SimCluster<S> {
             "deadlock at {} ns of virtual time: no event can wake the remaining clients",
             self.now_ns()
         );
-    }
-
-    fn kill_memory_server(&self, server: ServerId) {
-        self.control.kill_memory_server(server);
     }
 }
 

@@ -8,7 +8,7 @@ use super::server::{TcpServer, TcpServerConfig};
 use crate::endpoint::{EndpointCluster, Peers, PeersConfig, ServerStarts, start_on_loopback};
 use crate::handshake::{Role, Token};
 use crate::sync::Arc;
-use crate::{Provider, RpcService, ServerId};
+use crate::{RpcService, ServerId};
 use std::io;
 use std::net::SocketAddr;
 
@@ -113,21 +113,19 @@ impl TcpCluster {
     }
 }
 
-impl Provider for TcpConfig {
-    type Cluster<S: RpcService> = TcpCluster;
-
-    /// Starts the servers in this process, on sockets of the loopback interface.
-    ///
-    /// # Panics
-    /// If the system has no more sockets or threads.
-    fn start<S: RpcService>(&self, services: Vec<Arc<S>>) -> TcpCluster {
+impl TcpCluster {
+    /// Starts servers in this process, on sockets of the loopback interface.
+    pub(crate) fn start<S: RpcService>(
+        config: &TcpConfig,
+        services: Vec<Arc<S>>,
+    ) -> io::Result<Self> {
         let started = start_on_loopback(services, |listener, number, service, token| {
-            let config = TcpServerConfig { number, ..self.server.clone() };
-            TcpServer::start(listener, service, token, config)
+            let server = TcpServerConfig { number, ..config.server.clone() };
+            TcpServer::start(listener, service, token, server)
         });
-        let (token, servers) = started.expect("servers get their sockets and threads");
+        let (token, servers) = started?;
         let addresses = servers.iter().map(TcpServer::local_address).collect();
-        TcpCluster { servers, ..TcpCluster::connect(addresses, &token, self.clone()) }
+        Ok(TcpCluster { servers, ..TcpCluster::connect(addresses, &token, config.clone()) })
     }
 }
 

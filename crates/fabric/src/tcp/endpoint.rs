@@ -14,7 +14,7 @@ use crate::endpoint::{
 };
 use crate::handshake::{Identity, Role};
 use crate::sync::Arc;
-use crate::{AnyFabric, FabricError, ServerId};
+use crate::{FabricError, ServerId};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io;
 use std::os::fd::OwnedFd;
@@ -45,10 +45,6 @@ impl Transport for Tcp {
     type Progress = Progress;
     type Link = Dialled<Frames>;
     type HeldRead = NoHeldRead;
-
-    fn into_any(endpoint: Endpoint<Self>) -> AnyFabric {
-        AnyFabric::Tcp(endpoint)
-    }
 
     fn settings(shared: &Shared) -> Settings {
         let TcpConfig { role, depth, timeout_ns, seed, .. } = shared.config;

@@ -258,7 +258,7 @@ impl<O: Form> Task<O::Layout> for Bench<'_, O> {
                 let measured = testbed.measure(run, &|done| running.inc(done))?;
                 running.finish_and_clear();
                 if report.fabric != "sim" {
-                    report.harness_cpu_ns_per_operation = Some(testbed.harness_cpu_ns(run));
+                    report.harness_cpu_ns_per_operation = Some(testbed.harness_cpu_ns(run)?);
                 }
                 measured
             }
