@@ -216,11 +216,6 @@ impl Columns {
     pub(crate) fn bad_row(&self, problem: String) -> InputError {
         InputError::BadRow { path: self.path.clone(), line: self.row.line(), problem }
     }
-
-    /// The error for a file without rows.
-    pub(crate) fn empty(&self) -> InputError {
-        InputError::Empty { path: self.path.clone() }
-    }
 }
 
 fn row_error(path: &Path, error: RowError) -> InputError {

@@ -50,7 +50,8 @@ pub struct TextRow<'a> {
 ///
 /// The first row is a header with the names of the columns. If [`CsvOptions`] names no columns, a
 /// file of one or two columns needs no header if its first row consists of numbers: its columns are
-/// then keys and values. If there is no column of values, the value is the row's number, from 0.
+/// then keys and values. If there is no column of values, the value is the row's number, from 0. An
+/// empty file has no rows, and no header.
 pub struct Rows {
     columns: Columns,
     key: usize,
@@ -66,13 +67,11 @@ impl Rows {
     /// columns.
     pub fn open(path: &Path, options: &CsvOptions) -> Result<Self, InputError> {
         let mut columns = Columns::open(path, options.max_field_bytes)?;
-        let is_named = options.key.is_some() || options.value.is_some();
-        // An empty file is one without rows, like the export of an empty index.
-        let is_empty = columns.width() == 0;
-        if is_named && is_empty {
-            return Err(columns.empty());
+        if columns.width() == 0 {
+            return Ok(Self::none(columns));
         }
-        if !is_named && columns.width() <= 2 && (is_empty || columns.without_header()) {
+        let is_named = options.key.is_some() || options.value.is_some();
+        if !is_named && columns.width() <= 2 && columns.without_header() {
             let value = (columns.width() == 2).then_some(1);
             return Ok(Self { columns, key: 0, value, read: 0 });
         }
@@ -87,6 +86,11 @@ impl Rows {
         Ok(Self { columns, key, value, read: 0 })
     }
 
+    /// The rows of an empty file, like the export of an empty index: none, and no header.
+    fn none(columns: Columns) -> Self {
+        Self { columns, key: 0, value: None, read: 0 }
+    }
+
     /// Opens a file whose fields are text. The first row is a header if `has_header`. Otherwise the
     /// file has one or two columns, of keys and values.
     ///
@@ -98,6 +102,9 @@ impl Rows {
         has_header: bool,
     ) -> Result<Self, InputError> {
         let mut columns = Columns::open(path, options.max_field_bytes)?;
+        if columns.width() == 0 {
+            return Ok(Self::none(columns));
+        }
         if !has_header {
             let width = columns.width();
             columns.take_first_row();
@@ -106,9 +113,6 @@ impl Rows {
                 return Err(columns.bad_row(problem));
             }
             return Ok(Self { columns, key: 0, value: (width == 2).then_some(1), read: 0 });
-        }
-        if columns.width() == 0 {
-            return Err(columns.empty());
         }
         let key = columns.column(options.key.as_deref().unwrap_or("key"))?;
         let value = match &options.value {
@@ -211,18 +215,15 @@ impl<K: Ord> Sample<K> {
     }
 }
 
-/// Reads all records of a file ([`Rows`]). Rows may come in any order.
+/// Reads all records of a file ([`Rows`]), which may have none. Rows may come in any order.
 ///
 /// # Errors
-/// [`InputError`] if the file cannot be read, lacks a column, has no rows or a malformed one.
+/// [`InputError`] if the file cannot be read, lacks a column, or has a malformed row.
 pub fn read_records(path: &Path, options: &CsvOptions) -> Result<Input, InputError> {
     let mut rows = Rows::open(path, options)?;
     let mut records = Vec::new();
     while let Some(record) = rows.next_record()? {
         records.push(record);
-    }
-    if records.is_empty() {
-        return Err(rows.columns.empty());
     }
     let rows = records.len();
     // Reversing before the stable sort puts the last row of each key first, which dedup keeps.
@@ -235,7 +236,7 @@ pub fn read_records(path: &Path, options: &CsvOptions) -> Result<Input, InputErr
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::content::tests::TestFile;
+    use crate::content::tests::{TestFile, gzip};
 
     fn named(key: &str, value: Option<&str>) -> CsvOptions {
         let (key, value) = (Some(key.to_owned()), value.map(str::to_owned));
@@ -277,8 +278,6 @@ mod tests {
         assert!(said.ends_with("no column `key`; its columns are: word, gloss, n"), "{said}");
         let said = read("wide.csv", file, &any, false).unwrap_err().to_string();
         assert!(said.contains("line 1: 3 columns, expected one of keys and one of"), "{said}");
-        let said = read("empty.csv", b"", &any, true).unwrap_err().to_string();
-        assert!(said.ends_with("has no rows"), "{said}");
     }
 
     /// The reader of before trimmed fields after it had taken their quotes away, so that `" "` was
@@ -307,18 +306,26 @@ mod tests {
         }
     }
 
-    /// The export of an empty index of numbers is an empty file, and was refused.
+    /// The export of an empty index of numbers is an empty file, and was refused. Then it was
+    /// refused where a header was expected.
     #[test]
-    fn an_empty_file_has_no_rows_where_it_needs_no_header() {
-        let file = TestFile::new("void.csv", b"");
-        let any = CsvOptions::default();
-        assert_eq!(Rows::open(file.path(), &any).unwrap().next_record().unwrap(), None);
-        assert_eq!(Rows::open_text(file.path(), &any, false).unwrap().next_text().unwrap(), None);
-        for refused in
-            [Rows::open(file.path(), &named("k", None)), Rows::open_text(file.path(), &any, true)]
-        {
-            let error = refused.err().unwrap();
-            assert!(error.to_string().ends_with("has no rows"), "{error}");
+    fn an_empty_file_has_no_rows() {
+        let packed = gzip(b"");
+        let frame = ruzstd::encoding::compress_to_vec(
+            &b""[..],
+            ruzstd::encoding::CompressionLevel::Fastest,
+        );
+        for content in [&b""[..], b"\n\r\n", b"\xef\xbb\xbf", &packed, &frame] {
+            let file = TestFile::new(&format!("void-{}.csv", content.len()), content);
+            for options in [CsvOptions::default(), named("k", Some("v"))] {
+                let mut rows = Rows::open(file.path(), &options).unwrap();
+                assert_eq!(rows.next_record().unwrap(), None);
+                assert!(read_records(file.path(), &options).unwrap().records.is_empty());
+                for has_header in [false, true] {
+                    let mut rows = Rows::open_text(file.path(), &options, has_header).unwrap();
+                    assert_eq!(rows.next_text().unwrap(), None);
+                }
+            }
         }
     }
 
@@ -343,7 +350,6 @@ mod tests {
         assert!(
             read("later.csv", b"1,2\nx,3\n").unwrap_err().contains("line 2: column `1` is `x`")
         );
-        assert!(read("nothing.csv", b"").unwrap_err().ends_with("has no rows"));
         assert_eq!(read("tens.csv", b"\" 7\", 70\n").unwrap(), [(7, 70)]);
     }
 
@@ -365,9 +371,10 @@ mod tests {
     }
 
     #[test]
-    fn a_file_without_rows_is_an_error() {
+    fn a_header_alone_has_no_rows() {
         let file = TestFile::new("empty.csv", b"k\n");
-        let error = read_records(file.path(), &named("k", None)).unwrap_err().to_string();
-        assert!(error.ends_with("has no rows"), "{error}");
+        assert!(read_records(file.path(), &named("k", None)).unwrap().records.is_empty());
+        let error = read_records(file.path(), &named("x", None)).unwrap_err().to_string();
+        assert!(error.ends_with("no column `x`; its columns are: k"), "{error}");
     }
 }

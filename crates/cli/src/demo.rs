@@ -105,7 +105,10 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
                 path.display(),
                 grouped(input.duplicates),
             ))?;
-            KeySpace::listed(&input.records).expect("the input is sorted and not empty")
+            match KeySpace::listed(&input.records) {
+                Some(keys) => keys,
+                None => return json.write("[]"),
+            }
         }
         None => KeySpace::spread(arguments.keys),
     };

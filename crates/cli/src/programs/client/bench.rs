@@ -6,6 +6,7 @@ use super::{Abandon, Access, Outcome};
 use crate::programs::layout::INLINE_BYTES;
 use anyhow::Context;
 use clap::Args;
+use farleaf_bench::InputError;
 use farleaf_bench::driver::{Amount, Due, Form, Moment, Numbers, execute, first_key};
 use farleaf_bench::input::{CsvOptions, Sample, read_records};
 use farleaf_bench::keys::KeySpace;
@@ -217,7 +218,8 @@ impl Arguments {
         let Some(path) = &self.keys_from else { return Ok(KeySpace::spread(self.keys)) };
         let csv = CsvOptions { key: self.key_column.clone(), ..Default::default() };
         let input = read_records(path, &csv)?;
-        KeySpace::listed(&input.records).context("the input is sorted and not empty")
+        let empty = || InputError::Empty { path: path.clone() };
+        Ok(KeySpace::listed(&input.records).ok_or_else(empty)?)
     }
 
     fn amount(&self) -> Amount {
