@@ -11,6 +11,7 @@ use farleaf_cluster::text::{Notation, Textual};
 use farleaf_command_line::{units, usage};
 use farleaf_core::index::blocks::BlockOptions;
 use farleaf_core::page::{Bytes, Fixed8, Layout, OwnedKey, OwnedValue};
+use farleaf_core::wire::check_sent;
 use std::path::Path;
 
 /// The layout of a new cluster.
@@ -120,10 +121,12 @@ where
             Some(value) => <[u8]>::parse(value, notation),
             None => Ok(number.to_string().into_bytes()),
         };
-        match key.and_then(|key| Ok((key, value?))) {
-            Ok(record) => Ok(Some(record)),
-            Err(problem) => Err(rows.bad_row(problem)),
-        }
+        // A compute server refuses what is too long, too, but cannot name the line.
+        let record = key.and_then(|key| Ok((key, value?))).and_then(|(key, value)| {
+            check_sent::<Self>(&key, &value).map_err(|error| error.to_string())?;
+            Ok((key, value))
+        });
+        record.map(Some).map_err(|problem| rows.bad_row(problem))
     }
 }
 

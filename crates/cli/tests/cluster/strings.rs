@@ -316,10 +316,26 @@ fn the_commands_of_a_client_take_byte_strings() {
     assert!(said.contains("before this: 1: ") && said.contains("line 3: `\\q`: a back"), "{said}");
     let long = file("long.csv", &format!("key,value\nc,1\n{key},2\n"));
     let (code, _, said) = client(&["load", &long]);
-    assert_eq!(code, Some(1));
-    // The rows of different keys go in different requests, so the other one may be loaded.
-    assert!(said.contains("before this: 0; any of the next 2 may be loaded"), "{said}");
-    assert!(said.contains("the key has 129 bytes"), "{said}");
+    assert_eq!(code, Some(2));
+    // A compute server refused it, and could not name the line. Rows before it may have been in the
+    // same request.
+    assert!(
+        said.contains("before this: 1: ")
+            && said.contains("long.csv, line 3: the key has 129 bytes"),
+        "{said}"
+    );
+    let value = "v".repeat(61_441);
+    let long = file("long-value.csv", &format!("key,value\nc,1\nd,{value}\n"));
+    for bulk in [&[][..], &["--bulk"]] {
+        let (code, _, said) = client(&[&["load", &long], bulk].concat());
+        assert_eq!(code, Some(2));
+        assert!(said.contains("long-value.csv, line 3: the value has 61441 bytes"), "{said}");
+    }
+    // An empty file was refused, because it has no header.
+    let empty = file("empty.csv", "");
+    for flags in [&[][..], &["--no-header"], &columns] {
+        assert_eq!(client(&[&["load", &empty], flags].concat()), done("0 records\n"));
+    }
 
     // The shell, and the commands that show keys.
     let script = file("script", "put 'z\\x00' 1\nget 'z\\x00'\nscan --prefix z\n");
