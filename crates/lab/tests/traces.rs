@@ -41,6 +41,7 @@ fn lookups_find_the_keys_of_a_trace_unless_it_starts_empty() {
     let (loaded, said) = report("reads.csv", &[]);
     assert_eq!((&loaded["lookups"], &loaded["found_ratio"]), (&3.into(), &1.0.into()));
     assert_eq!((&loaded["keys"], &loaded["trace_start"]), (&2.into(), &"loaded".into()));
+    assert!(said.contains("the first row of the trace is its header"), "{said}");
     assert!(said.contains("no column `op`: all its requests are lookups"), "{said}");
     assert!(said.contains("100.00 % of 3 lookups found a record"), "{said}");
     assert!(!said.contains("warning"), "{said}");

@@ -21,7 +21,7 @@ use farleaf_core::server::MemoryServer;
 use farleaf_fabric::Provider;
 use farleaf_fabric::sync::Arc;
 use format::Request;
-use rows::{Key, Keys};
+use rows::{Key, Keys, Shape};
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -39,6 +39,8 @@ pub struct Trace {
     pub is_cut: bool,
     /// Whether the file has no column of operations, so that all requests are lookups.
     pub lacks_operations: bool,
+    /// Whether the file's first row was taken for a header; `None` for binary records.
+    pub has_header: Option<bool>,
 }
 
 impl Trace {
@@ -70,7 +72,7 @@ pub fn read_trace(
     let mut strings: BTreeMap<Vec<u8>, u64> = BTreeMap::new();
     let mut is_cut = false;
     let keys = Keys { kind: format.keys, hashed: hash_keys };
-    let lacks_operations = rows::read(path, format, keys, |row| {
+    let shape = rows::read(path, format, keys, |row| {
         let key = match row.key {
             Key::Number(number) => number,
             Key::Text(text) => {
@@ -104,7 +106,8 @@ pub fn read_trace(
         true => Some(in_order(strings, &mut operations)),
         false => None,
     };
-    Ok(Trace { operations, strings, is_cut, lacks_operations })
+    let Shape { lacks_operations, has_header } = shape;
+    Ok(Trace { operations, strings, is_cut, lacks_operations, has_header })
 }
 
 /// The byte strings in order, by which it renumbers the keys of the operations.
@@ -302,13 +305,38 @@ mod tests {
         assert_eq!((trace.operations, trace.lacks_operations), (vec![get(5)], false));
     }
 
+    /// A file of keys without a header lost its first row: the form `csv` has a column `op`, which
+    /// a file may lack, and its name made a header of any first row.
+    #[test]
+    fn numbers_are_no_header() {
+        let get = |key| Operation::Get { key };
+        let by_place = TraceFormat::default().with("key=1").unwrap();
+        for (rows, has_header) in [
+            ("5\n7\n5\n", false),
+            ("5,1\n7,2\n5,3\n", false),
+            ("key,time\n5,1\n7,2\n5,3\n", true),
+            ("id\n5\n7\n5\n", true),
+        ] {
+            let trace = read(&by_place, rows.as_bytes()).unwrap();
+            assert_eq!(trace.operations, [get(5), get(7), get(5)], "{rows}");
+            assert_eq!((trace.has_header, trace.lacks_operations), (Some(has_header), true));
+        }
+        let trace = read(&by_place, b"key,op\n5,get\n").unwrap();
+        assert_eq!((trace.has_header, trace.lacks_operations), (Some(true), false));
+        // The first row has a number, so it is a request, or an error.
+        let said = read(&by_place, b"x,1\n5,2\n").unwrap_err();
+        assert!(said.contains("line 1: column `1` is `x`"), "{said}");
+    }
+
     #[test]
     fn a_header_is_skipped_where_columns_have_places() {
         let rows = "1577808000,R,4096,512,1\n";
         let header = "device_id,opcode,offset,length,timestamp\n";
         let format = "alibaba".parse::<TraceFormat>().unwrap().with("volume=3").unwrap();
-        let plain = read(&format, rows.as_bytes());
-        assert_eq!(plain, read(&format, format!("{header}{rows}").as_bytes()));
+        let plain = read(&format, rows.as_bytes()).unwrap();
+        let headed = read(&format, format!("{header}{rows}").as_bytes()).unwrap();
+        assert_eq!(plain.operations, headed.operations);
+        assert_eq!((plain.has_header, headed.has_header), (Some(false), Some(true)));
         // A first row with a number is a request, or an error.
         assert!(read(&format, format!("1,x,4096,512,1\n{rows}").as_bytes()).is_err());
     }

@@ -53,14 +53,22 @@ struct Places {
     limit: Option<usize>,
 }
 
-/// Passes the rows of a file to `take` until that returns `false`. Returns whether the file lacks
-/// the column of operations, where its form lets it.
+/// What a file turned out to be.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Shape {
+    /// It lacks the column of operations, and its form lets it.
+    pub(super) lacks_operations: bool,
+    /// Whether its first row is a header; `None` if it has no rows.
+    pub(super) has_header: Option<bool>,
+}
+
+/// Passes the rows of a file to `take` until that returns `false`.
 pub(super) fn read(
     path: &Path,
     format: &TraceFormat,
     keys: Keys,
     mut take: impl FnMut(Row) -> bool,
-) -> Result<bool, InputError> {
+) -> Result<Shape, InputError> {
     match format.record {
         Some(record) => read_records(path, record, keys, &mut take),
         None => read_lines(path, format, keys, &mut take),
@@ -72,14 +80,14 @@ fn read_records(
     (bytes, at): (usize, usize),
     keys: Keys,
     take: &mut dyn FnMut(Row) -> bool,
-) -> Result<bool, InputError> {
+) -> Result<Shape, InputError> {
     let (path, mut content) = content::open(path)?;
     let mut record = vec![0; bytes];
     for number in 1_u64.. {
         let mut filled = 0;
         while filled < bytes {
             match content.read(&mut record[filled..]) {
-                Ok(0) if filled == 0 => return Ok(false),
+                Ok(0) if filled == 0 => return Ok(Shape::default()),
                 Ok(0) => {
                     let problem = format!("the file ends after {filled} of its {bytes} bytes");
                     return Err(InputError::BadRecord { path, record: number, problem });
@@ -98,7 +106,7 @@ fn read_records(
             break;
         }
     }
-    Ok(false)
+    Ok(Shape::default())
 }
 
 fn read_lines(
@@ -106,10 +114,10 @@ fn read_lines(
     format: &TraceFormat,
     keys: Keys,
     take: &mut dyn FnMut(Row) -> bool,
-) -> Result<bool, InputError> {
+) -> Result<Shape, InputError> {
     let mut lines = lines(path)?;
     let path = lines.path().to_owned();
-    let mut lacks_operations = false;
+    let mut shape = Shape::default();
     let mut places: Option<Places> = None;
     let mut fields = Vec::new();
     while let Some((number, line)) = lines.next_line()? {
@@ -125,8 +133,9 @@ fn read_lines(
             Some(known) => known,
             None => {
                 let (found, has_names) = Places::find(&row, format, &path)?;
-                lacks_operations = format.is_op_optional && found.op.is_none();
+                shape.lacks_operations = format.is_op_optional && found.op.is_none();
                 let is_header = has_names || found.is_header(&row, format, keys);
+                shape.has_header = Some(is_header);
                 let found = &*places.insert(found);
                 if is_header {
                     continue;
@@ -140,7 +149,7 @@ fn read_lines(
             break;
         }
     }
-    Ok(lacks_operations)
+    Ok(shape)
 }
 
 /// Finds the fields of a line; none in an empty one. Separators above the form's number of columns
@@ -224,8 +233,8 @@ fn parsed<T: std::str::FromStr>(field: &[u8]) -> Option<T> {
 }
 
 impl Places {
-    /// Finds the columns by the first row. Returns whether it is a header: it is if the form names
-    /// columns.
+    /// Finds the columns by the first row. Returns whether it is a header: it is if it has a column
+    /// that the form names.
     fn find(
         row: &Fields<'_>,
         format: &TraceFormat,
@@ -235,9 +244,10 @@ impl Places {
         let mut find = |column: &Column| match column {
             Column::At(place) => Ok(*place),
             Column::Named(names) => {
-                is_header = true;
                 let place = |name: &String| row.all().position(|found| found == name.as_bytes());
-                names.iter().find_map(place).ok_or_else(|| names.join("` or `"))
+                let place = names.iter().find_map(place);
+                is_header |= place.is_some();
+                place.ok_or_else(|| names.join("` or `"))
             }
         };
         let missing = |column: String| InputError::NoColumn {
@@ -257,8 +267,8 @@ impl Places {
         Ok((Self { key, op, volume, count, limit }, is_header))
     }
 
-    /// Whether the first row is a header, if the form names no columns: it is not a request, names
-    /// no operation and has no number.
+    /// Whether the first row is a header, if it has none of the columns that the form names: it is
+    /// not a request, names no operation and has no number.
     fn is_header(&self, row: &Fields<'_>, format: &TraceFormat, keys: Keys) -> bool {
         let op = self.op.and_then(|place| row.get(place).ok());
         self.request(row, format, keys).is_err()

@@ -454,6 +454,11 @@ fn trace_format(arguments: &Arguments) -> anyhow::Result<TraceFormat> {
 fn read(path: &Path, format: &TraceFormat, arguments: &Arguments) -> anyhow::Result<Trace> {
     let most = arguments.trace_requests;
     let trace = read_trace(path, format, arguments.hash_keys, most)?;
+    match trace.has_header {
+        Some(true) => output::note("note: the first row of the trace is its header"),
+        Some(false) => output::note("note: the trace has no header: its first row is a request"),
+        None => {}
+    }
     if trace.is_cut {
         output::note(&format!(
             "note: only the first {} requests of the trace are replayed: --trace-requests",
