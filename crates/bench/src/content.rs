@@ -59,19 +59,24 @@ pub(crate) type Content = Box<dyn Read>;
 /// # Errors
 /// [`InputError`] if the file cannot be opened or read, or has a form that is not read.
 pub(crate) fn open(path: &Path) -> Result<(PathBuf, Content), InputError> {
-    let (name, file): (_, Box<dyn Read>) = match path == Path::new("-") {
+    let is_stdin = path == Path::new("-");
+    let (name, file): (_, Box<dyn Read>) = match is_stdin {
         true => (PathBuf::from("stdin"), Box::new(io::stdin())),
         false => {
             let unreadable = |source| InputError::Read { path: path.to_owned(), source };
             (path.to_owned(), Box::new(File::open(path).map_err(unreadable)?))
         }
     };
-    let content = decompressed(&name, file)?;
+    let content = decompressed(&name, is_stdin, file)?;
     Ok((name, content))
 }
 
 /// The content of `file` (content.F1).
-fn decompressed(name: &Path, mut file: Box<dyn Read>) -> Result<Content, InputError> {
+fn decompressed(
+    name: &Path,
+    is_stdin: bool,
+    mut file: Box<dyn Read>,
+) -> Result<Content, InputError> {
     let mut magic = Vec::with_capacity(MAGIC_BYTES);
     // A pipe may give these bytes one by one.
     file.by_ref()
@@ -79,7 +84,8 @@ fn decompressed(name: &Path, mut file: Box<dyn Read>) -> Result<Content, InputEr
         .read_to_end(&mut magic)
         .map_err(|source| InputError::Read { path: name.to_owned(), source })?;
     if let Some((form, command)) = other_form(&magic) {
-        return Err(InputError::OtherForm { path: name.to_owned(), form, command });
+        let path = name.to_owned();
+        return Err(InputError::OtherForm { path, form, command, is_stdin });
     }
     let (is_gzip, is_zstd) = (magic.starts_with(GZIP), zstd::is_frame(&magic));
     let file = BufReader::with_capacity(BUFFER_BYTES, Cursor::new(magic).chain(file));
@@ -179,7 +185,8 @@ pub(crate) mod tests {
 
     fn read(bytes: &[u8]) -> Result<String, String> {
         let file = Box::new(OneByOne(Cursor::new(bytes.to_vec())));
-        let mut content = decompressed(Path::new("x"), file).map_err(|error| error.to_string())?;
+        let content = decompressed(Path::new("x"), false, file);
+        let mut content = content.map_err(|error| error.to_string())?;
         let mut text = String::new();
         content.read_to_string(&mut text).map_err(|error| error.to_string())?;
         Ok(text)
@@ -224,6 +231,11 @@ pub(crate) mod tests {
             assert!(said.contains(form) && said.contains(command), "{said}");
             assert!(said.starts_with("cannot read x: ") && !said.contains('\n'), "{said}");
         }
+        // `xz -dc stdin` was the advice for a pipe.
+        let pipe = Box::new(OneByOne(Cursor::new(b"\xfd7zXZ\0\0".to_vec())));
+        let said = decompressed(Path::new("stdin"), true, pipe).err().unwrap().to_string();
+        assert!(said.starts_with("cannot read stdin: this is xz"), "{said}");
+        assert!(said.contains("use `xz -dc FILE | farleaf …`"), "{said}");
         for text in ["BZh,9\n", "BZh91AY,2\n", "PK,1\n", "LZI\n"] {
             assert_eq!(read(text.as_bytes()).as_deref(), Ok(text));
         }

@@ -19,9 +19,9 @@ pub enum InputError {
     },
     /// The file has a form that is recognised but not read, such as another compression.
     #[error(
-        "cannot read {}: this is {form}, and only plain text, gzip and zstd are read: use the output of \
-         `{command} {}`, with - for stdin",
-        path.display(), path.display()
+        "cannot read {}: this is {form}, and only plain text, gzip and zstd are read: use \
+         `{command} {} | farleaf …`, with - for the file",
+        path.display(), if *is_stdin { "FILE".into() } else { path.to_string_lossy() }
     )]
     OtherForm {
         /// The file's path.
@@ -30,6 +30,8 @@ pub enum InputError {
         form: &'static str,
         /// The command that makes plain text of it.
         command: &'static str,
+        /// Whether it came from stdin, so that its name is not known.
+        is_stdin: bool,
     },
     /// The header does not have the requested column.
     #[error("{} has no column `{column}`; its columns are: {}", path.display(), columns.join(", "))]
@@ -76,7 +78,7 @@ pub enum InputError {
         /// What was found and what was expected.
         problem: String,
     },
-    /// The file has no rows besides a header, or is empty.
+    /// The file has no rows besides a header, or is empty, and at least one is needed.
     #[error("{} has no rows", path.display())]
     Empty {
         /// The file's path.
