@@ -59,6 +59,35 @@ fn bad_input_files_end_with_code_2() {
     assert!(!error(2, &input).is_empty());
 }
 
+/// An error printed what it quoted of a file, a name or an argument as it was: sequences that clear
+/// a terminal or change its title.
+#[test]
+fn errors_escape_the_control_characters_that_they_quote() {
+    let harm = "\x1b]0;title\x07\x1b[2J";
+    let field = TestFile::new("field.csv", format!("1,2\n3,{harm}\n").as_bytes());
+    let header = TestFile::new("header.csv", format!("{harm},b,c\n").as_bytes());
+    let name = TestFile::new(&format!("{harm}.csv"), b"1,2\nx,2\n");
+    // The parser of the command line leaves such sequences out of what it quotes.
+    let quoted: [&[&str]; 6] = [
+        &["demo", "--input", field.path()],
+        &["demo", "--input", header.path()],
+        &["demo", "--input", header.path(), "--key-column", harm, "--value-column", "x"],
+        &["demo", "--input", name.path()],
+        &["status", "--dir", harm],
+        &["memory-server", "--config", harm],
+    ];
+    let parsed: [&[&str]; 3] = [&["demo", "--keys", harm], &["demo", harm], &[harm]];
+    for arguments in quoted.iter().chain(&parsed) {
+        let said = error(2, arguments);
+        assert!(!said.contains(char::is_control), "{arguments:?}: {said:?}");
+        assert!(said.contains("\\x1b") || parsed.contains(arguments), "{arguments:?}: {said}");
+    }
+    // Where the demo succeeds, it names its file, too.
+    let nothing = TestFile::new(&format!("{harm}-nothing.csv"), b"");
+    let output = farleaf(&["demo", "--input", nothing.path()]);
+    assert!(output.status.success() && !text(&output.stdout).contains('\x1b'), "{output:?}");
+}
+
 /// Whether this is a line of the demo about its work so far, such as `3 s: dex: load, 5 of 9`.
 fn is_heartbeat(line: &str) -> bool {
     line.split_once(" s: ").is_some_and(|(seconds, _)| seconds.parse::<u64>().is_ok())

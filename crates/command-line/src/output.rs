@@ -5,6 +5,7 @@
 
 use anyhow::Context;
 use indicatif::{ProgressBar, ProgressStyle};
+use std::borrow::Cow;
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -40,7 +41,7 @@ impl JsonTarget {
                 note(text);
                 Ok(())
             }
-            _ => Ok(writeln!(io::stdout().lock(), "{text}")?),
+            _ => Ok(writeln!(io::stdout().lock(), "{}", printable(text))?),
         }
     }
 
@@ -59,9 +60,33 @@ impl JsonTarget {
     }
 }
 
-/// Writes text to stderr and ignores failures.
+/// Text for a terminal: its control characters are escaped except line breaks, and so are those
+/// that change the direction of text. What a message quotes, such as a file's name or a field, may
+/// have them.
+pub fn printable(text: &str) -> Cow<'_, str> {
+    let is_harmful = |character: char| match character {
+        '\n' => false,
+        '\u{61c}' | '\u{200e}' | '\u{200f}' => true,
+        '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => true,
+        character => character.is_control(),
+    };
+    if !text.contains(is_harmful) {
+        return Cow::Borrowed(text);
+    }
+    let mut escaped = String::with_capacity(text.len() + 16);
+    for character in text.chars() {
+        match character {
+            _ if !is_harmful(character) => escaped.push(character),
+            '\0'..='\x7f' => escaped.push_str(&format!("\\x{:02x}", u32::from(character))),
+            _ => escaped.extend(character.escape_unicode()),
+        }
+    }
+    Cow::Owned(escaped)
+}
+
+/// Writes text to stderr ([`printable`]) and ignores failures.
 pub fn note(text: &str) {
-    let _ = writeln!(io::stderr().lock(), "{text}");
+    let _ = writeln!(io::stderr().lock(), "{}", printable(text));
 }
 
 /// Writes an error to stderr as one line, even if the message has several.
@@ -104,4 +129,24 @@ pub fn bar(what: &str, total: Option<u64>) -> ProgressBar {
 /// A count with separators, such as `1,000,000`.
 pub fn grouped(count: u64) -> String {
     indicatif::HumanCount(count).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn control_characters_are_escaped() {
+        for plain in ["", "a b\nc", "naïve – 数 🦀", "\\x1b"] {
+            assert!(matches!(printable(plain), Cow::Borrowed(same) if same == plain), "{plain}");
+        }
+        for (text, expected) in [
+            ("\x1b[31mred\x07", "\\x1b[31mred\\x07"),
+            ("a\tb\r\x7f\0", "a\\x09b\\x0d\\x7f\\x00"),
+            ("\u{9b}2J", "\\u{9b}2J"),
+            ("\u{202e}gpj.csv", "\\u{202e}gpj.csv"),
+        ] {
+            assert_eq!(printable(text), expected);
+        }
+    }
 }
