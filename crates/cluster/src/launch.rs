@@ -27,7 +27,7 @@ use crate::error::ProgramError;
 use crate::records::{Keys, Transport};
 use crate::status::ClusterStatus;
 use crate::stop::Stop;
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{FallocateFlags, FlockOperation, fallocate, flock};
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::process::{Pid, Signal, getppid, kill_process, set_parent_process_death_signal};
 use std::collections::VecDeque;
@@ -208,6 +208,24 @@ fn last_words(path: &Path, from: u64) -> Option<String> {
     text.lines().rev().find(is_reason).map(str::to_owned)
 }
 
+/// Below this much room in the folder, a full disk is named as the likely reason of a failure: the
+/// files of a server that has ended may have been removed since.
+const ROOM_BYTES: u64 = 16 * 1024;
+
+/// Returns how the folder is out of room; `None` if it is not. A server that dies of a full disk
+/// cannot say so in its log, which is on the same disk.
+fn without_room(folder: &Path) -> Option<String> {
+    let path = folder.join("room");
+    let file = OpenOptions::new().write(true).create(true).truncate(true).open(&path);
+    let taken =
+        file.and_then(|file| Ok(fallocate(&file, FallocateFlags::KEEP_SIZE, 0, ROOM_BYTES)?));
+    // It may not exist.
+    let _ = fs::remove_file(&path);
+    let error = taken.err()?;
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+        .then(|| format!("{} is out of room: {error}", folder.display()))
+}
+
 struct Launcher<'a> {
     options: &'a LaunchOptions,
     folder: PathBuf,
@@ -224,6 +242,12 @@ impl Launcher<'_> {
     fn say(&mut self, line: &str) {
         // A closed stdout does not stop the cluster.
         let _ = writeln!(self.out, "{line}").and_then(|()| self.out.flush());
+    }
+
+    /// Says what did not happen in time, and why if the disk is full.
+    fn say_late(&mut self, what: &str) {
+        let why = without_room(&self.folder).map_or(String::new(), |why| format!(": {why}"));
+        self.say(&format!("{what}{why}"));
     }
 
     fn command(&self, server: &Server) -> Command {
@@ -267,8 +291,10 @@ impl Launcher<'_> {
         let server = &self.servers[index];
         let path = server.file(&self.folder, "log");
         let what = format!("cannot start {}", server.name());
+        let log = OpenOptions::new().append(true).create(true).mode(0o600).open(&path);
+        let log =
+            log.map_err(ProgramError::system(format!("{what}: its log {}", path.display())))?;
         let started = (|| {
-            let log = OpenOptions::new().append(true).create(true).mode(0o600).open(&path)?;
             let log_from = log.metadata()?.len();
             let mut command = self.command(server);
             // Each server gets its own process group, so that the launcher, not the terminal,
@@ -301,6 +327,7 @@ impl Launcher<'_> {
             } else {
                 self.is_well = false;
                 let why = last_words(&server.file(&self.folder, "log"), server.log_from);
+                let why = why.or_else(|| without_room(&self.folder));
                 let why = why.filter(|_| status.code().is_some());
                 let why = why.map_or(String::new(), |why| format!(": {why}"));
                 format!("{} has died: {}{why}", server.name(), how(status))
@@ -371,7 +398,7 @@ impl Launcher<'_> {
                 Err(error) => return Err(error.into()),
             }
         }
-        self.say("the catalog did not start in time");
+        self.say_late("the catalog did not start in time");
         Ok(false)
     }
 
@@ -406,7 +433,7 @@ impl Launcher<'_> {
                 return Ok(None);
             }
         }
-        self.say(&format!("the cluster did not serve in time: {missing}"));
+        self.say_late(&format!("the cluster did not serve in time: {missing}"));
         Ok(None)
     }
 

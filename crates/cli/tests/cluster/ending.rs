@@ -60,6 +60,41 @@ fn a_full_disk_leaves_no_half_written_token() {
     assert_eq!(cluster.end(Signal::TERM), Some(0));
 }
 
+/// On a nearly full disk, a server could not even write why it ended, and the launcher said
+/// *memory server 0 has died: exit code 1*, or waited for a minute and named no cause.
+#[test]
+fn a_nearly_full_disk_is_named_as_the_cause() {
+    let folder = tempfile::tempdir().unwrap();
+    let dir = folder.path().to_str().unwrap();
+    // A small file system, for this process and its children only.
+    let within = |script: &str| {
+        Command::new("unshare")
+            .args(["--user", "--map-root-user", "--mount", "sh", "-c"])
+            .arg(format!("mount -t tmpfs -o size=64k tmpfs \"$1\" && {script}"))
+            .arg(env!("CARGO_BIN_EXE_farleaf"))
+            .arg(dir)
+            .output()
+    };
+    if !within("true").is_ok_and(|output| output.status.success()) {
+        eprintln!("skipped: this machine gives no file system to a user");
+        return;
+    }
+    for free in [0, 4, 8, 12, 16, 20, 24] {
+        let script = format!(
+            "head -c $(((64 - {free}) * 1024)) /dev/zero >\"$1\"/filled && \
+             exec \"$0\" cluster --dir \"$1\"/cluster --transport tcp --memory-servers 1 \
+             --compute-servers 1 --pool-bytes 8Mi"
+        );
+        let output = within(&script).unwrap();
+        let said = text(&output.stdout) + &text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{free}: {said}");
+        let last = said.lines().last().unwrap();
+        let path = format!("{dir}/cluster");
+        let is_named = last.contains("No space left on device") && last.contains(&path);
+        assert!(is_named, "{free} KiB: {said}");
+    }
+}
+
 #[test]
 fn a_log_that_cannot_be_written_ends_no_server() {
     let folder = tempfile::tempdir().unwrap();

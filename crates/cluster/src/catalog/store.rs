@@ -98,7 +98,7 @@ impl Store {
             return Err(invalid(path, "an entry's lease is missing"));
         }
         // Check now, not when the first server registers, whether the file can be written.
-        store.save()?;
+        store.save().map_err(|error| io::Error::new(error.kind(), store.unwritten(&error)))?;
         Ok(store)
     }
 
@@ -123,6 +123,10 @@ impl Store {
         File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
     }
 
+    fn unwritten(&self, error: &io::Error) -> String {
+        format!("cannot write the catalog's state {}: {error}", self.path.display())
+    }
+
     /// Makes a change of the entries and writes it. If the write fails, the change is undone.
     fn change(&mut self, make: impl FnOnce(&mut Self)) -> Result<(), String> {
         let before = (self.entries.clone(), self.leases.clone());
@@ -130,7 +134,7 @@ impl Store {
         self.save().map_err(|error| {
             (self.entries, self.leases) = before;
             // The rename may have happened, so do not reuse versions that a reader may have seen.
-            format!("cannot write the catalog's state: {error}")
+            self.unwritten(&error)
         })
     }
 
