@@ -1,8 +1,8 @@
 //! The protocol rules that a simulated cluster can be told to break, one at a time. Breaking a rule
 //! plants a bug; a checker that detects none of these bugs does not work.
 //!
-//! Code asks its fabric or its processor whether a rule is broken. Outside the simulator, the
-//! answer is a constant `false` and costs nothing.
+//! Code asks its endpoint or its processor whether a rule is broken. An endpoint outside the
+//! simulator answers by a look at what it is; a processor's answer is a constant there.
 //!
 //! *Thread safety*: constants.
 
