@@ -200,7 +200,7 @@ fn running_out_of_descriptors_is_an_error_and_no_panic() {
     std::fs::write(&file, "1,2\n3,4\n").unwrap();
     let (file, export) = (file.to_str().unwrap(), cluster.folder.path().join("export.csv"));
     let commands: [&[&str]; 6] = [
-        &["client", "--deadline-seconds", "1", "get", "1"],
+        &["client", "--deadline-seconds", "1", "put", "1", "2"],
         &["client", "--deadline-seconds", "1", "load", file],
         &["client", "bench", "--keys", "10", "--clients", "2", "--operations", "10"],
         &["client", "export", export.to_str().unwrap()],
