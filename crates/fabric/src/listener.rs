@@ -19,7 +19,7 @@ use crate::endpoint::timespec;
 use crate::gates::{Gate, Gates};
 use crate::handshake::{Gather, Identity, Nonce, Refusal, Responder, ResponderStep, Role, Token};
 use crate::sockets::{Heard, next_message, prepare_socket};
-use crate::sync::{Arc, AtomicU64, AtomicUsize, Mutex, Ordering, lock};
+use crate::sync::{Arc, AtomicU64, AtomicUsize, Mutex, Ordering, lock, mpsc};
 use crate::wake::WakeFd;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use std::collections::VecDeque;
@@ -476,7 +476,7 @@ impl<C: Admitted> Acceptor<C> {
     }
 }
 
-/// Starts a thread.
+/// Starts a thread, and waits until it runs.
 ///
 /// # Errors
 /// The operating system's error, which says that the process or its user has too many threads.
@@ -484,11 +484,20 @@ pub fn start_thread(
     name: String,
     body: impl FnOnce() + Send + 'static,
 ) -> io::Result<JoinHandle<()>> {
-    std::thread::Builder::new().name(name).spawn(body).map_err(|error| {
+    let (begun, has_begun) = mpsc::channel::<()>();
+    let begin = move || {
+        drop(begun);
+        body();
+    };
+    let thread = std::thread::Builder::new().name(name).spawn(begin).map_err(|error| {
         let text =
             format!("cannot start a thread: {error} (see the limits ulimit -u and pids.max)");
         io::Error::new(error.kind(), text)
-    })
+    })?;
+    // A new thread still needs memory before it runs, and ends the process if there is none. The
+    // memory for another thread is much more, so the last one that can be started has enough.
+    let _ = has_begun.recv();
+    Ok(thread)
 }
 
 /// The threads of a server.

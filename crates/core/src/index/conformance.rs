@@ -65,16 +65,26 @@ impl Beside {
         Fut: Future<Output = T>,
     {
         let running = &AtomicUsize::new(clients.len());
+        let waiting = &AtomicUsize::new(self.compute_servers.len());
         let all = [clients, &self.compute_servers].concat();
         let mut outcomes = cluster.run(&all, |fabric, number| {
             let client =
                 (number < clients.len()).then(|| (body(fabric.clone(), number), Running(running)));
             async move {
                 if let Some((client, _running)) = client {
+                    // On one thread, clients that never wait would otherwise end before the
+                    // background tasks have begun.
+                    for _ in 0..MOST_WAITS {
+                        if waiting.load(Ordering::Acquire) == 0 {
+                            break;
+                        }
+                        fabric.sleep(WAIT_NS).await;
+                    }
                     return Some(client.await);
                 }
                 let index = D::open(fabric.clone(), compute).await.expect("the index opens");
                 let opened = fabric.counters().snapshot();
+                waiting.fetch_sub(1, Ordering::Release);
                 let ended = || running.load(Ordering::Acquire) == 0;
                 let report = |done: Result<_, _>| _ = done.expect("the background work succeeds");
                 index.background(Background::WriteBack, &ended, &report).await.unwrap();
@@ -103,6 +113,10 @@ impl Beside {
         assert_eq!(ended, [Some(())]);
     }
 }
+
+/// How often, and for how long each time, clients wait for the background tasks to begin.
+const MOST_WAITS: u32 = 10_000;
+const WAIT_NS: u64 = 100_000;
 
 /// A client that has not ended. Background tasks end after the last one, even if it panics.
 struct Running<'a>(&'a AtomicUsize);
