@@ -15,7 +15,7 @@ use crate::endpoint::{Detached, Endpoint, NoHeldRead, Op, Transport};
 use crate::local::{LocalFabric, LocalOp};
 #[cfg(not(any(loom, shuttle)))]
 use crate::shm::{Shm, ShmFabric};
-use crate::sim::{SimFabric, SimOp};
+use crate::sim::{Charge, SimFabric, SimOp};
 #[cfg(not(any(loom, shuttle)))]
 use crate::tcp::{Tcp, TcpFabric};
 use crate::{Buffer, Counters, Fabric, FabricError, GlobalAddr, Message, Rule, ServerId, Work};
@@ -341,10 +341,11 @@ impl Fabric for AnyFabric {
         with!(self, fabric => fabric.buffer(bytes))
     }
 
-    #[inline]
-    async fn charge(&self, work: Work) {
-        if let Self::Sim(fabric) = self {
-            fabric.charge(work).await;
+    #[inline(always)]
+    fn charge(&self, work: Work) -> impl Future<Output = ()> {
+        match self {
+            Self::Sim(fabric) => Charge::begin(fabric, work),
+            _ => Charge::nothing(),
         }
     }
 

@@ -243,7 +243,7 @@ pub trait RpcService: Send + Sync + 'static {
 ///
 /// # Panics
 /// If the future suspends after all.
-#[inline]
+#[inline(always)]
 pub fn now_or_never<T>(future: impl Future<Output = T>) -> T {
     let mut future = pin!(future);
     match future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {

@@ -14,7 +14,11 @@ use crate::{
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use std::cell::{Cell, RefCell};
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
 use std::rc::Rc;
+use std::task::{Context, Poll};
 
 /// The state that an endpoint and its operations share.
 #[derive(Debug)]
@@ -267,6 +271,76 @@ impl SimFabric {
     }
 }
 
+/// Work that is being charged, or that costs nothing. Code above the fabric awaits one at each node
+/// that it visits, so the case of no cost is decided where it is awaited.
+pub(crate) struct Charge<'a>(Option<Remaining<'a>>);
+
+enum Remaining<'a> {
+    Until(Until<'a>),
+    Entering(Pin<Box<dyn Future<Output = ()> + 'a>>),
+}
+
+impl<'a> Charge<'a> {
+    /// No cost.
+    #[inline(always)]
+    pub(crate) fn nothing() -> Self {
+        Self(None)
+    }
+
+    #[cold]
+    pub(crate) fn begin(fabric: &'a SimFabric, work: Work) -> Self {
+        if let Work::Enter(section) = work {
+            return Self(Some(Remaining::Entering(Box::pin(fabric.enter(section)))));
+        }
+        let mut world = fabric.world.borrow_mut();
+        let ns = world.work_ns(work);
+        if ns == 0 {
+            return Self(None);
+        }
+        let now_ns = world.events.now_ns();
+        let until_ns = fabric.endpoint.occupy(now_ns, ns);
+        // A thread that holds or waits for a latch meanwhile must take turns with other threads.
+        let may_run_ahead = matches!(
+            work,
+            Work::Client | Work::VisitNode | Work::CopyRecords(_) | Work::CopyBytes(_)
+        );
+        if may_run_ahead && until_ns - now_ns <= world.config.quantum_ns {
+            return Self(None);
+        }
+        drop(world);
+        Self(Some(Remaining::Until(fabric.until(until_ns))))
+    }
+}
+
+impl fmt::Debug for Charge<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Charge").finish_non_exhaustive()
+    }
+}
+
+impl Remaining<'_> {
+    #[cold]
+    #[inline(never)]
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        match self {
+            Self::Until(until) => Pin::new(until).poll(context),
+            Self::Entering(entering) => entering.as_mut().poll(context),
+        }
+    }
+}
+
+impl Future for Charge<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        match &mut self.get_mut().0 {
+            None => Poll::Ready(()),
+            Some(remaining) => remaining.poll(context),
+        }
+    }
+}
+
 impl Fabric for SimFabric {
     type Op<T: 'static> = SimOp<T>;
 
@@ -313,30 +387,8 @@ impl Fabric for SimFabric {
         self.own.buffers.take(bytes).ok_or(FabricError::NoBuffer { bytes })
     }
 
-    async fn charge(&self, work: Work) {
-        if let Work::Enter(section) = work {
-            return self.enter(section).await;
-        }
-        let until_ns = {
-            let mut world = self.world.borrow_mut();
-            let ns = world.work_ns(work);
-            if ns == 0 {
-                return;
-            }
-            let now_ns = world.events.now_ns();
-            let until_ns = self.endpoint.occupy(now_ns, ns);
-            // A thread that holds or waits for a latch meanwhile must take turns with other
-            // threads.
-            let may_run_ahead = matches!(
-                work,
-                Work::Client | Work::VisitNode | Work::CopyRecords(_) | Work::CopyBytes(_)
-            );
-            if may_run_ahead && until_ns - now_ns <= world.config.quantum_ns {
-                return;
-            }
-            until_ns
-        };
-        self.until(until_ns).await;
+    fn charge(&self, work: Work) -> impl Future<Output = ()> {
+        Charge::begin(self, work)
     }
 
     async fn sleep(&self, ns: u64) {

@@ -25,6 +25,7 @@ mod tearing;
 mod world;
 
 pub use config::{Faults, LastWords, MOST_PORTS, NetworkModel, Outage, SimConfig, Slow, Verb};
+pub(crate) use endpoint::Charge;
 pub use endpoint::SimFabric;
 pub use op::SimOp;
 pub use statistics::{MemoryServerStatistics, NicStatistics, SimStatistics};

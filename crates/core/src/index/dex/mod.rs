@@ -226,8 +226,9 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         self.client.fabric()
     }
 
-    async fn charge(&self, work: Work) {
-        self.fabric().charge(work).await;
+    #[inline(always)]
+    fn charge(&self, work: Work) -> impl Future<Output = ()> {
+        self.fabric().charge(work)
     }
 
     fn attempts(&self) -> DescentRetries<'_> {
