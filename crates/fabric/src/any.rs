@@ -344,7 +344,7 @@ impl Fabric for AnyFabric {
     #[inline(always)]
     fn charge(&self, work: Work) -> impl Future<Output = ()> {
         match self {
-            Self::Sim(fabric) => Charge::begin(fabric, work),
+            Self::Sim(fabric) => Charge::of(fabric, work),
             _ => Charge::nothing(),
         }
     }

@@ -20,8 +20,7 @@
 //!   refer to after an operation of unknown outcome.
 //! - blocks.X13. Memory is refused only if nothing that is under way can free any: no leaf has lost
 //!   a block, none rests, no task writes leaves back for lost ones, and no other operation has a
-//!   block in hand whose edit may take out an older one ([`BlockSpace::coming`]). If a node is
-//!   missing, free memory of blocks goes back to its memory server, for nodes.
+//!   block in hand whose edit may take out an older one ([`BlockSpace::coming`]).
 //!
 //! The metadata exists only in this process. When it ends, the next life of its compute server
 //! looks for the free blocks in its chunks (`former.rs`), except for those that others share.
@@ -94,15 +93,6 @@ impl Place {
     pub(super) fn at(self) -> GlobalAddr {
         self.at
     }
-}
-
-/// What an operation has found no memory for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Wanted {
-    /// For its own block.
-    Block,
-    /// For a node of the index.
-    Node,
 }
 
 /// What an operation that has found no memory can wait for.
@@ -202,8 +192,6 @@ struct OnServer {
     free: Vec<Vec<GlobalAddr>>,
     /// Whether memory has become free since neighbours were last made one.
     has_freed: bool,
-    /// The same since pieces were last taken out for the memory server.
-    has_unreturned: bool,
 }
 
 impl Default for OnServer {
@@ -214,7 +202,6 @@ impl Default for OnServer {
             spare: Vec::new(),
             free: vec![Vec::new(); SizeClass::COUNT],
             has_freed: false,
-            has_unreturned: false,
         }
     }
 }
@@ -246,11 +233,6 @@ impl OnServer {
     /// processes are not known, so their blocks stay as they are: the next life of such a process
     /// expects no block across the end of a chunk (`former.rs`).
     fn merge(&mut self, chunks: &BTreeMap<GlobalAddr, u64>) {
-        self.drain(chunks).into_iter().for_each(|(at, bytes)| self.cut(at, bytes));
-    }
-
-    /// Takes all free memory out, neighbours as one piece.
-    fn drain(&mut self, chunks: &BTreeMap<GlobalAddr, u64>) -> Vec<(GlobalAddr, u64)> {
         self.has_freed = false;
         let mut pieces = vec![(self.next, std::mem::take(&mut self.left))];
         pieces.append(&mut self.spare);
@@ -264,34 +246,17 @@ impl OnServer {
             at.plus(bytes) == next
                 && chunk_of(chunks, at).is_some_and(|(start, size)| next < start.plus(size))
         };
-        let mut merged: Vec<(GlobalAddr, u64)> = Vec::new();
+        let mut merged: Option<(GlobalAddr, u64)> = None;
         for (at, bytes) in pieces {
-            match merged.last_mut() {
-                Some(before) if touches(*before, at) => before.1 += bytes,
-                _ => merged.push((at, bytes)),
-            }
+            merged = match merged {
+                Some(before) if touches(before, at) => Some((before.0, before.1 + bytes)),
+                before => {
+                    before.into_iter().for_each(|(at, bytes)| self.cut(at, bytes));
+                    Some((at, bytes))
+                }
+            };
         }
-        merged
-    }
-
-    /// Takes out the whole nodes within a piece of free memory, if they have at least `least`
-    /// bytes, and keeps the rest.
-    fn whole_nodes(
-        &mut self,
-        (at, bytes): (GlobalAddr, u64),
-        least: u64,
-    ) -> Option<(GlobalAddr, u64)> {
-        let align = NodeCarver::NODE_ALIGN;
-        let end = at.offset() + bytes;
-        let (from, to) = (at.offset().next_multiple_of(align), end - end % align);
-        if to.saturating_sub(from) < least.max(1) {
-            self.cut(at, bytes);
-            return None;
-        }
-        let whole = at.plus(from - at.offset());
-        self.cut(at, from - at.offset());
-        self.cut(whole.plus(to - from), end - to);
-        Some((whole, to - from))
+        merged.into_iter().for_each(|(at, bytes)| self.cut(at, bytes));
     }
 
     /// Cuts a piece of memory into free blocks.
@@ -378,8 +343,7 @@ impl BlockSpace {
 
     /// What memory can come from, after none was found since [`BlockSpace::frees`] returned `seen`
     /// (blocks.X13).
-    /// For nodes, operations that have blocks in hand count for nothing: they may need nodes, too.
-    pub(super) fn coming(&self, seen: u64, wanted: Wanted) -> Coming {
+    pub(super) fn coming(&self, seen: u64) -> Coming {
         let inner = lock(&self.inner);
         let first_rested = inner.resting.front().map(|(due_ns, _)| *due_ns);
         match first_rested {
@@ -388,7 +352,7 @@ impl BlockSpace {
             _ if inner.writing_back > 0 => Coming::FromOthers,
             Some(due_ns) => Coming::At(due_ns),
             None if !inner.lost.is_empty() => Coming::Lost,
-            None if inner.in_hand > 0 && wanted == Wanted::Block => Coming::FromOthers,
+            None if inner.in_hand > 0 => Coming::FromOthers,
             None => Coming::Never,
         }
     }
@@ -399,9 +363,7 @@ impl BlockSpace {
         inner.usage.chunk_bytes += bytes;
         inner.frees += 1;
         inner.chunks.insert(at, bytes);
-        let on = inner.on(at.server());
-        on.has_unreturned = true;
-        on.spare.push((at, bytes));
+        inner.on(at.server()).spare.push((at, bytes));
     }
 
     /// Frees a block to which no leaf has ever referred and whose WRITE can no longer land.
@@ -518,13 +480,20 @@ impl BlockSpace {
             return returned;
         };
         for Found { at, bytes, is_chunk } in found {
-            let least = if is_chunk { 1 } else { least };
-            if let Some(whole) = inner.on(at.server()).whole_nodes((at, bytes), least) {
-                inner.usage.chunk_bytes = inner.usage.chunk_bytes.saturating_sub(whole.1);
-                returned.push(whole);
+            let align = NodeCarver::NODE_ALIGN;
+            let end = at.offset() + bytes;
+            let (from, to) = (at.offset().next_multiple_of(align), end - end % align);
+            let least = if is_chunk { 1 } else { least.max(1) };
+            if to.saturating_sub(from) < least {
+                inner.cut(at, bytes);
+                continue;
             }
+            let whole = at.plus(from - at.offset());
+            inner.cut(at, from - at.offset());
+            inner.cut(whole.plus(to - from), end - to);
+            inner.usage.chunk_bytes = inner.usage.chunk_bytes.saturating_sub(to - from);
+            returned.push((whole, to - from));
         }
-        inner.frees += 1;
         if !is_next {
             inner.former = None;
             self.has_former.store(false, Ordering::Relaxed);
@@ -532,31 +501,7 @@ impl BlockSpace {
         returned
     }
 
-    /// Takes free memory of `server` out, for the memory server: pieces of whole nodes, of `least`
-    /// bytes and more. Empty if no memory has become free there since the last time.
-    pub(super) fn take_unused(&self, server: ServerId, least: u64) -> Vec<(GlobalAddr, u64)> {
-        let inner = &mut *lock(&self.inner);
-        let on = on(&mut inner.servers, server);
-        if !std::mem::take(&mut on.has_unreturned) {
-            return Vec::new();
-        }
-        let free = on.drain(&inner.chunks).into_iter();
-        let taken: Vec<_> = free.filter_map(|piece| on.whole_nodes(piece, least)).collect();
-        for &(at, bytes) in &taken {
-            inner.usage.chunk_bytes = inner.usage.chunk_bytes.saturating_sub(bytes);
-            // What is left of the chunk on both sides: blocks never reach across the piece.
-            if let Some((start, size)) = chunk_of(&inner.chunks, at) {
-                inner.chunks.remove(&start);
-                let before = at.offset() - start.offset();
-                let behind = size - before - bytes;
-                inner.chunks.extend((before > 0).then_some((start, before)));
-                inner.chunks.extend((behind > 0).then_some((at.plus(bytes), behind)));
-            }
-        }
-        taken
-    }
-
-    /// Uses pieces here after all that were taken out for a memory server.
+    /// Uses pieces of [`BlockSpace::use_found`] here after all.
     pub(super) fn keep(&self, pieces: &[(GlobalAddr, u64)]) {
         let mut inner = lock(&self.inner);
         for (at, bytes) in pieces {
@@ -590,7 +535,7 @@ impl Inner {
     fn free(&mut self, place: Place) {
         self.frees += 1;
         let on = self.on(place.at.server());
-        (on.has_freed, on.has_unreturned) = (true, true);
+        on.has_freed = true;
         on.free[usize::from(place.class.0)].push(place.at);
     }
 
@@ -775,11 +720,11 @@ mod tests {
             "which counts as nothing"
         );
         let seen = space.frees();
-        assert_eq!(space.coming(seen, Wanted::Block), Coming::FromOthers);
+        assert_eq!(space.coming(seen), Coming::FromOthers);
         space.give_back(place);
         drop(in_hand);
         assert_eq!(
-            (space.coming(seen, Wanted::Block), space.coming(space.frees(), Wanted::Block)),
+            (space.coming(seen), space.coming(space.frees())),
             (Coming::Free, Coming::Never)
         );
     }
@@ -813,18 +758,14 @@ mod tests {
         assert!(!space.lose(one));
         assert!(space.lose(two));
         assert_eq!(take(u64::MAX), None, "no leaf is written yet");
-        assert_eq!(space.coming(space.frees(), Wanted::Block), Coming::Lost);
+        assert_eq!(space.coming(space.frees()), Coming::Lost);
         let lost = space.lost();
-        assert_eq!(
-            space.coming(space.frees(), Wanted::Block),
-            Coming::FromOthers,
-            "they are being written"
-        );
+        assert_eq!(space.coming(space.frees()), Coming::FromOthers, "they are being written");
         drop(lost);
         assert_eq!(take(u64::MAX), None, "the leaves could not be written");
-        assert_eq!(space.coming(space.frees(), Wanted::Block), Coming::Lost);
+        assert_eq!(space.coming(space.frees()), Coming::Lost);
         space.lost().rest(100);
-        assert_eq!((take(99), space.coming(space.frees(), Wanted::Block)), (None, Coming::At(100)));
+        assert_eq!((take(99), space.coming(space.frees())), (None, Coming::At(100)));
         assert_eq!(space.usage().blocks_waiting, 2);
         let again = [take(100).unwrap(), take(100).unwrap()];
         assert!(again.contains(&one) && again.contains(&two));

@@ -12,9 +12,7 @@
 //!
 //! *Thread safety*: belongs to its endpoint's thread; tasks of that thread share it.
 
-use super::block_space::{
-    BlockSpace, Coming, EditUnderWay, InHand, LostBlocks, Place, SizeClass, Wanted,
-};
+use super::block_space::{BlockSpace, Coming, EditUnderWay, InHand, LostBlocks, Place, SizeClass};
 use super::chunks::{ChunkClient, ChunkUse};
 use super::former::Step;
 use super::pages::{BUSY_WAIT_NS, BUSY_WAITS, READ_RETRIES};
@@ -25,7 +23,6 @@ use crate::rules;
 use crate::wire::{LISTED_CHUNKS, PoolRequest};
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Buffer, Fabric, FabricError, GlobalAddr, ServerId};
-use std::cell::Cell;
 use std::collections::VecDeque;
 use std::ops::{Bound, Range};
 
@@ -44,24 +41,12 @@ pub struct BlockClient<F: Fabric, L: Layout> {
     chunks: ChunkClient<F, L>,
     space: Arc<BlockSpace>,
     chunk_bytes: u64,
-    /// Whether a task returns free memory.
-    returns: Cell<bool>,
-}
-
-/// A task returns free memory until this is dropped.
-struct Returning<'a>(&'a Cell<bool>);
-
-impl Drop for Returning<'_> {
-    fn drop(&mut self) {
-        self.0.set(false);
-    }
 }
 
 impl<F: Fabric, L: Layout> BlockClient<F, L> {
     /// Creates a handle on this endpoint, which allocates chunks of `chunk_bytes`.
     pub fn new(fabric: F, space: &Arc<BlockSpace>, chunk_bytes: u64) -> Self {
-        let (chunks, space) = (ChunkClient::new(fabric), Arc::clone(space));
-        Self { chunks, space, chunk_bytes, returns: Cell::new(false) }
+        Self { chunks: ChunkClient::new(fabric), space: Arc::clone(space), chunk_bytes }
     }
 
     /// The endpoint.
@@ -400,42 +385,19 @@ impl<F: Fabric, L: Layout> BlockClient<F, L> {
         let mut found = self.space.use_found(LEAST_RETURNED_BYTES.min(self.chunk_bytes / 4));
         found.sort_unstable();
         for pieces in found.chunk_by(|(one, _), (other, _)| one.server() == other.server()) {
-            self.return_pieces(pieces).await;
-        }
-    }
-
-    /// Returns free memory to the memory servers, which need it for nodes. Returns
-    /// whether they have got some, from this task or another one.
-    pub(crate) async fn return_unused(&self) -> bool {
-        if self.returns.replace(true) {
-            self.fabric().sleep(OTHERS_WAIT_NS).await;
-            return true;
-        }
-        let _returns = Returning(&self.returns);
-        let mut has_returned = false;
-        for server in self.chunks.rpc().servers() {
-            let pieces = self.space.take_unused(server, (L::page_words() * 8) as u64);
-            has_returned |= self.return_pieces(&pieces).await;
-        }
-        has_returned
-    }
-
-    /// Returns pieces to their memory server. Returns whether it has got some.
-    async fn return_pieces(&self, pieces: &[(GlobalAddr, u64)]) -> bool {
-        let mut has_returned = false;
-        for pieces in pieces.chunks(LISTED_CHUNKS) {
-            // Sent once: had it another effect later, the pieces could be in use by then. If it has
-            // none, the next life finds them.
-            let request = PoolRequest::ReturnPieces { pieces: pieces.to_vec() };
-            match self.chunks.rpc().ask(pieces[0].0.server(), &request).await {
-                Ok(_) => has_returned = true,
-                Err(RemoteError::Indeterminate(_) | RemoteError::BadReply { .. }) => {}
-                // The server has not taken them. If it does not list their chunks any more, as
-                // after a move of keys, no later life would find them.
-                Err(_) => self.space.keep(pieces),
+            let server = pieces[0].0.server();
+            for pieces in pieces.chunks(LISTED_CHUNKS) {
+                // Sent once: had it another effect later, the pieces could be in use by then. If it
+                // has none, the next life finds them.
+                let request = PoolRequest::ReturnPieces { pieces: pieces.to_vec() };
+                match self.chunks.rpc().ask(server, &request).await {
+                    Ok(_) | Err(RemoteError::Indeterminate(_) | RemoteError::BadReply { .. }) => {}
+                    // The server has not taken them. If it does not list their chunks any more, as
+                    // after a move of keys, no later life would find them.
+                    Err(_) => self.space.keep(pieces),
+                }
             }
         }
-        has_returned
     }
 
     /// The blocks that leaves have lost so far.
@@ -451,8 +413,8 @@ impl<F: Fabric, L: Layout> BlockClient<F, L> {
     /// Waits for what other tasks may free, or for resting blocks, after an operation has found no
     /// memory since [`BlockClient::frees`] returned `seen`. Returns what it has waited for; lost
     /// blocks are left to the caller.
-    pub(crate) async fn wait_for_memory(&self, seen: u64, wanted: Wanted) -> Coming {
-        let coming = self.space.coming(seen, wanted);
+    pub(crate) async fn wait_for_memory(&self, seen: u64) -> Coming {
+        let coming = self.space.coming(seen);
         match coming {
             Coming::FromOthers => self.fabric().sleep(OTHERS_WAIT_NS).await,
             Coming::At(due_ns) => {

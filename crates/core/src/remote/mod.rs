@@ -56,7 +56,7 @@ mod windows;
 pub use allocate::NodeAllocator;
 pub use backoff::Backoff;
 pub use block_space::{BlockSpace, BlockUsage};
-pub(crate) use block_space::{Coming, InHand, Wanted};
+pub(crate) use block_space::{Coming, InHand};
 pub use blocks::BlockClient;
 pub use claim::ROOT_SERVER;
 pub use commit::Change;

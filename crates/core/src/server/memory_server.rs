@@ -23,7 +23,7 @@ use crate::wire::{
     DEAD_OWNERS, DirectoryRequest, GIVE_BACK_NODES, LISTED_CHUNKS, MergeRequest, OffloadRequest,
     OwnerRequest, PoolRequest, Refusal, Reply, Request, Share, TreeRequest, Usage,
 };
-use farleaf_fabric::sync::{Arc, Mutex, Ordering, lock};
+use farleaf_fabric::sync::{Arc, Mutex, lock};
 use farleaf_fabric::{
     Backing, Cpu, GlobalAddr, Message, Region, RegionError, RpcService, ServerId,
 };
@@ -354,14 +354,10 @@ impl<L: Layout> MemoryServer<L> {
                 .take(bytes.max(least), least)
                 .or_else(|| self.chunks.allocate_whole(bytes.max(least))),
             // Memory that was once a node stays a node, because clients may still CAS its word 0
-            // (V3). Other memory becomes nodes if nothing else is left.
+            // (V3).
             Source::Nodes => {
                 let given_back = lock(&self.given_back).pop_first();
-                let nodes = given_back.map(|at| (at, node_bytes));
-                nodes.or_else(|| self.chunks.allocate(bytes)).or_else(|| {
-                    let piece = lock(&self.whole).take(bytes, node_bytes);
-                    piece.inspect(|(at, bytes)| self.zero(*at, *bytes))
-                })
+                given_back.map(|at| (at, node_bytes)).or_else(|| self.chunks.allocate(bytes))
             }
         };
         let (at, bytes) = chunk.ok_or(Refusal::OutOfMemory)?;
@@ -373,14 +369,6 @@ impl<L: Layout> MemoryServer<L> {
             list(at, bytes);
         }
         Ok((at, bytes))
-    }
-
-    /// Zeroes a piece that becomes nodes: their versions go on from word 0 (V3).
-    fn zero(&self, at: GlobalAddr, bytes: u64) {
-        let words = self.region.slice(at.offset(), (bytes / 8) as usize);
-        for word in words.into_iter().flatten() {
-            word.store(0, Ordering::Relaxed);
-        }
     }
 
     fn give_back(&self, nodes: &[GlobalAddr]) -> Result<Reply<L>, Refusal> {

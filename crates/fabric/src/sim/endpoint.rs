@@ -276,6 +276,8 @@ impl SimFabric {
 pub(crate) struct Charge<'a>(Option<Remaining<'a>>);
 
 enum Remaining<'a> {
+    /// Not polled yet.
+    Begins(&'a SimFabric, Work),
     Until(Until<'a>),
     Entering(Pin<Box<dyn Future<Output = ()> + 'a>>),
 }
@@ -287,28 +289,9 @@ impl<'a> Charge<'a> {
         Self(None)
     }
 
-    #[cold]
-    pub(crate) fn begin(fabric: &'a SimFabric, work: Work) -> Self {
-        if let Work::Enter(section) = work {
-            return Self(Some(Remaining::Entering(Box::pin(fabric.enter(section)))));
-        }
-        let mut world = fabric.world.borrow_mut();
-        let ns = world.work_ns(work);
-        if ns == 0 {
-            return Self(None);
-        }
-        let now_ns = world.events.now_ns();
-        let until_ns = fabric.endpoint.occupy(now_ns, ns);
-        // A thread that holds or waits for a latch meanwhile must take turns with other threads.
-        let may_run_ahead = matches!(
-            work,
-            Work::Client | Work::VisitNode | Work::CopyRecords(_) | Work::CopyBytes(_)
-        );
-        if may_run_ahead && until_ns - now_ns <= world.config.quantum_ns {
-            return Self(None);
-        }
-        drop(world);
-        Self(Some(Remaining::Until(fabric.until(until_ns))))
+    /// The cost of `work`, which begins when it is first polled.
+    pub(crate) fn of(fabric: &'a SimFabric, work: Work) -> Self {
+        Self(Some(Remaining::Begins(fabric, work)))
     }
 }
 
@@ -318,11 +301,42 @@ impl fmt::Debug for Charge<'_> {
     }
 }
 
-impl Remaining<'_> {
+impl<'a> Remaining<'a> {
+    /// What `work` makes the thread wait for, if anything.
+    fn begin(fabric: &'a SimFabric, work: Work) -> Option<Self> {
+        if let Work::Enter(section) = work {
+            return Some(Self::Entering(Box::pin(fabric.enter(section))));
+        }
+        let mut world = fabric.world.borrow_mut();
+        let ns = world.work_ns(work);
+        if ns == 0 {
+            return None;
+        }
+        let now_ns = world.events.now_ns();
+        let until_ns = fabric.endpoint.occupy(now_ns, ns);
+        // A thread that holds or waits for a latch meanwhile must take turns with other threads.
+        let may_run_ahead = matches!(
+            work,
+            Work::Client | Work::VisitNode | Work::CopyRecords(_) | Work::CopyBytes(_)
+        );
+        if may_run_ahead && until_ns - now_ns <= world.config.quantum_ns {
+            return None;
+        }
+        drop(world);
+        Some(Self::Until(fabric.until(until_ns)))
+    }
+
     #[cold]
     #[inline(never)]
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        if let Self::Begins(fabric, work) = self {
+            match Self::begin(fabric, *work) {
+                Some(remaining) => *self = remaining,
+                None => return Poll::Ready(()),
+            }
+        }
         match self {
+            Self::Begins(..) => unreachable!("it has begun"),
             Self::Until(until) => Pin::new(until).poll(context),
             Self::Entering(entering) => entering.as_mut().poll(context),
         }
@@ -388,7 +402,7 @@ impl Fabric for SimFabric {
     }
 
     fn charge(&self, work: Work) -> impl Future<Output = ()> {
-        Charge::begin(self, work)
+        Charge::of(self, work)
     }
 
     async fn sleep(&self, ns: u64) {

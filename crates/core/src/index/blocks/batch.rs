@@ -7,7 +7,7 @@ use super::below::Below;
 use super::handle::{BLOCKS_TOGETHER, Edit, New, Over};
 use crate::index::{Answer, IndexAdmin, IndexError, rounds};
 use crate::page::{Action, Layout};
-use crate::remote::{RemoteError, Wanted};
+use crate::remote::RemoteError;
 use crate::together::{all, join};
 use farleaf_fabric::Fabric;
 use smallvec::SmallVec;
@@ -119,7 +119,7 @@ where
                     self.execute_group(&group, done).await;
                     drop(group);
                     if let Some(error) = full
-                        && !self.can_free(seen, Wanted::Block, &mut until_ns).await
+                        && !self.can_free(seen, &mut until_ns).await
                     {
                         left.drain(..)
                             .for_each(|(place, ..)| done(place, Err(error.clone().into())));
@@ -147,12 +147,8 @@ where
             .collect();
         let unresolved = RefCell::new(SmallVec::<[(usize, Vec<u8>); GROUP]>::new());
         let is_due = Cell::new(false);
-        let refused = RefCell::new(Vec::new());
         let ended = |at: usize, outcome: Outcome<B::Error>| {
             let (place, edit, new) = &edits[at];
-            if matches!(&outcome, Err(error) if B::is_full(error)) {
-                return refused.borrow_mut().push((at, outcome));
-            }
             let value = match edit.action {
                 Action::Get => {
                     let Ok(Answer { found: Some(stored), .. }) = outcome else {
@@ -171,27 +167,7 @@ where
             is_due.set(is_due.get() | has_lost_many);
             done(*place, outcome);
         };
-        let mut seen = self.blocks.frees();
-        self.design.execute_all(&below, &ended).await;
-        let mut until_ns = None;
-        loop {
-            let full = refused.take();
-            if full.is_empty() {
-                break;
-            }
-            if !Box::pin(self.can_make_nodes(seen, &mut until_ns)).await {
-                for (at, outcome) in full {
-                    let (place, _, new) = &edits[at];
-                    let block = new.as_ref().and_then(|new| new.block);
-                    done(*place, self.settled(block, &[], outcome).0);
-                }
-                break;
-            }
-            seen = self.blocks.frees();
-            let again: SmallVec<[Edit<'_>; GROUP]> =
-                full.iter().map(|(at, _)| below[*at]).collect();
-            self.design.execute_all(&again, |place, outcome| ended(full[place].0, outcome)).await;
-        }
+        self.design.execute_all(&below, ended).await;
         let read = unresolved.take().into_iter().map(async |(at, stored)| {
             let (place, edit, _) = &edits[at];
             let found = self.resolve_or_ask(edit.key, stored, since_ns).await;

@@ -16,9 +16,6 @@ pub(super) trait Below {
     /// Whether the operation may have happened, or may still happen.
     fn is_unknown(error: &Self::Error) -> bool;
 
-    /// Whether the memory servers had no memory for it.
-    fn is_full(error: &Self::Error) -> bool;
-
     async fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, Self::Error>;
 
     async fn execute(&self, edit: LeafEdit<&[u8], &[u8]>) -> Result<Answer<Vec<u8>>, Self::Error>;
@@ -43,10 +40,6 @@ impl<I: IndexAdmin<Key = [u8], Value = [u8]>> Below for Whole<'_, I> {
 
     fn is_unknown(error: &IndexError) -> bool {
         matches!(error, IndexError::Indeterminate(_) | IndexError::BadReply { .. })
-    }
-
-    fn is_full(error: &IndexError) -> bool {
-        matches!(error, IndexError::OutOfMemory { .. })
     }
 
     async fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, IndexError> {
@@ -94,10 +87,6 @@ where
     /// If the key has moved, nothing has happened.
     fn is_unknown(error: &RemoteError) -> bool {
         matches!(error, RemoteError::Indeterminate(_) | RemoteError::BadReply { .. })
-    }
-
-    fn is_full(error: &RemoteError) -> bool {
-        matches!(error, RemoteError::OutOfMemory { .. })
     }
 
     async fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, RemoteError> {

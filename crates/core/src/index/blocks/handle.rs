@@ -10,7 +10,7 @@ use crate::index::{
     RangeIndex, Records, Reshape, Reshaped, Scan,
 };
 use crate::page::{Action, BlockRef, Layout, MOST_BLOCK_BYTES, Stored, TooLong, stored_inline};
-use crate::remote::{Backoff, BlockClient, Coming, InHand, Miss, RemoteError, Wanted};
+use crate::remote::{Backoff, BlockClient, Coming, InHand, Miss, RemoteError};
 use crate::together::all;
 use farleaf_fabric::Fabric;
 use std::borrow::{Borrow, Cow};
@@ -143,7 +143,7 @@ where
             let seen = self.blocks.frees();
             match self.blocks.write_in_hand(value).await {
                 Err(error @ RemoteError::OutOfMemory { .. }) => {
-                    if !self.can_free(seen, Wanted::Block, &mut until_ns).await {
+                    if !self.can_free(seen, &mut until_ns).await {
                         return Err(error.into());
                     }
                 }
@@ -156,46 +156,16 @@ where
     /// `false` if none is to be expected (blocks.X13), or not in time. `seen` are the
     /// [`BlockClient::frees`] before the write, and `until_ns` is set by the first wait. The caller
     /// has no block in hand.
-    pub(super) async fn can_free(
-        &self,
-        seen: u64,
-        wanted: Wanted,
-        until_ns: &mut Option<u64>,
-    ) -> bool {
+    pub(super) async fn can_free(&self, seen: u64, until_ns: &mut Option<u64>) -> bool {
         let now_ns = self.blocks.now_ns();
         if now_ns >= *until_ns.get_or_insert(now_ns.saturating_add(MEMORY_WAIT_NS)) {
             return false;
         }
-        match self.blocks.wait_for_memory(seen, wanted).await {
+        match self.blocks.wait_for_memory(seen).await {
             Coming::Free | Coming::FromOthers | Coming::At(_) => true,
             // If this fails, nothing is known to be wrong with the operation itself.
             Coming::Lost => Box::pin(self.rest_lost()).await.is_ok(),
             Coming::Never => false,
-        }
-    }
-
-    /// After the index has found no node: gives it free memory of blocks, and if there is none,
-    /// waits for some. `seen` and `until_ns` are as for [`Over::can_free`].
-    pub(super) async fn can_make_nodes(&self, seen: u64, until_ns: &mut Option<u64>) -> bool {
-        let is_in_time = until_ns.is_none_or(|until_ns| self.blocks.now_ns() < until_ns);
-        is_in_time && self.blocks.return_unused().await
-            || self.can_free(seen, Wanted::Node, until_ns).await
-    }
-
-    /// Executes an edit of the index below. If it finds no node, gives it free memory of blocks.
-    async fn execute_below(
-        &self,
-        edit: LeafEdit<&[u8], &[u8]>,
-    ) -> Result<Answer<Vec<u8>>, B::Error> {
-        let mut until_ns = None;
-        loop {
-            let seen = self.blocks.frees();
-            match self.design.execute(edit).await {
-                Err(error)
-                    if B::is_full(&error)
-                        && Box::pin(self.can_make_nodes(seen, &mut until_ns)).await => {}
-                outcome => return outcome,
-            }
         }
     }
 
@@ -366,7 +336,7 @@ where
     ) -> Result<Answer<Vec<u8>>, B::Error> {
         let key = edit.key;
         let new = self.store(key, value).await?;
-        let outcome = self.execute_below(new.storing(edit)).await;
+        let outcome = self.design.execute(new.storing(edit)).await;
         self.settle(new.block, value, outcome).await
     }
 
@@ -390,7 +360,7 @@ where
         let refused = loop {
             let since_ns = self.blocks.now_ns();
             let action = Action::CompareExchange(&stored[..], &new.stored[..]);
-            let outcome = self.execute_below(LeafEdit { key, action }).await;
+            let outcome = self.design.execute(LeafEdit { key, action }).await;
             let found = match outcome {
                 Ok(Answer { applied: false, found: Some(found) }) => found,
                 outcome => return self.settle(new.block, value, outcome).await,
