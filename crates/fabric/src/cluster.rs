@@ -197,6 +197,8 @@ impl Provider for TcpConfig {
     }
 }
 
+/// For suites and benchmarks: memory servers in this process, reached over sockets and memfds like
+/// those of other processes. The services' regions must be shared.
 #[cfg(not(any(loom, shuttle)))]
 impl Provider for ShmConfig {
     type Cluster<S: RpcService> = ShmCluster;

@@ -56,8 +56,6 @@ impl Default for ShmConfig {
     }
 }
 
-/// For suites and benchmarks: memory servers in this process, reached over sockets and memfds like
-/// those of other processes. The services' regions must be shared.
 /// Why a server did not start, or could not be reached.
 #[derive(Debug, Error)]
 #[non_exhaustive]

@@ -14,7 +14,6 @@ use crate::{
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use std::cell::{Cell, RefCell};
-use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
@@ -292,12 +291,6 @@ impl<'a> Charge<'a> {
     /// The cost of `work`, which begins when it is first polled.
     pub(crate) fn of(fabric: &'a SimFabric, work: Work) -> Self {
         Self(Some(Remaining::Begins(fabric, work)))
-    }
-}
-
-impl fmt::Debug for Charge<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Charge").finish_non_exhaustive()
     }
 }
 
