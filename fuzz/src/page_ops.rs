@@ -2,7 +2,7 @@
 //! compaction, splits, rebalancing and merges, in any order, on pages of four and of sixty records.
 #![no_main]
 
-use farleaf_core::page::{Fixed8, Layout, LeafDelete, LeafInsert, LeafReplace, Page, ScanWindow};
+use farleaf_page::{Fixed8, Layout, LeafDelete, LeafInsert, LeafReplace, Page, ScanWindow};
 use farleaf_fabric::sync::AtomicU64;
 use farleaf_fabric::{GlobalAddr, ServerId};
 use libfuzzer_sys::fuzz_target;

@@ -2,7 +2,7 @@
 //! merges of small tables in any steps, whose words may be damaged, against a `BTreeMap`.
 #![no_main]
 
-use farleaf_core::table::{
+use farleaf_page::table::{
     Below, Bloom, Builder, Clip, Cursor, Fences, Footer, Found, FullIndex, Index, IndexKind,
     KeyBuf, Kind, Locate, Merge, MergeError, MergeOptions, Meta, Picked, Progress, Record, Run,
     pick,

@@ -2,8 +2,8 @@
 //! message encodes to the same bytes again.
 #![no_main]
 
-use farleaf_core::page::Fixed8;
-use farleaf_core::wire::{ClientRequest, ClientResponse, Reply, Request};
+use farleaf_page::Fixed8;
+use farleaf_pool::wire::{ClientRequest, ClientResponse, Reply, Request};
 use farleaf_fabric::Message;
 use libfuzzer_sys::fuzz_target;
 

@@ -7,7 +7,7 @@
 use crate::driver::{AppliedChange, Measurement};
 use crate::timeline::Timeline;
 use farleaf_core::index::Reshaped;
-use farleaf_core::wire::Usage;
+use farleaf_pool::wire::Usage;
 use serde::{Deserialize, Serialize};
 
 /// The settings and results of one run. Outside the simulator, `seconds`, `throughput_ops_per_s`,

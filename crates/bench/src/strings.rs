@@ -13,8 +13,8 @@
 
 use crate::keys::{KeySpace, mix64};
 use farleaf_core::index::Naming;
-use farleaf_core::page::{Bytes, Layout, REFERENCE_BYTES, TooLong};
 use farleaf_fabric::sync::Arc;
+use farleaf_page::{Bytes, Layout, REFERENCE_BYTES, TooLong};
 use std::fmt::{Display, Formatter};
 use std::ops::RangeInclusive;
 use std::path::PathBuf;

@@ -21,8 +21,8 @@ use farleaf_core::cache::CacheOptions;
 use farleaf_core::index::dex::{Dex, DexOptions, EntryWeights, spreading_level};
 use farleaf_core::index::dlsm::{Dlsm, DlsmOptions};
 use farleaf_core::index::{Design, Naming, Scan};
-use farleaf_core::page::{Bytes, CHOSEN, OwnedKey};
 use farleaf_fabric::local::LocalConfig;
+use farleaf_page::{Bytes, CHOSEN, OwnedKey};
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 

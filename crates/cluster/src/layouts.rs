@@ -7,9 +7,9 @@ use crate::config::ConfigError;
 use crate::text::Textual;
 use farleaf_core::index::blocks::{BlockOptions, InBlocks, SharedBlocks};
 use farleaf_core::index::{InLeaves, IndexError, ValueForm};
-use farleaf_core::page::{Bytes, Fixed8, Layout};
-use farleaf_core::remote::BlockUsage;
-use farleaf_core::wire::MOST_VALUE_BYTES;
+use farleaf_page::{Bytes, Fixed8, Layout};
+use farleaf_pool::remote::BlockUsage;
+use farleaf_pool::wire::MOST_VALUE_BYTES;
 use std::fmt;
 
 /// A layout by name.
@@ -221,7 +221,7 @@ macro_rules! with_layout {
 
 /// The types of the layouts, for [`with_layout`](crate::with_layout).
 pub mod types {
-    use farleaf_core::page::{Bytes, CHOSEN, Fixed8};
+    use farleaf_page::{Bytes, CHOSEN, Fixed8};
 
     pub type Numbers = Fixed8;
     pub type Strings = Bytes<CHOSEN>;

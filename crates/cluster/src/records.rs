@@ -17,8 +17,8 @@ use crate::config::ConfigError;
 use crate::layouts::{ClusterLayout, LayoutName};
 use crate::text::{KeyRecord, Textual};
 use farleaf_core::index::IndexError;
-use farleaf_core::page::OwnedKey;
 use farleaf_core::partition::{MapState, PartitionMap, PendingMove, Replacement};
+use farleaf_page::OwnedKey;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -427,7 +427,7 @@ pub fn put_if(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use farleaf_core::page::{Bytes, Fixed8};
+    use farleaf_page::{Bytes, Fixed8};
 
     #[test]
     fn records_are_read_as_they_were_written() {

@@ -2,8 +2,8 @@
 
 use farleaf_bench::driver::Moment;
 use farleaf_bench::strings::KeyForm;
-use farleaf_core::page::MOST_BLOCK_BYTES;
 use farleaf_fabric::numbers::{THOUSANDS, scaled};
+use farleaf_page::MOST_BLOCK_BYTES;
 use std::ops::RangeInclusive;
 
 /// Parses a count: digits, optionally with `_` between them and a suffix `k`, `M`, `G` or `T`

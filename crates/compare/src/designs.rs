@@ -13,11 +13,11 @@ use farleaf_core::index::dex::{Dex, DexOptions};
 use farleaf_core::index::fine::{Fine, FineOptions};
 use farleaf_core::index::hybrid::{Hybrid, HybridOptions};
 use farleaf_core::index::{Action, Design, IndexError, LeafEdit, RangeIndex};
-use farleaf_core::page::Layout;
-use farleaf_core::server::{MemoryServer, MemoryServerConfig};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Cluster, Provider, ServerId};
+use farleaf_page::Layout;
+use farleaf_pool::server::{MemoryServer, MemoryServerConfig};
 use std::borrow::Borrow;
 use std::marker::PhantomData;
 

@@ -4,7 +4,7 @@
 //!
 //! `cargo bench -p farleaf-core --bench table_cost -- [RECORDS [TABLES [ROUNDS]]]`
 
-use farleaf_core::table::{
+use farleaf_page::table::{
     Below, Builder, Clip, Cursor, Found, Index, IndexKind, KeyBuf, Kind, MAX_SEQUENCE, Merge,
     MergeOptions, Meta, Picked, Progress, Run, pick,
 };

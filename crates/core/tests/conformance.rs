@@ -16,14 +16,14 @@ use farleaf_core::index::hybrid::{Hybrid, HybridOptions};
 use farleaf_core::index::one_sided::entrywise::EntrywiseOptions;
 use farleaf_core::index::sherman::{PSherman, PShermanOptions, Sherman, ShermanOptions};
 use farleaf_core::index::smart::{PSmart, PSmartOptions, Smart, SmartOptions};
-use farleaf_core::page::{Bytes, Fixed8};
-use farleaf_core::server::MemoryServerConfig;
 use farleaf_fabric::AnyConfig;
 use farleaf_fabric::Backing;
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::shm::{ShmConfig, ShmServerConfig};
 use farleaf_fabric::sim::{Faults, SimConfig};
 use farleaf_fabric::tcp::{TcpConfig, TcpServerConfig};
+use farleaf_page::{Bytes, Fixed8};
+use farleaf_pool::server::MemoryServerConfig;
 
 fn local_with_latency() -> AnyConfig {
     AnyConfig::from(LocalConfig {

@@ -10,10 +10,10 @@ use farleaf_core::cache::{
     Arena, Cache, CacheOptions, Cooled, CoolingBucket, FrameId, FrameState, Mapped, Mapping,
     OwnedRange, Swip,
 };
-use farleaf_core::page::{FencePosition, Fixed8, Latch, Layout, Page, Probe};
-use farleaf_core::server::Epochs;
 use farleaf_fabric::sync::{Arc, AtomicU64, Ordering};
 use farleaf_fabric::{GlobalAddr, ServerId};
+use farleaf_page::{FencePosition, Fixed8, Latch, Layout, Page, Probe};
+use farleaf_pool::server::Epochs;
 use loom::thread;
 
 fn words<const N: usize>() -> Arc<[AtomicU64; N]> {

@@ -17,16 +17,16 @@ use farleaf_core::cache::{
 use farleaf_core::index::conformance::Setup;
 use farleaf_core::index::dex::{Dex, DexOptions};
 use farleaf_core::index::{Design, Exchange, IndexAdmin, RangeIndex, Scan};
-use farleaf_core::page::{Fixed8, Layout};
 use farleaf_core::partition::{ComputePool, RoutedIndex};
-use farleaf_core::rules::KnownRule;
-use farleaf_core::server::{MemoryServer, MemoryServerConfig};
 use farleaf_fabric::local::{LocalCluster, LocalConfig};
 use farleaf_fabric::sync::{Arc, Ordering};
 use farleaf_fabric::{
     AnyFabric, Buffer, Cluster, Fabric, FabricError, GlobalAddr, Message, Rule, ServerId,
     now_or_never,
 };
+use farleaf_page::rules::KnownRule;
+use farleaf_page::{Fixed8, Layout};
+use farleaf_pool::server::{MemoryServer, MemoryServerConfig};
 use shuttle::rand::{RngCore, thread_rng};
 use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use shuttle::{Config, FailurePersistence, Runner};

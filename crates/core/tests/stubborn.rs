@@ -8,13 +8,13 @@ use farleaf_core::index::conformance::{self, Setup};
 use farleaf_core::index::dex::{Dex, DexOptions};
 use farleaf_core::index::fine::{Fine, FineOptions};
 use farleaf_core::index::hybrid::{Hybrid, HybridOptions};
-use farleaf_core::page::{Layout, LeafReplace, Page, Stubborn};
-use farleaf_core::server::MemoryServerConfig;
 use farleaf_fabric::AnyConfig;
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::{Faults, SimConfig};
 use farleaf_fabric::sync::{AtomicU64, Ordering};
 use farleaf_fabric::{GlobalAddr, ServerId};
+use farleaf_page::{Layout, LeafReplace, Page, Stubborn};
+use farleaf_pool::server::MemoryServerConfig;
 
 /// Pages of eight entries make high trees from few keys.
 type Tiny = Stubborn<24>;

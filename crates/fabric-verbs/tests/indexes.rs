@@ -10,9 +10,9 @@ use farleaf_core::index::dlsm::{
 };
 use farleaf_core::index::fine::{Fine, FineOptions};
 use farleaf_core::index::hybrid::{Hybrid, HybridOptions};
-use farleaf_core::page::Fixed8;
-use farleaf_core::server::MemoryServerConfig;
 use farleaf_fabric_verbs::VerbsConfig;
+use farleaf_page::Fixed8;
+use farleaf_pool::server::MemoryServerConfig;
 
 /// Tiny pages make high trees from few keys, so most operations restructure something.
 type Tiny = Fixed8<16>;

@@ -3,11 +3,11 @@
 //! *Thread safety*: any thread, as the header says.
 
 use crate::{ArenaConfig, FarArena, Metadata};
-use farleaf_core::page::Fixed8;
 use farleaf_fabric::handshake::Token;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::tcp::{TcpCluster, TcpConfig};
 use farleaf_far_memory::{FarConfig, FarRegion, Leased, Over, TERM_MS};
+use farleaf_page::Fixed8;
 use std::alloc::Layout;
 use std::error::Error;
 use std::ffi::{CStr, c_char, c_int, c_void};

@@ -1,12 +1,12 @@
 //! The example in C, built against the header and the shared library, with a memory server of this
 //! process.
 
-use farleaf_core::page::Fixed8;
-use farleaf_core::server::{MemoryServer, MemoryServerConfig};
 use farleaf_fabric::ServerId;
 use farleaf_fabric::handshake::Token;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::tcp::{TcpServer, TcpServerConfig};
+use farleaf_page::Fixed8;
+use farleaf_pool::server::{MemoryServer, MemoryServerConfig};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};

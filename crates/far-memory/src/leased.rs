@@ -5,9 +5,9 @@
 //! *Thread safety*: belongs to the pager's thread, and can move there from another.
 
 use crate::{FarError, Space};
-use farleaf_core::page::Layout;
-use farleaf_core::remote::{Leases, RemoteError, RpcClient};
 use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
+use farleaf_page::Layout;
+use farleaf_pool::remote::{Leases, RemoteError, RpcClient};
 use futures_util::future::{join_all, select};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;

@@ -1,9 +1,5 @@
 //! Far memory on the memory servers of an index: its chunks are in a lease there.
 
-use farleaf_core::page::Fixed8;
-use farleaf_core::remote::RpcClient;
-use farleaf_core::server::{MemoryServer, MemoryServerConfig};
-use farleaf_core::wire::{PoolRequest, Reply};
 use farleaf_fabric::AnyFabric;
 use farleaf_fabric::executor::Executor;
 use farleaf_fabric::local::LocalConfig;
@@ -16,6 +12,10 @@ use farleaf_far_memory::{
     Access, Advice, FarConfig, FarError, FarRegion, Leased, Manual, Over, Pager, Reach, Space,
     State, TERM_MS,
 };
+use farleaf_page::Fixed8;
+use farleaf_pool::remote::RpcClient;
+use farleaf_pool::server::{MemoryServer, MemoryServerConfig};
+use farleaf_pool::wire::{PoolRequest, Reply};
 use futures_util::future::{join, select};
 use std::pin::pin;
 

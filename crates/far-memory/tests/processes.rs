@@ -1,8 +1,6 @@
 //! Memory servers that are stopped or killed under use, and programs that access what is lost with
 //! them: each is a process of its own, this program in another role.
 
-use farleaf_core::page::Fixed8;
-use farleaf_core::server::{MemoryServer, MemoryServerConfig};
 use farleaf_fabric::conformance::TestService;
 use farleaf_fabric::executor::Executor;
 use farleaf_fabric::handshake::Token;
@@ -14,6 +12,8 @@ use farleaf_fabric::{Cluster, Fabric, GlobalAddr, Provider, ServerId};
 use farleaf_far_memory::{
     Advice, FarConfig, FarError, FarRegion, FaultProvider, Leased, Over, Reach, Reserved, Space,
 };
+use farleaf_page::Fixed8;
+use farleaf_pool::server::{MemoryServer, MemoryServerConfig};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener};

@@ -9,9 +9,9 @@ use farleaf_bench::keys::KeySpace;
 use farleaf_bench::workload::{Distribution, Harness, Mix, OperationKind, StreamConfig};
 use farleaf_core::cache::CacheOptions;
 use farleaf_core::index::dex::{Dex, DexOptions};
-use farleaf_core::server::{MemoryServer, MemoryServerConfig};
 use farleaf_fabric::ServerId;
 use farleaf_fabric::local::LocalConfig;
+use farleaf_pool::server::{MemoryServer, MemoryServerConfig};
 use std::sync::Arc;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {

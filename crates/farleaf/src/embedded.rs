@@ -10,11 +10,11 @@ use farleaf_core::cache::{CacheOptions, DEFAULT_CACHE_BYTES};
 use farleaf_core::index::Design;
 use farleaf_core::index::blocks::{BlockOptions, Blocks};
 use farleaf_core::index::dex::{Dex, DexOptions};
-use farleaf_core::page::{Bytes, Fixed8, Layout, OwnedKey};
-use farleaf_core::server::{MemoryServer, MemoryServerConfig};
 use farleaf_fabric::executor::Executor;
 use farleaf_fabric::local::{LocalCluster, LocalConfig};
 use farleaf_fabric::{AnyFabric, Cluster, ServerId};
+use farleaf_page::{Bytes, Fixed8, Layout, OwnedKey};
+use farleaf_pool::server::{MemoryServer, MemoryServerConfig};
 use std::num::NonZero;
 use std::sync::Arc;
 

@@ -2,7 +2,7 @@
 
 use farleaf_cluster::error::ProgramError;
 use farleaf_core::index::IndexError;
-use farleaf_core::wire::Refusal;
+use farleaf_pool::wire::Refusal;
 use std::error::Error as StdError;
 use std::fmt;
 use std::sync::Arc;

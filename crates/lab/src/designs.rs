@@ -19,7 +19,6 @@ use farleaf_core::index::hybrid::{Hybrid, HybridOptions};
 use farleaf_core::index::one_sided::entrywise::EntrywiseOptions;
 use farleaf_core::index::sherman::{PSherman, PShermanOptions, Sherman};
 use farleaf_core::index::smart::{PSmart, PSmartOptions, Smart, SmartOptions};
-use farleaf_core::page::{Bytes, Fixed8, Layout, OwnedKey};
 use farleaf_fabric::AnyCluster;
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::SimConfig;
@@ -27,6 +26,7 @@ use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Provider, RpcService};
 #[cfg(feature = "verbs")]
 use farleaf_fabric_verbs::VerbsConfig;
+use farleaf_page::{Bytes, Fixed8, Layout, OwnedKey};
 use std::io;
 
 /// The index designs.

@@ -10,11 +10,11 @@ use farleaf_core::index::blocks::{Blocks, InBlocks, SharedBlocks};
 use farleaf_core::index::dex::{Dex, DexOptions};
 use farleaf_core::index::dlsm::ShardedDlsm;
 use farleaf_core::index::{Design, InLeaves, IndexError, Partitioned, ValueForm};
-use farleaf_core::page::{BlockRef, Layout, Named, OwnedKey, Stored};
 use farleaf_core::partition::{ComputePool, ComputeServer, end_former_life};
-use farleaf_core::remote::BlockUsage;
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::Arc;
+use farleaf_page::{BlockRef, Layout, Named, OwnedKey, Stored};
+use farleaf_pool::remote::BlockUsage;
 
 /// An index behind compute servers, and how to look at it from outside.
 pub(crate) trait Form<L: Named>: Sized + 'static {

@@ -1,6 +1,6 @@
 //! Mutation testing: which scenarios should show which planted bug, and the search for it.
 //!
-//! [`farleaf_core::rules`] lists the rules that code can be told to break. This table names the
+//! [`farleaf_page::rules`] lists the rules that code can be told to break. This table names the
 //! scenarios that should reveal each broken rule: registered ones, or random ones of a kind. A test
 //! fails for any rule that does not occur here exactly once. `docs/internals/mutants.md` has the
 //! commands.
@@ -10,12 +10,12 @@
 use crate::random::{Kind, random_scenario};
 use crate::run::{RunOutcome, run_seed};
 use crate::scenario::{Canary, Scenario, ScenarioError};
-use farleaf_core::rules::KnownRule;
+use farleaf_page::rules::KnownRule;
 
 /// A planted bug, and the scenarios that should show it.
 #[derive(Clone, Copy, Debug)]
 pub struct Mutant {
-    /// Its name in [`farleaf_core::rules`].
+    /// Its name in [`farleaf_page::rules`].
     pub bug: &'static str,
     /// Registered scenarios, and kinds of random ones such as `random-dex-lossy`; tried in turn.
     pub shown_by: &'static [&'static str],
@@ -397,7 +397,7 @@ pub const MUTANTS: &[Mutant] = &[
 #[cfg(test)]
 mod tests {
     use super::*;
-    use farleaf_core::rules::RULES;
+    use farleaf_page::rules::RULES;
     use std::collections::BTreeSet;
 
     #[test]

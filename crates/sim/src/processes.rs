@@ -27,18 +27,18 @@ use farleaf_core::index::{
     BalanceOptions, ByName, Design, IndexError, PartitionOptions, Partitioned, RangeIndex,
     Reshaped, Scan, ValueForm,
 };
-use farleaf_core::page::{Layout, Named, OwnedKey};
 use farleaf_core::partition::{
     Balancer, Clients, ComputeServer, MapState, MapStore, PartitionMap, Put, Queues, Worker,
     begin_life, end_former_life, fence_former_life,
 };
-use farleaf_core::server::MemoryServer;
-use farleaf_core::wire::{ClientRequest, ClientResponse, ErrorCode};
 use farleaf_fabric::AnyFabric;
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::{SimCluster, SimFabric};
 use farleaf_fabric::sync::{Arc, AtomicUsize, Mutex, Ordering, lock};
 use farleaf_fabric::{Call, Calls, Cluster, Cpu, Fabric, Provider, Region, ReplySink};
+use farleaf_page::{Layout, Named, OwnedKey};
+use farleaf_pool::server::MemoryServer;
+use farleaf_pool::wire::{ClientRequest, ClientResponse, ErrorCode};
 use futures_util::future::LocalBoxFuture;
 use rand::RngExt;
 use std::cell::{Cell, RefCell};

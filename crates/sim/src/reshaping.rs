@@ -10,10 +10,10 @@ use crate::workload;
 use farleaf_core::index::dex::Dex;
 use farleaf_core::index::dlsm::{Dlsm, Shard};
 use farleaf_core::index::{Background, Design, IndexAdmin, IndexError, RangeIndex, Reshaped};
-use farleaf_core::page::{Layout, Named};
 use farleaf_core::partition::ComputePool;
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::Arc;
+use farleaf_page::{Layout, Named};
 use rand::RngExt;
 
 /// Moves keys between compute servers at random moments, as often as the scenario says.

@@ -34,11 +34,11 @@ use farleaf_core::index::hybrid::Hybrid;
 use farleaf_core::index::one_sided::entrywise::EntrywiseOptions;
 use farleaf_core::index::sherman::Sherman;
 use farleaf_core::index::{ByName, Design, InLeaves, IndexError, RangeIndex, Scan};
-use farleaf_core::page::{Bytes, CHOSEN, Fixed8, Layout, Named, with_page_words};
-use farleaf_core::server::MemoryServer;
 use farleaf_fabric::sim::SimCluster;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{AnyFabric, Cluster, Provider};
+use farleaf_page::{Bytes, CHOSEN, Fixed8, Layout, Named, with_page_words};
+use farleaf_pool::server::MemoryServer;
 use rand::RngExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 

@@ -8,9 +8,9 @@ pub use crate::process_spec::{DeathSpec, ProcessesSpec};
 use crate::registry::SCENARIOS;
 use farleaf_core::cache::{AdmissionName, CacheOptions, CoolingName, OffloadName, VictimName};
 use farleaf_core::index::dlsm::DlsmOptions;
-use farleaf_core::rules::{KnownRule, RULES};
 use farleaf_fabric::CostModel;
 use farleaf_fabric::sim::{Faults, NetworkModel, Outage, Slow, Verb};
+use farleaf_page::rules::{KnownRule, RULES};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -95,7 +95,7 @@ fn usual() -> u64 {
     1
 }
 
-/// A planted bug, by its name in [`farleaf_core::rules`].
+/// A planted bug, by its name in [`farleaf_page::rules`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Canary(pub &'static KnownRule);

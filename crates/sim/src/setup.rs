@@ -18,14 +18,14 @@ use farleaf_core::index::hybrid::HybridOptions;
 use farleaf_core::index::one_sided::entrywise::EntrywiseOptions;
 use farleaf_core::index::smart::SmartOptions;
 use farleaf_core::index::{BalanceOptions, Design, IndexError};
-use farleaf_core::page::{Layout, Named, OwnedKey};
 use farleaf_core::partition::LONGEST_MOVE_NS;
-use farleaf_core::server::{MemoryServer, MemoryServerConfig};
-use farleaf_core::table::IndexKind;
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::SimConfig;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Cluster, Provider, ServerId};
+use farleaf_page::table::IndexKind;
+use farleaf_page::{Layout, Named, OwnedKey};
+use farleaf_pool::server::{MemoryServer, MemoryServerConfig};
 use rand::RngExt;
 
 pub(crate) fn coarse_options<L: Named>(

@@ -9,8 +9,8 @@ use farleaf_core::index::smart::{
 use farleaf_core::index::{
     Answer, Design, IndexAdmin, IndexError, LeafEdit, Owned, RangeIndex, RecordOf, RecordsOf, Scan,
 };
-use farleaf_core::page::{Layout, Named, OwnedKey};
 use farleaf_fabric::Fabric;
+use farleaf_page::{Layout, Named, OwnedKey};
 use std::ops::Bound;
 
 /// Two bits of a name are the low bits of each byte of its key.

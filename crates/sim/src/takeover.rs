@@ -22,11 +22,11 @@ use crate::setup::{Servers, dlsm_options, sim_config, start};
 use crate::workload;
 use farleaf_core::index::dlsm::{Dlsm, DlsmOptions, Shard};
 use farleaf_core::index::{ByName, Design, IndexError};
-use farleaf_core::page::{Layout, Named};
-use farleaf_core::server::MemoryServer;
 use farleaf_fabric::sim::SimCluster;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Cluster, Fabric, Provider};
+use farleaf_page::{Layout, Named};
+use farleaf_pool::server::MemoryServer;
 use rand::RngExt;
 
 type Sim<L> = SimCluster<MemoryServer<L>>;

@@ -15,7 +15,7 @@ use rand::{RngExt, SeedableRng};
 use std::collections::BTreeMap;
 use std::ops::Bound;
 
-/// Number of groups of names whose byte strings share a prefix ([`farleaf_core::page::Named`]).
+/// Number of groups of names whose byte strings share a prefix ([`farleaf_page::Named`]).
 const GROUPS: u64 = 16;
 
 /// The key at a position in the key space.

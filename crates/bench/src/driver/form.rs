@@ -4,7 +4,7 @@
 
 use crate::strings::Strings;
 use farleaf_core::index::{ByName, IndexAdmin};
-use farleaf_core::page::{Bytes, Fixed8, Layout};
+use farleaf_page::{Bytes, Fixed8, Layout};
 
 /// The form of keys and values in an index. The driver refers to them by number.
 pub trait Form: Clone + Send + Sync + 'static {

@@ -3,7 +3,7 @@
 //! *Thread safety*: a plain value.
 
 use farleaf_core::index::{IndexAdmin, IndexError, RangeIndex, Records, Scan};
-use farleaf_core::page::{Answer, LeafEdit};
+use farleaf_page::{Answer, LeafEdit};
 
 /// Every operation succeeds immediately, and every key is present.
 #[derive(Debug)]

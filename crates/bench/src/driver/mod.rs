@@ -38,12 +38,12 @@ use crate::workload::{
 use background::{AtWork, BackgroundTasks};
 use client::{Client, thread_cpu_ns};
 use farleaf_core::index::{Background, Design, IndexAdmin, IndexError, RangeIndex, Reshaped, Scan};
-use farleaf_core::page::Layout;
-use farleaf_core::server::{MemoryServer, MemoryServerConfig};
-use farleaf_core::wire::Usage;
 use farleaf_fabric::AnyCluster;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{AnyFabric, Cluster, Fabric, Provider, RegionError, ServerId};
+use farleaf_page::Layout;
+use farleaf_pool::server::{MemoryServer, MemoryServerConfig};
+use farleaf_pool::wire::Usage;
 use idle::Idle;
 use moment::Gate;
 use std::cell::{Cell, RefCell};

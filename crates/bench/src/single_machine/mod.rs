@@ -23,13 +23,13 @@ use farleaf_core::index::{
     Action, Answer, Ascending, Design, IndexAdmin, IndexError, LeafEdit, RangeIndex, Records, Scan,
     check_fill,
 };
-use farleaf_core::page::{DesignId, Layout, OwnedKey, OwnedValue};
-use farleaf_core::remote::RpcClient;
-use farleaf_core::server::tree::{Loader, MAX_RESTARTS, Tree};
-use farleaf_core::server::{MemoryServer, MemoryServerConfig};
-use farleaf_core::wire::{Refusal, Usage};
 use farleaf_fabric::sync::{Arc, AtomicUsize, Ordering};
 use farleaf_fabric::{Fabric, ServerId};
+use farleaf_page::{DesignId, Layout, OwnedKey, OwnedValue};
+use farleaf_pool::remote::RpcClient;
+use farleaf_pool::server::tree::{Loader, MAX_RESTARTS, Tree};
+use farleaf_pool::server::{MemoryServer, MemoryServerConfig};
+use farleaf_pool::wire::{Refusal, Usage};
 use std::ops::Bound;
 
 /// The single machine as an index [`Design`].

@@ -17,8 +17,8 @@ use super::distribution::{Places, Ranks};
 use super::{Distribution, Mix, OperationKind, Permutation, ScanLength};
 use crate::keys::KeySpace;
 use crate::keys::mix64;
-use farleaf_core::page::{Action, LeafEdit};
 use farleaf_fabric::sync::{Arc, AtomicU64, Ordering};
+use farleaf_page::{Action, LeafEdit};
 use rand::rngs::Xoshiro256PlusPlus;
 use rand::{RngExt, SeedableRng};
 

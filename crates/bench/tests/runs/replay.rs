@@ -8,8 +8,6 @@ use farleaf_core::index::coarse::{Coarse, CoarseOptions, Partitioning};
 use farleaf_core::index::dlsm::{Dlsm, DlsmOptions, MergePlace};
 use farleaf_core::index::fine::{Fine, FineOptions};
 use farleaf_core::index::hybrid::{Hybrid, HybridOptions};
-use farleaf_core::page::Fixed8;
-use farleaf_core::server::{MemoryServer, MemoryServerConfig};
 use farleaf_fabric::AnyConfig;
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::shm::ShmConfig;
@@ -17,6 +15,8 @@ use farleaf_fabric::sim::SimConfig;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::tcp::TcpConfig;
 use farleaf_fabric::{Backing, CounterSnapshot, Provider, ServerId};
+use farleaf_page::Fixed8;
+use farleaf_pool::server::{MemoryServer, MemoryServerConfig};
 use std::collections::BTreeMap;
 use std::path::Path;
 

@@ -11,12 +11,12 @@ use farleaf_core::cache::{AdmissionName, CacheOptions};
 use farleaf_core::index::coarse::Coarse;
 use farleaf_core::index::dex::{Dex, DexOptions};
 use farleaf_core::index::{BalanceOptions, IndexError};
-use farleaf_core::page::Fixed8;
-use farleaf_core::server::{MemoryServer, MemoryServerConfig};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::SimConfig;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Provider, ServerId};
+use farleaf_page::Fixed8;
+use farleaf_pool::server::{MemoryServer, MemoryServerConfig};
 
 fn services() -> Vec<Arc<MemoryServer<Fixed8>>> {
     let config = MemoryServerConfig { pool_bytes: 64 << 20, ..Default::default() };

@@ -8,12 +8,12 @@ use farleaf_bench::single_machine::{SingleMachine, SingleMachineOptions};
 use farleaf_bench::workload::{Harness, Mix, NAMED_MIXES, StreamConfig};
 use farleaf_core::index::conformance::{self, Setup};
 use farleaf_core::index::{Design, RangeIndex};
-use farleaf_core::page::Fixed8;
-use farleaf_core::server::{MemoryServer, MemoryServerConfig};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::SimConfig;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Cluster, CounterSnapshot, Provider, ServerId};
+use farleaf_page::Fixed8;
+use farleaf_pool::server::{MemoryServer, MemoryServerConfig};
 
 /// Tiny pages make high trees from few keys, so most operations restructure a node.
 type Tiny = Fixed8<16>;

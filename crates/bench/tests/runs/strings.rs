@@ -7,11 +7,11 @@ use farleaf_bench::workload::Mix;
 use farleaf_core::cache::CacheOptions;
 use farleaf_core::index::dex::{Dex, DexOptions};
 use farleaf_core::index::{Naming, Scan};
-use farleaf_core::page::Bytes;
-use farleaf_core::server::{MemoryServer, MemoryServerConfig};
 use farleaf_fabric::ServerId;
 use farleaf_fabric::sim::SimConfig;
 use farleaf_fabric::sync::Arc;
+use farleaf_page::Bytes;
+use farleaf_pool::server::{MemoryServer, MemoryServerConfig};
 
 type Small = Strings<128>;
 

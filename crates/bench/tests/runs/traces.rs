@@ -12,10 +12,10 @@ use farleaf_bench::workload::Operation;
 use farleaf_core::index::Design;
 use farleaf_core::index::coarse::{Coarse, CoarseOptions, Partitioning};
 use farleaf_core::index::fine::{Fine, FineOptions};
-use farleaf_core::server::{MemoryServer, MemoryServerConfig};
 use farleaf_fabric::ServerId;
 use farleaf_fabric::sim::SimConfig;
 use farleaf_fabric::sync::Arc;
+use farleaf_pool::server::{MemoryServer, MemoryServerConfig};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 

@@ -19,11 +19,11 @@ use farleaf_core::index::fine::{Fine, FineOptions};
 use farleaf_core::index::hybrid::{Hybrid, HybridOptions};
 use farleaf_core::index::sherman::{Sherman, ShermanOptions};
 use farleaf_core::index::smart::{Smart, SmartOptions};
-use farleaf_core::page::Fixed8;
-use farleaf_core::server::{MemoryServer, MemoryServerConfig};
 use farleaf_fabric::sim::{NetworkModel, SimConfig};
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{CostModel, ServerId};
+use farleaf_page::Fixed8;
+use farleaf_pool::server::{MemoryServer, MemoryServerConfig};
 use std::fmt::Write;
 use std::path::Path;
 

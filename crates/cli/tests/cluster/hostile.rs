@@ -11,14 +11,14 @@ use crate::serving::{DEADLINE, KEYS, compute, connect_to, serving, try_both_of};
 use farleaf_cluster::launch::Folder;
 use farleaf_cluster::layouts::ClusterLayout;
 use farleaf_cluster::scrape::Scraper;
-use farleaf_core::page::{Action, Bytes, Fixed8, LeafEdit, OwnedKey, OwnedValue};
-use farleaf_core::wire::ClientRequest;
 use farleaf_fabric::GlobalAddr;
 use farleaf_fabric::conformance::{mutate, random_bytes};
 use farleaf_fabric::handshake::{
     Identity, Initiator, InitiatorStep, MESSAGE_BYTES, NO_FENCES, Nonce, Role, Token, Wanted,
 };
 use farleaf_fabric::tcp::frame::{Piece, Request};
+use farleaf_page::{Action, Bytes, Fixed8, LeafEdit, OwnedKey, OwnedValue};
+use farleaf_pool::wire::ClientRequest;
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 use rustix::process::Signal;

@@ -9,8 +9,8 @@ use crate::strings::{
     Model, assert_comes_back_from_a_file, assert_same, client, next_life, work_with,
 };
 use farleaf_core::index::{IndexError, RangeIndex};
-use farleaf_core::page::{Bytes, TooLong};
-use farleaf_core::wire::MOST_VALUE_BYTES;
+use farleaf_page::{Bytes, TooLong};
+use farleaf_pool::wire::MOST_VALUE_BYTES;
 use rand::RngExt;
 use rand::rngs::SmallRng;
 use rustix::process::Signal;

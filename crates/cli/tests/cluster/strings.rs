@@ -7,7 +7,7 @@ use crate::serving::{DEADLINE, compute, connect_to, honest, serving, try_both_of
 use farleaf_cluster::launch::Folder;
 use farleaf_cluster::text::Textual;
 use farleaf_core::index::{Exchange, IndexError, RangeIndex, Scan};
-use farleaf_core::page::Bytes;
+use farleaf_page::Bytes;
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 use rustix::process::Signal;

@@ -11,9 +11,9 @@ use farleaf_core::index::dlsm::{
     DlsmOptions, DlsmServer, DlsmServerOptions, Shard, ShardedDlsm, ShardedOptions, TreeCounts,
 };
 use farleaf_core::index::{InTables, IndexError, Partitioned, ValueForm};
-use farleaf_core::page::OwnedKey;
-use farleaf_core::remote::BlockUsage;
 use farleaf_fabric::sync::Arc;
+use farleaf_page::OwnedKey;
+use farleaf_pool::remote::BlockUsage;
 
 /// What the threads of a compute server share of its values.
 pub(super) type SharedValues<L, D> = <<D as ClusterDesign<L>>::Values as ValueForm<L>>::Shared;

@@ -7,11 +7,11 @@
 //! *Thread safety*: any number of threads.
 
 use crate::clock::Clock;
-use farleaf_core::page::Layout;
 use farleaf_core::partition::{self, Queue};
-use farleaf_core::wire::{ClientRequest, ClientResponse, ErrorCode};
 use farleaf_fabric::sync::{Arc, Mutex, lock};
 use farleaf_fabric::{Call, Calls, Cpu, Region, ReplySink};
+use farleaf_page::Layout;
+use farleaf_pool::wire::{ClientRequest, ClientResponse, ErrorCode};
 use std::sync::mpsc::Sender;
 use std::time::Duration;
 

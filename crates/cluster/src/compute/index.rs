@@ -9,10 +9,10 @@ use crate::config::ConfigError;
 use crate::error::ProgramError;
 use crate::layouts::ClusterLayout;
 use farleaf_core::index::{Design, IndexError, ValueForm};
-use farleaf_core::page::OwnedKey;
 use farleaf_core::partition::{self, PartitionMap};
 use farleaf_fabric::sync::{Mutex, lock};
 use farleaf_fabric::{AnyFabric, Cluster};
+use farleaf_page::OwnedKey;
 
 /// The compute server number used by endpoints that manage the whole index; no server has it.
 const NOBODY: u16 = 0x7ffe;

@@ -8,9 +8,9 @@ use super::{Seen, Watched};
 use crate::error::ProgramError;
 use crate::metrics::{Family, Kind, Metrics, MetricsServer, Sample};
 use crate::text::KeyRecord;
-use farleaf_core::remote::BlockUsage;
 use farleaf_fabric::sync::{Arc, Ordering};
 use farleaf_fabric::tcp::TcpServer;
+use farleaf_pool::remote::BlockUsage;
 use std::net::{SocketAddr, TcpListener};
 
 fn labelled(name: &'static str, values: Vec<(&'static str, u64)>) -> Vec<Sample> {

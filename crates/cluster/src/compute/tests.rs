@@ -18,14 +18,14 @@ use farleaf_core::index::dlsm::{
     DlsmOptions, DlsmServerOptions, MemTableOptions, ShardedDlsm, ShardedOptions,
 };
 use farleaf_core::index::{IndexError, RangeIndex, Scan, ValueForm};
-use farleaf_core::page::Fixed8;
 use farleaf_core::partition::{ComputeServer, MapState, PartitionMap};
-use farleaf_core::server::MemoryServerConfig;
-use farleaf_core::wire::{ClientRequest, ClientResponse, ErrorCode};
 use farleaf_fabric::handshake::{Role, Token};
 use farleaf_fabric::sync::{Arc, AtomicBool, Mutex, Ordering, lock};
 use farleaf_fabric::tcp::{TcpCluster, TcpConfig, TcpServerConfig};
 use farleaf_fabric::{AnyFabric, ClientTask, Cluster, Fabric, Provider, RpcService, ServerId};
+use farleaf_page::Fixed8;
+use farleaf_pool::server::MemoryServerConfig;
+use farleaf_pool::wire::{ClientRequest, ClientResponse, ErrorCode};
 use std::net::{Ipv4Addr, TcpListener};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;

@@ -17,9 +17,7 @@ use crate::clock::Clock;
 use crate::error::ProgramError;
 use crate::layouts::ClusterLayout;
 use farleaf_core::cache::{CacheCounters, Dirt};
-use farleaf_core::page::Layout;
 use farleaf_core::partition::{Clients, ComputeServer, Queue, Worker};
-use farleaf_core::wire::{ClientRequest, ClientResponse, ErrorCode, NO_LOAD};
 use farleaf_fabric::AnyFabric;
 use farleaf_fabric::any::AnyTransport;
 use farleaf_fabric::endpoint::{EndpointCluster, EndpointDriver};
@@ -29,6 +27,8 @@ use farleaf_fabric::listener::start_thread;
 use farleaf_fabric::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
 use farleaf_fabric::tcp::{Hosting, ServerThread, TcpServer, TcpServerConfig};
 use farleaf_fabric::{CounterSnapshot, Fabric};
+use farleaf_page::Layout;
+use farleaf_pool::wire::{ClientRequest, ClientResponse, ErrorCode, NO_LOAD};
 use std::net::TcpListener;
 use std::rc::Rc;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -56,7 +56,7 @@ pub(super) struct Tally {
 
 impl Tally {
     fn count<L: Layout>(&self, ask: &ClientRequest<L>) {
-        use farleaf_core::page::Action;
+        use farleaf_page::Action;
         let (counter, count) = match ask {
             ClientRequest::Edit(edit) if edit.action == Action::Get => (&self.lookups, 1),
             ClientRequest::Edit(_) => (&self.changes, 1),

@@ -7,8 +7,6 @@ use super::MemoryServerOptions;
 use crate::config::{self, ConfigError};
 use crate::error::ProgramError;
 use crate::records::Transport;
-use farleaf_core::page::Layout;
-use farleaf_core::server::MemoryServer;
 use farleaf_fabric::Backing;
 use farleaf_fabric::handshake::Token;
 use farleaf_fabric::shm::{ShmServer, ShmServerConfig, ShmServerCounters};
@@ -18,6 +16,8 @@ use farleaf_fabric::tcp::{TcpServer, TcpServerConfig, TcpServerCounters};
 use farleaf_fabric_verbs::{
     DeviceChoice, Missing, VerbsServer, VerbsServerConfig, VerbsServerCounters, probe,
 };
+use farleaf_page::Layout;
+use farleaf_pool::server::MemoryServer;
 use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
 

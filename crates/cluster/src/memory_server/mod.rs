@@ -24,12 +24,12 @@ use crate::records::{self, IndexName, IndexRecord, Keys, MemoryRecord, SettingsR
 use crate::settings;
 use crate::stop::Stop;
 use crate::with_layout;
-use farleaf_core::page::Layout;
-use farleaf_core::server::{MemoryServer, MemoryServerConfig};
-use farleaf_core::wire::Usage;
 use farleaf_fabric::ServerId;
 use farleaf_fabric::handshake::Token;
 use farleaf_fabric::sync::{Arc, Mutex, lock};
+use farleaf_page::Layout;
+use farleaf_pool::server::{MemoryServer, MemoryServerConfig};
+use farleaf_pool::wire::Usage;
 use listening::{Counted, Listening, Place};
 use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;

@@ -12,8 +12,8 @@
 //!
 //! *Thread safety*: any number of threads; one mutex for each shard, never held across a wait.
 
-use crate::page::BlockRef;
 use farleaf_fabric::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
+use farleaf_page::BlockRef;
 use std::collections::BTreeMap;
 
 /// Maximum number of shards.

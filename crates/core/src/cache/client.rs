@@ -17,11 +17,11 @@ use super::{
     LiveCounters, Mapped, MovingAverage, OffloadMark, OffloadName, OptimisticRef, OwnedRange,
     Ownership, Restart, is_clean, mark_clean,
 };
-use crate::page::{FencePosition, Layout, LeafOutcome, OwnedKey, Page, Probe, Words, slot_range};
-use crate::remote::{Backoff, Miss, PageClient, Pointer, RemoteError};
-use crate::rules;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, FabricError, GlobalAddr, Section, ServerId, Work};
+use farleaf_page::rules;
+use farleaf_page::{FencePosition, Layout, LeafOutcome, OwnedKey, Page, Probe, Words, slot_range};
+use farleaf_pool::remote::{Backoff, Miss, PageClient, Pointer, RemoteError};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 

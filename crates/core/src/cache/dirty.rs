@@ -11,7 +11,7 @@
 //!
 //! *Thread safety*: the note changes only under the frame's latch.
 
-use crate::page::{Layout, Page, Words};
+use farleaf_page::{Layout, Page, Words};
 
 /// The words that are newer in the frame than in the pool. Empty if the page is clean.
 #[inline]

@@ -11,9 +11,9 @@
 //!
 //! *Thread safety*: any number of threads; words and headers are atomics.
 
-use crate::page::{Latch, Layout, Page};
 use farleaf_fabric::sync::{Arc, AtomicBool, AtomicU64, Ordering};
 use farleaf_fabric::{Buffer, Region, RegionError, prefetch, table};
+use farleaf_page::{Latch, Layout, Page};
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::Range;

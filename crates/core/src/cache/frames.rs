@@ -14,13 +14,13 @@ use super::{
     Admission, Ages, Arena, CacheOptions, Cooling, FrameId, FrameState, IoMark, Mapped, Mapping,
     OffloadName, Owned, OwnedRange, Ownership, Swip, Turns, Victims, is_clean,
 };
-use crate::page::{
-    Exclusive, Layout, MAX_LEVEL, OwnedKey, Page, Probe, Version, lies_within, slot_range,
-};
-use crate::remote::Detector;
-use crate::remote::Image;
 use farleaf_fabric::sync::{AtomicU64, Mutex, Ordering, lock};
 use farleaf_fabric::{GlobalAddr, RegionError};
+use farleaf_page::{
+    Exclusive, Layout, MAX_LEVEL, OwnedKey, Page, Probe, Version, lies_within, slot_range,
+};
+use farleaf_pool::remote::Detector;
+use farleaf_pool::remote::Image;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The frames of one compute server, with the structures that find them.

@@ -7,8 +7,8 @@
 //!
 //! *Thread safety*: any number of threads.
 
-use crate::page::{lies_within, narrowed};
 use farleaf_fabric::sync::{AtomicU64, Mutex, Ordering, lock};
+use farleaf_page::{lies_within, narrowed};
 use std::borrow::Borrow;
 
 /// A compute server's range of keys.

@@ -1,7 +1,7 @@
 //! Why operations start again.
 
-use crate::remote::{Miss, RemoteError};
 use farleaf_fabric::{FabricError, GlobalAddr};
+use farleaf_pool::remote::{Miss, RemoteError};
 
 /// Why an attempt at an operation did not succeed, and what to do next.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -3,8 +3,8 @@
 //! *Thread safety*: plain values.
 
 use super::FrameId;
-use crate::page::Words;
 use farleaf_fabric::GlobalAddr;
+use farleaf_page::Words;
 
 /// A frame with a last WRITE that may still land. Until that is settled, the frame is flagged as
 /// being written.

@@ -26,10 +26,10 @@ use super::{
     CacheClient, FrameId, LiveCounters, Mapped, Restart, WriteBackName, dirty_words, is_clean,
     mark_clean, mark_dirty,
 };
-use crate::page::{Exclusive, Layout, LockWord, MARK_WORD, Page, SIBLING_WORD, Words};
-use crate::remote::{Image, LogSlot, RemoteError, Settling, all_done, both};
-use crate::rules;
 use farleaf_fabric::{Buffer, Fabric, FabricError, GlobalAddr, ServerId};
+use farleaf_page::rules;
+use farleaf_page::{Exclusive, Layout, LockWord, MARK_WORD, Page, SIBLING_WORD, Words};
+use farleaf_pool::remote::{Image, LogSlot, RemoteError, Settling, all_done, both};
 use std::collections::BTreeSet;
 use std::ops::Range;
 

@@ -11,12 +11,12 @@
 
 use super::{ClientIndex, bad_reply};
 use crate::index::IndexError;
-use crate::page::Layout;
 use crate::partition::{Attempts, Unserved};
-use crate::rules;
 use crate::together::all;
-use crate::wire::{ClientRequest, ClientResponse, ErrorCode};
 use farleaf_fabric::Fabric;
+use farleaf_page::Layout;
+use farleaf_page::rules;
+use farleaf_pool::wire::{ClientRequest, ClientResponse, ErrorCode};
 use std::collections::BTreeSet;
 
 /// An owner's answer.

@@ -3,8 +3,8 @@
 
 use super::{ClientIndex, ClientOptions};
 use crate::index::{Design, IndexError};
-use crate::page::Layout;
 use farleaf_fabric::Fabric;
+use farleaf_page::Layout;
 
 /// An index that is served by compute servers.
 #[derive(Clone, Copy, Debug, Default)]

@@ -6,12 +6,12 @@
 use super::owners::has_not_happened;
 use super::{ClientIndex, RECORDS_TOGETHER, bad_reply};
 use crate::index::{Ascending, IndexError, RangeIndex, Scan, check_fill};
-use crate::page::{Layout, OwnedKey, OwnedRecord, OwnedValue};
 use crate::together::all;
-use crate::wire::{
+use farleaf_fabric::{Fabric, FabricError, ServerId, Uncertainty};
+use farleaf_page::{Layout, OwnedKey, OwnedRecord, OwnedValue};
+use farleaf_pool::wire::{
     ClientRequest, ClientResponse, ErrorCode, NO_LOAD, RecordRoom, Refusal, check_sent,
 };
-use farleaf_fabric::{Fabric, FabricError, ServerId, Uncertainty};
 
 /// How often compute servers that have all their records are told to wait for the others.
 const KEEP_WAITING_NS: u64 = 5_000_000_000;

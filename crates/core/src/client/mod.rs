@@ -1,5 +1,5 @@
 //! The index for programs other than compute servers: a client that sends requests to compute
-//! servers ([`crate::wire::ClientRequest`]).
+//! servers ([`farleaf_pool::wire::ClientRequest`]).
 //!
 //! A client is a [`Router`] over [`RemoteOwners`]: it has a partition map, which may be outdated,
 //! and sends each operation to the owner of its key. If the server's reply names another owner and
@@ -41,12 +41,12 @@ use directory::Fixed;
 use owners::{SHORTEST_WAIT_NS, bad_reply};
 
 use crate::index::{IndexAdmin, IndexError};
-use crate::page::{Layout, OwnedKey, OwnedValue};
 use crate::partition::{PartitionMap, Router, Unserved};
 use crate::together::all;
-use crate::wire::{ClientRequest, ClientResponse, RecordRoom, check_sent};
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::Arc;
+use farleaf_page::{Layout, OwnedKey, OwnedValue};
+use farleaf_pool::wire::{ClientRequest, ClientResponse, RecordRoom, check_sent};
 use std::rc::Rc;
 
 /// Maximum number of small records in one request; more might not fit a message.

@@ -2,11 +2,11 @@
 
 use super::{ClientIndex, SHORTEST_WAIT_NS, bad_reply};
 use crate::index::{IndexError, Reshaped};
-use crate::page::{Layout, OwnedKey};
 use crate::partition::{BalanceTarget, Load, Owners, PartitionMap};
-use crate::wire::{ClientRequest, ClientResponse, ErrorCode};
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::Arc;
+use farleaf_page::{Layout, OwnedKey};
+use farleaf_pool::wire::{ClientRequest, ClientResponse, ErrorCode};
 use futures_util::future::{Either, select};
 use std::pin::pin;
 

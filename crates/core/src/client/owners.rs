@@ -5,12 +5,14 @@
 
 use super::{ClientIndex, ClientOptions, Directory};
 use crate::index::{Answer, IndexError, LeafEdit, Records, Scan};
-use crate::page::{Action, Layout, OwnedKey, OwnedValue, TooLong};
 use crate::partition::{Owners, PartitionMap, RetryPolicy, Route, Unserved};
-use crate::rules;
-use crate::wire::{ClientRequest, ClientResponse, ErrorCode, SCAN_REPLY_RECORDS, check_sent};
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, FabricError, Message, ServerId, Uncertainty};
+use farleaf_page::rules;
+use farleaf_page::{Action, Layout, OwnedKey, OwnedValue, TooLong};
+use farleaf_pool::wire::{
+    ClientRequest, ClientResponse, ErrorCode, SCAN_REPLY_RECORDS, check_sent,
+};
 use std::ops::Bound;
 use std::rc::Rc;
 

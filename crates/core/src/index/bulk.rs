@@ -3,7 +3,7 @@
 //! *Thread safety*: plain values.
 
 use super::IndexError;
-use crate::page::{Layout, OwnedKey, OwnedValue};
+use farleaf_page::{Layout, OwnedKey, OwnedValue};
 
 /// Checks the fill of pages, a fraction.
 ///

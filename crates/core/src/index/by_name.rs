@@ -9,7 +9,7 @@ use super::{
     Scan,
 };
 use crate::cache::CacheCounters;
-use crate::page::{Action, Layout, Named, OwnedKey, OwnedValue};
+use farleaf_page::{Action, Layout, Named, OwnedKey, OwnedValue};
 use std::borrow::Borrow;
 use std::fmt::Debug;
 use std::marker::PhantomData;

@@ -8,10 +8,10 @@ use super::{
     Action, Answer, Background, ByName, Design, Exchange, IndexAdmin, IndexError, LeafEdit,
     RangeIndex, Scan,
 };
-use crate::page::{Layout, Named};
-use crate::server::{MemoryServer, MemoryServerConfig};
 use farleaf_fabric::sync::{Arc, AtomicU64, AtomicUsize, Ordering};
 use farleaf_fabric::{AnyFabric, Cluster, Fabric, Provider, ServerId};
+use farleaf_page::{Layout, Named};
+use farleaf_pool::server::{MemoryServer, MemoryServerConfig};
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::ops::Bound;

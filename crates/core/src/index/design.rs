@@ -1,8 +1,8 @@
 //! The trait of index designs: how to create an index, and how to open handles on it.
 
 use super::{InLeaves, IndexAdmin, IndexError, ValueForm};
-use crate::page::Layout;
 use farleaf_fabric::Fabric;
+use farleaf_page::Layout;
 use std::fmt::Debug;
 use std::future::Future;
 

@@ -1,12 +1,14 @@
 //! Errors of index operations.
 
-use crate::remote::{BadShares, RemoteError, with_remote_errors};
-use crate::wire::ErrorCode;
+use farleaf_pool::remote::{BadShares, RemoteError};
+use farleaf_pool::wire::ErrorCode;
+use farleaf_pool::with_remote_errors;
 
 with_remote_errors! {
     /// Why an operation failed.
     ///
     /// With every error but [`IndexError::Indeterminate`] the operation changed nothing.
+    #[non_exhaustive]
     pub enum IndexError {
         /// The input of a bulk load does not ascend strictly.
         #[error("the input of a bulk load must ascend strictly, and record {position} does not")]

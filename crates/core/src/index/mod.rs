@@ -24,12 +24,12 @@ mod sides;
 pub mod smart;
 mod values;
 
-pub use crate::page::{Action, Answer, Encoded, LeafEdit};
 pub use admin::{Background, IndexAdmin};
 pub use bulk::{Ascending, check_fill};
 pub use by_name::{ByName, NamesOfLayout, Naming};
 pub use design::Design;
 pub use error::IndexError;
+pub use farleaf_page::{Action, Answer, Encoded, LeafEdit};
 pub use memory_use::MemoryUse;
 pub use partition_options::{BalanceOptions, Boundaries, PartitionOptions};
 pub use partitioned::{Built, BulkBuilder, PartIndex, PartPool, PartState, Partitioned, Released};

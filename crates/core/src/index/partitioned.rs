@@ -15,10 +15,10 @@
 
 use super::{IndexError, MemoryUse, PartitionOptions, Records, Scan};
 use crate::cache::{CacheCounters, OwnedRange};
-use crate::page::{Answer, Layout, LeafEdit, OwnedKey, OwnedValue};
-use crate::remote::{Detector, RemoteError};
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::Arc;
+use farleaf_page::{Answer, Layout, LeafEdit, OwnedKey, OwnedValue};
+use farleaf_pool::remote::{Detector, RemoteError};
 use std::cell::Cell;
 use std::fmt::Debug;
 use std::future::Future;

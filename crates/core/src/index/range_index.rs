@@ -1,8 +1,8 @@
 //! The trait common to all index designs.
 
 use super::IndexError;
-use crate::page::{Action, Answer, Layout, LeafEdit, check_bounds};
 use crate::together::all;
+use farleaf_page::{Action, Answer, Layout, LeafEdit, check_bounds};
 use smallvec::{SmallVec, smallvec};
 use std::borrow::Borrow;
 use std::cell::Cell;

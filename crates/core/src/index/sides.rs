@@ -7,10 +7,10 @@
 //! *Thread safety*: shared by all threads of a process.
 
 use super::IndexError;
-use crate::page::{Layout, Superblock};
-use crate::remote::{ROOT_SERVER, RpcClient};
 use farleaf_fabric::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
 use farleaf_fabric::{Fabric, GlobalAddr};
+use farleaf_page::{Layout, Superblock};
+use farleaf_pool::remote::{ROOT_SERVER, RpcClient};
 use std::collections::BTreeMap;
 
 /// What a design's errors say.

@@ -9,10 +9,10 @@
 
 use super::{Answer, LeafEdit, PartIndex, Records, Scan};
 use crate::cache::{CacheCounters, OwnedRange};
-use crate::page::{BlockRef, Layout, OwnedKey, OwnedValue, TooLong};
-use crate::remote::{RemoteError, RpcClient};
-use crate::wire::{RecordRoom, check_sent};
 use farleaf_fabric::Fabric;
+use farleaf_page::{BlockRef, Layout, OwnedKey, OwnedValue, TooLong};
+use farleaf_pool::remote::{RemoteError, RpcClient};
+use farleaf_pool::wire::{RecordRoom, check_sent};
 use std::fmt::Debug;
 use std::future::Future;
 use std::ops::Bound;

@@ -14,9 +14,9 @@
 use super::queue::{Asked, GROUP, Taken};
 use super::{Clients, Queue, Worker};
 use crate::index::{PartValues, Partitioned, ValueForm};
-use crate::page::{Action, Layout, LeafEdit, OwnedKey, OwnedValue};
-use crate::wire::{ClientRequest, ClientResponse, ErrorCode};
 use farleaf_fabric::Fabric;
+use farleaf_page::{Action, Layout, LeafEdit, OwnedKey, OwnedValue};
+use farleaf_pool::wire::{ClientRequest, ClientResponse, ErrorCode};
 use smallvec::SmallVec;
 use std::cell::Cell;
 use std::future::poll_fn;

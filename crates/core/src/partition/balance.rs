@@ -269,8 +269,8 @@ impl<K: Clone + Ord> BalancePolicy<K> {
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use super::*;
-    use crate::page::Fixed8;
     use crate::partition::LoadSamples;
+    use farleaf_page::Fixed8;
 
     /// Keys per leaf in the model.
     const LEAF: u64 = 42;

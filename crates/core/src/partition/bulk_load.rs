@@ -22,11 +22,11 @@ use crate::index::{
     Ascending, Built, BulkBuilder, IndexError, PartIndex, PartPool, PartValues, Partitioned,
     ValueForm, check_fill,
 };
-use crate::page::{BlockRef, Layout, OwnedKey, OwnedRecord};
-use crate::remote::ROOT_SERVER;
-use crate::rules;
-use crate::wire::Refusal;
 use farleaf_fabric::Fabric;
+use farleaf_page::rules;
+use farleaf_page::{BlockRef, Layout, OwnedKey, OwnedRecord};
+use farleaf_pool::remote::ROOT_SERVER;
+use farleaf_pool::wire::Refusal;
 
 /// Attempts to find out whether a put of unknown outcome has begun the replacement.
 const PUT_ATTEMPTS: u32 = 20;

@@ -5,10 +5,10 @@
 use super::compute_server::Moving;
 use super::{ComputeServer, PartitionMap};
 use crate::index::{IndexError, MemoryUse, PartState, PartitionOptions, Partitioned};
-use crate::page::{Layout, OwnedKey};
-use crate::rules;
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::{Arc, AtomicBool, Mutex, lock};
+use farleaf_page::rules;
+use farleaf_page::{Layout, OwnedKey};
 
 /// All compute servers of an index in this process.
 pub struct ComputePool<D: Partitioned, L: Layout> {

@@ -9,11 +9,11 @@
 
 use super::{LoadSamples, PartitionMap};
 use crate::index::{IndexError, PartState, Partitioned};
-use crate::page::{Layout, OwnedKey};
-use crate::remote::Detector;
-use crate::wire::NO_LOAD;
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::{Arc, AtomicBool, AtomicU64, Mutex, Ordering, lock};
+use farleaf_page::{Layout, OwnedKey};
+use farleaf_pool::remote::Detector;
+use farleaf_pool::wire::NO_LOAD;
 
 /// One incarnation of a compute server: from the moment when its first thread opens the index until
 /// it dies, ends or serves another index. What it has not written back dies with it.

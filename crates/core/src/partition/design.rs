@@ -2,9 +2,9 @@
 
 use super::{ComputePool, PartitionMap, RoutedIndex};
 use crate::index::{Design, IndexError, PartitionOptions, Partitioned};
-use crate::page::Layout;
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::Arc;
+use farleaf_page::Layout;
 
 impl<L: Layout, D: Partitioned> Design<L> for D {
     const NAME: &'static str = <D as Partitioned>::NAME;

@@ -4,9 +4,9 @@
 
 use crate::cache::OwnedRange;
 use crate::index::{IndexError, PartPool, Partitioned};
-use crate::page::{Layout, OwnedKey};
-use crate::rules;
 use farleaf_fabric::{Fabric, ServerId};
+use farleaf_page::rules;
+use farleaf_page::{Layout, OwnedKey};
 
 /// Fences every previous life of a compute server at all memory servers, so that none of its
 /// requests can still take effect. Call it over an endpoint of another compute server.

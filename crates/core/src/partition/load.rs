@@ -10,10 +10,10 @@ use crate::index::{
     Ascending, Boundaries, Built, BulkBuilder, IndexError, PartIndex, PartPool, PartitionOptions,
     Partitioned, RangeIndex, Scan, check_fill,
 };
-use crate::page::{Layout, OwnedKey, OwnedValue};
-use crate::remote::{ROOT_SERVER, RemoteError};
-use crate::wire::Refusal;
 use farleaf_fabric::{Fabric, FabricError, Uncertainty};
+use farleaf_page::{Layout, OwnedKey, OwnedValue};
+use farleaf_pool::remote::{ROOT_SERVER, RemoteError};
+use farleaf_pool::wire::Refusal;
 use std::cell::Cell;
 
 /// The finished content of a bulk load of design `D`.

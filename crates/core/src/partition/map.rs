@@ -7,8 +7,8 @@
 
 use crate::cache::OwnedRange;
 use crate::index::{IndexError, Scan};
-use crate::page::Layout;
 use farleaf_fabric::MAX_MESSAGE_BYTES;
+use farleaf_page::Layout;
 use std::borrow::Borrow;
 use std::collections::BTreeSet;
 use std::ops::Bound;
@@ -238,8 +238,8 @@ impl<K: Clone + Ord> PartitionMap<K> {
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use super::*;
-    use crate::page::{Bytes, Fixed8, TooLong};
-    use crate::wire::ClientResponse;
+    use farleaf_page::{Bytes, Fixed8, TooLong};
+    use farleaf_pool::wire::ClientResponse;
 
     #[test]
     fn every_key_has_the_owner_whose_range_has_it() {

@@ -14,9 +14,9 @@ use super::{BalanceTarget, Load, PartitionMap, PoolOwners, RoutedIndex};
 use crate::index::{
     IndexError, PartIndex, PartPool, PartitionOptions, Partitioned, RangeIndex, Released, Reshaped,
 };
-use crate::page::{Layout, OwnedKey};
-use crate::remote::RemoteError;
 use farleaf_fabric::Fabric;
+use farleaf_page::{Layout, OwnedKey};
+use farleaf_pool::remote::RemoteError;
 use std::pin::pin;
 
 /// Number of boundaries to try, in case leaves merge across the chosen one before the keys are

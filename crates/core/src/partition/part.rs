@@ -5,11 +5,11 @@
 use super::ComputeServer;
 use crate::cache::OwnedRange;
 use crate::index::{IndexError, PartIndex, Partitioned};
-use crate::page::{Layout, OwnedKey};
-use crate::remote::RemoteError;
-use crate::rules;
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::Arc;
+use farleaf_page::rules;
+use farleaf_page::{Layout, OwnedKey};
+use farleaf_pool::remote::RemoteError;
 use std::cell::{Cell, RefCell};
 
 /// A compute server in this process, as seen by one handle.

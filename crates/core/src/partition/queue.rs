@@ -12,9 +12,9 @@
 //!
 //! [`Worker::answer_all`]: super::Worker::answer_all
 
-use crate::page::Layout;
-use crate::wire::{ClientRequest, ClientResponse};
 use farleaf_fabric::sync::{Mutex, lock};
+use farleaf_page::Layout;
+use farleaf_pool::wire::{ClientRequest, ClientResponse};
 use smallvec::SmallVec;
 use std::collections::VecDeque;
 use std::future::poll_fn;

@@ -23,8 +23,8 @@
 use super::PartitionMap;
 use super::map::Move;
 use crate::index::IndexError;
-use crate::rules;
 use farleaf_fabric::Fabric;
+use farleaf_page::rules;
 use futures_util::future::LocalBoxFuture;
 use std::fmt::Debug;
 

@@ -15,12 +15,12 @@ use crate::index::{
     Answer, Background, IndexAdmin, IndexError, KeyRange, LeafEdit, PartIndex, PartPool,
     PartitionOptions, Partitioned, Records, Reshape, Reshaped, Scan,
 };
-use crate::page::{Layout, OwnedKey, OwnedValue};
-use crate::remote::RemoteError;
-use crate::rules;
 use crate::together::all;
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::Arc;
+use farleaf_page::rules;
+use farleaf_page::{Layout, OwnedKey, OwnedValue};
+use farleaf_pool::remote::RemoteError;
 use std::future::poll_fn;
 use std::ops::Bound;
 use std::pin::{Pin, pin};

@@ -20,10 +20,10 @@ use crate::cache::OwnedRange;
 use crate::index::{
     Answer, IndexError, LeafEdit, OPERATIONS_TOGETHER, RangeIndex, Records, Scan, rounds,
 };
-use crate::page::{Layout, OwnedKey, OwnedValue, TooLong};
 use crate::together::all;
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::Arc;
+use farleaf_page::{Layout, OwnedKey, OwnedValue, TooLong};
 use smallvec::SmallVec;
 use std::cell::RefCell;
 use std::future::Future;

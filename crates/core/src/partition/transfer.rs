@@ -21,12 +21,12 @@ use super::{MapState, Move, PendingMove, Put};
 use crate::index::{
     IndexError, PartIndex, PartState, PartValues, Partitioned, Released, ValueForm,
 };
-use crate::page::{Layout, OwnedKey};
-use crate::remote::RemoteError;
-use crate::rules;
-use crate::wire::{ClientResponse, ErrorCode};
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::Arc;
+use farleaf_page::rules;
+use farleaf_page::{Layout, OwnedKey};
+use farleaf_pool::remote::RemoteError;
+use farleaf_pool::wire::{ClientResponse, ErrorCode};
 
 /// Number of boundaries to try, in case leaves merge across the chosen one before the keys are
 /// released.

@@ -1,5 +1,5 @@
 //! One thread of a compute server: it answers the requests of clients in other processes
-//! ([`crate::wire::ClientRequest`]).
+//! ([`farleaf_pool::wire::ClientRequest`]).
 //!
 //! Any number of requests may be in flight, in tasks of this thread ([`Worker::answer_all`]). The
 //! threads of a compute server share its cache and nothing else.
@@ -20,16 +20,16 @@ use crate::index::{
     InLeaves, IndexError, PartIndex, PartPool, PartValues, Partitioned, Reclaimed, Records, Scan,
     Scanned, ValueForm,
 };
-use crate::page::{Answer, Layout, LeafEdit, OwnedKey, OwnedValue};
-use crate::remote::RemoteError;
-use crate::rules;
 use crate::together::all;
-use crate::wire::{
+use farleaf_fabric::sync::Arc;
+use farleaf_fabric::{Fabric, MAX_MESSAGE_BYTES, ServerId};
+use farleaf_page::rules;
+use farleaf_page::{Answer, Layout, LeafEdit, OwnedKey, OwnedValue};
+use farleaf_pool::remote::RemoteError;
+use farleaf_pool::wire::{
     ClientRequest, ClientResponse, ErrorCode, NO_LOAD, PoolRequest, RecordRoom, Refusal, Reply,
     Request, SCAN_REPLY_RECORDS,
 };
-use farleaf_fabric::sync::Arc;
-use farleaf_fabric::{Fabric, MAX_MESSAGE_BYTES, ServerId};
 use std::cell::Cell;
 use std::rc::Rc;
 

@@ -10,9 +10,9 @@ use farleaf_core::index::conformance::Setup;
 use farleaf_core::index::dex::Dex;
 use farleaf_core::index::fine::Fine;
 use farleaf_core::index::{Design, IndexError, RangeIndex, Scan};
-use farleaf_core::page::{Action, Answer, Bytes, LeafEdit, TooLong};
 use farleaf_fabric::sim::SimConfig;
 use farleaf_fabric::{Cluster, Fabric};
+use farleaf_page::{Action, Answer, Bytes, LeafEdit, TooLong};
 
 type Small = Bytes<128>;
 type Edit<'a> = LeafEdit<&'a [u8], &'a [u8]>;

@@ -8,10 +8,10 @@ use farleaf_core::index::conformance::Setup;
 use farleaf_core::index::dex::Dex;
 use farleaf_core::index::fine::Fine;
 use farleaf_core::index::{Design, IndexError, RangeIndex, Scan};
-use farleaf_core::page::Bytes;
-use farleaf_core::wire::Refusal;
 use farleaf_fabric::Cluster;
 use farleaf_fabric::local::LocalConfig;
+use farleaf_page::Bytes;
+use farleaf_pool::wire::Refusal;
 
 type Small = Bytes<128>;
 type Records = Vec<(Vec<u8>, Vec<u8>)>;

@@ -13,11 +13,11 @@ use farleaf_core::index::blocks::{BlockOptions, Blocks};
 use farleaf_core::index::conformance::Setup;
 use farleaf_core::index::dex::Dex;
 use farleaf_core::index::{Design, IndexError, RangeIndex};
-use farleaf_core::page::{Action, Bytes, LeafEdit};
-use farleaf_core::remote::RpcClient;
 use farleaf_fabric::Cluster;
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::SimConfig;
+use farleaf_page::{Action, Bytes, LeafEdit};
+use farleaf_pool::remote::RpcClient;
 
 type Small = Bytes<128>;
 

@@ -11,13 +11,13 @@ use farleaf_core::index::dex::Dex;
 use farleaf_core::index::fine::Fine;
 use farleaf_core::index::hybrid::{Hybrid, HybridOptions};
 use farleaf_core::index::{Design, Exchange, IndexAdmin, IndexError, RangeIndex, Scan};
-use farleaf_core::page::{Action, Answer, Bytes, LeafEdit, MOST_BLOCK_BYTES, Named, TooLong};
-use farleaf_core::remote::GRACE_NS;
-use farleaf_core::rules::KnownRule;
-use farleaf_core::server::MemoryServerConfig;
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::{Faults, SimConfig, Slow, Verb};
 use farleaf_fabric::{Cluster, CounterSnapshot, Fabric};
+use farleaf_page::rules::KnownRule;
+use farleaf_page::{Action, Answer, Bytes, LeafEdit, MOST_BLOCK_BYTES, Named, TooLong};
+use farleaf_pool::remote::GRACE_NS;
+use farleaf_pool::server::MemoryServerConfig;
 
 type Small = Bytes<128>;
 
@@ -43,7 +43,7 @@ pub(super) fn with_blocks<O: Clone>(
 }
 
 /// The suite of all designs with named values, most of which are in blocks.
-fn conforms<L: Named + farleaf_core::page::Layout<Key = [u8], Value = [u8]>, D: Design<L>>(
+fn conforms<L: Named + farleaf_page::Layout<Key = [u8], Value = [u8]>, D: Design<L>>(
     setup: Setup<'_, AnyProvider, D::Options>,
 ) {
     conformance::run::<L, Blocks<D>, _>(&with_blocks(setup));

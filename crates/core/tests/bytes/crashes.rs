@@ -5,10 +5,10 @@ use farleaf_core::cache::CacheOptions;
 use farleaf_core::index::conformance::Setup;
 use farleaf_core::index::dex::{Dex, DexOptions};
 use farleaf_core::index::{Design, IndexError, RangeIndex, Scan};
-use farleaf_core::page::{Bytes, Layout};
-use farleaf_core::server::MemoryServerConfig;
 use farleaf_fabric::sim::{Faults, LastWords, SimConfig};
 use farleaf_fabric::{Cluster, Fabric};
+use farleaf_page::{Bytes, Layout};
+use farleaf_pool::server::MemoryServerConfig;
 
 type Small = Bytes<128>;
 

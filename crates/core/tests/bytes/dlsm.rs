@@ -7,13 +7,13 @@ use super::providers::{AnyProvider, local, rough, sim, tcp};
 use farleaf_core::index::conformance::{self, Setup};
 use farleaf_core::index::dlsm::{Dlsm, DlsmOptions, Shard};
 use farleaf_core::index::{Action, Design, IndexAdmin, IndexError, LeafEdit, RangeIndex, Scan};
-use farleaf_core::page::{Bytes, TooLong};
-use farleaf_core::server::MemoryServerConfig;
-use farleaf_core::table::IndexKind;
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::SimConfig;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Cluster, Fabric};
+use farleaf_page::table::IndexKind;
+use farleaf_page::{Bytes, TooLong};
+use farleaf_pool::server::MemoryServerConfig;
 
 type Small = Bytes<128>;
 

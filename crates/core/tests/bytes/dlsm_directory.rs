@@ -6,15 +6,15 @@ use super::providers::{local, rough, sim, tcp};
 use farleaf_core::index::conformance::Setup;
 use farleaf_core::index::dlsm::{Dlsm, DlsmOptions, MergePlace};
 use farleaf_core::index::{Design, IndexAdmin, IndexError, RangeIndex, Scan};
-use farleaf_core::page::Bytes;
-use farleaf_core::remote::RpcClient;
-use farleaf_core::rules::KnownRule;
-use farleaf_core::table::{Placed, VersionChange};
-use farleaf_core::wire::{DirectoryRequest, LEFT, Refusal, Reply};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::{Faults, SimConfig};
 use farleaf_fabric::sync::{AtomicBool, Ordering};
 use farleaf_fabric::{Cluster, Fabric, GlobalAddr, Rule, ServerId};
+use farleaf_page::Bytes;
+use farleaf_page::rules::KnownRule;
+use farleaf_page::table::{Placed, VersionChange};
+use farleaf_pool::remote::RpcClient;
+use farleaf_pool::wire::{DirectoryRequest, LEFT, Refusal, Reply};
 
 type Small = Bytes<128>;
 
@@ -146,7 +146,7 @@ fn a_directory_refuses_what_makes_no_sense() {
         let told = async |request: DirectoryRequest| match rpc.ask(SERVER, &request).await {
             Ok(Reply::Done) => Ok(()),
             Ok(Reply::Shard { .. }) => Ok(()),
-            Err(farleaf_core::remote::RemoteError::Refused { refusal, .. }) => Err(refusal),
+            Err(farleaf_pool::remote::RemoteError::Refused { refusal, .. }) => Err(refusal),
             other => panic!("{other:?}"),
         };
         let open =
@@ -279,7 +279,7 @@ fn a_shard_is_left_once() {
     {
         Ok(Reply::Shard { epoch, owner, unfenced, .. }) => Ok((epoch, owner, unfenced)),
         Ok(Reply::Done) => Ok((0, 0, Vec::new())),
-        Err(farleaf_core::remote::RemoteError::Refused { refusal, .. }) => Err(refusal),
+        Err(farleaf_pool::remote::RemoteError::Refused { refusal, .. }) => Err(refusal),
         other => panic!("{other:?}"),
     };
     let told = &told;

@@ -7,13 +7,13 @@ use super::dlsm_work::check_extents;
 use super::providers::{AnyProvider, local, rough, sim, tcp};
 use farleaf_core::index::dlsm::{DlsmOptions, MergePlace, Shard, ShardedDlsm};
 use farleaf_core::index::{Design, IndexAdmin, IndexError, RangeIndex, Reshape, Scan};
-use farleaf_core::page::Named;
-use farleaf_core::remote::RpcClient;
-use farleaf_core::wire::{DirectoryRequest, Refusal, Reply};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::SimConfig;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Cluster, Fabric, ServerId};
+use farleaf_page::Named;
+use farleaf_pool::remote::RpcClient;
+use farleaf_pool::wire::{DirectoryRequest, Refusal, Reply};
 use std::collections::BTreeMap;
 use std::ops::Bound;
 

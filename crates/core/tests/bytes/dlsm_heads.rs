@@ -9,10 +9,10 @@ use super::dlsm_work::{beside_workers, check_extents, key, open};
 use super::providers::{local, sim};
 use farleaf_core::index::dlsm::{Dlsm, DlsmOptions};
 use farleaf_core::index::{RangeIndex, Scan};
-use farleaf_core::page::Bytes;
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::SimConfig;
 use farleaf_fabric::{Cluster, Fabric};
+use farleaf_page::Bytes;
 
 type Small = Bytes<128>;
 

@@ -6,11 +6,11 @@ use super::dlsm_work::check_extents;
 use super::providers::{AnyProvider, local, rough, sim, tcp};
 use farleaf_core::index::dlsm::{DlsmServerOptions, ShardedDlsm};
 use farleaf_core::index::{Design, IndexAdmin, IndexError, KeyRange, RangeIndex, Reshape, Scan};
-use farleaf_core::page::Named;
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::SimConfig;
 use farleaf_fabric::sync::{AtomicU64, Ordering};
 use farleaf_fabric::{Cluster, Fabric};
+use farleaf_page::Named;
 use std::collections::BTreeMap;
 use std::ops::Bound;
 

@@ -9,11 +9,11 @@ use super::dlsm::{compute, paper, setup, value};
 use super::providers::local;
 use farleaf_core::index::dlsm::{Dlsm, DlsmOptions, MergePlace, Shard};
 use farleaf_core::index::{Design, RangeIndex};
-use farleaf_core::page::Bytes;
-use farleaf_core::server::MemoryServerConfig;
-use farleaf_core::table::IndexKind;
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::{Cluster, Fabric};
+use farleaf_page::Bytes;
+use farleaf_page::table::IndexKind;
+use farleaf_pool::server::MemoryServerConfig;
 use std::ops::RangeInclusive;
 
 type Small = Bytes<128>;

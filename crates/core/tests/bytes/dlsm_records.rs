@@ -6,10 +6,10 @@ use super::dlsm::{compute, setup};
 use super::providers::{AnyProvider, local, sim, tcp};
 use farleaf_core::index::dlsm::{Dlsm, DlsmOptions, MergePlace};
 use farleaf_core::index::{Design, IndexAdmin, RangeIndex, Scan};
-use farleaf_core::page::Bytes;
 use farleaf_fabric::Cluster;
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::SimConfig;
+use farleaf_page::Bytes;
 use std::collections::BTreeMap;
 
 /// Pages of 4 KiB.

@@ -8,13 +8,13 @@ use farleaf_core::index::dlsm::{Dlsm, DlsmServerOptions, MergePlace, ShardedDlsm
 use farleaf_core::index::{
     Design, InLeaves, IndexAdmin, IndexError, PartIndex, PartValues, Partitioned, RangeIndex, Scan,
 };
-use farleaf_core::page::{Action, Bytes, LeafEdit, Named};
 use farleaf_core::partition::{ComputePool, end_former_life, fence_former_life};
-use farleaf_core::wire::RecordRoom;
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::{Faults, LastWords, SimConfig};
 use farleaf_fabric::sync::{Arc, Mutex, lock};
 use farleaf_fabric::{Cluster, Fabric, Work};
+use farleaf_page::{Action, Bytes, LeafEdit, Named};
+use farleaf_pool::wire::RecordRoom;
 use std::collections::BTreeMap;
 
 pub(crate) type Small = Bytes<128>;

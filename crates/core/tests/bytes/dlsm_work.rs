@@ -6,14 +6,14 @@ use super::providers::{AnyProvider, local, rough, sim};
 use farleaf_core::index::conformance::Setup;
 use farleaf_core::index::dlsm::{Dlsm, DlsmOptions, Shard};
 use farleaf_core::index::{Background, Design, IndexAdmin, IndexError, RangeIndex, Scan};
-use farleaf_core::page::Bytes;
-use farleaf_core::remote::{ExtentClient, ExtentSpace, RemoteError, RpcClient};
-use farleaf_core::server::MemoryServerConfig;
-use farleaf_core::table::IndexKind;
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::{Faults, Outage, SimConfig};
 use farleaf_fabric::sync::{Arc, AtomicBool, AtomicU64, Ordering};
 use farleaf_fabric::{AnyFabric, Cluster, Fabric};
+use farleaf_page::Bytes;
+use farleaf_page::table::IndexKind;
+use farleaf_pool::remote::{ExtentClient, ExtentSpace, RemoteError, RpcClient};
+use farleaf_pool::server::MemoryServerConfig;
 use futures_util::future::{Either, select};
 use std::pin::pin;
 

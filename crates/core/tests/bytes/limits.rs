@@ -8,17 +8,17 @@ use farleaf_core::index::conformance::Setup;
 use farleaf_core::index::fine::{Fine, FineOptions};
 use farleaf_core::index::hybrid::{Hybrid, HybridOptions};
 use farleaf_core::index::{Design, Exchange, IndexAdmin, IndexError, RangeIndex, Scan};
-use farleaf_core::page::{Action, Answer, Bytes, Layout, LeafEdit, Named, Page, TooLong};
-use farleaf_core::server::MemoryServer;
-use farleaf_core::wire::{
-    ClientRequest, ClientResponse, OffloadRequest, PoolRequest, Refusal, Reply, Request, Share,
-    Ticket, TreeRequest,
-};
 use farleaf_fabric::local::{LocalCluster, LocalConfig};
 use farleaf_fabric::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
 use farleaf_fabric::{
     AnyFabric, Call, Calls, Cluster, Cpu, Fabric, GlobalAddr, MAX_MESSAGE_BYTES, Message, Provider,
     Region, ServerId,
+};
+use farleaf_page::{Action, Answer, Bytes, Layout, LeafEdit, Named, Page, TooLong};
+use farleaf_pool::server::MemoryServer;
+use farleaf_pool::wire::{
+    ClientRequest, ClientResponse, OffloadRequest, PoolRequest, Refusal, Reply, Request, Share,
+    Ticket, TreeRequest,
 };
 use std::ops::Bound;
 
@@ -240,7 +240,7 @@ fn a_server_survives_any_request() {
         let superblock =
             fabric.read(GlobalAddr::new(ServerId::new(0), 0), fabric.buffer(512).unwrap());
         let superblock = superblock.await.unwrap();
-        let root = farleaf_core::page::Superblock::read::<L>(superblock.words()).unwrap().root;
+        let root = farleaf_page::Superblock::read::<L>(superblock.words()).unwrap().root;
 
         let ticket = |number| Some(Ticket { owner: 1, slot: 1, number });
         let requests = |key: &[u8], value: &[u8], number| -> Vec<Request<L>> {

@@ -8,10 +8,10 @@ use farleaf_core::index::dex::{Dex, DexOptions};
 use farleaf_core::index::fine::{Fine, FineOptions};
 use farleaf_core::index::hybrid::{Hybrid, HybridOptions};
 use farleaf_core::index::{Design, IndexError, RangeIndex, Scan};
-use farleaf_core::page::Bytes;
-use farleaf_core::server::MemoryServerConfig;
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::{Cluster, Fabric};
+use farleaf_page::Bytes;
+use farleaf_pool::server::MemoryServerConfig;
 use std::path::PathBuf;
 
 type Small = Bytes<128>;

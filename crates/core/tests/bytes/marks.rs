@@ -13,10 +13,10 @@ use farleaf_core::index::dlsm::Dlsm;
 use farleaf_core::index::fine::Fine;
 use farleaf_core::index::hybrid::Hybrid;
 use farleaf_core::index::{Design, IndexError, RangeIndex};
-use farleaf_core::page::{Bytes, SuperblockError};
-use farleaf_core::table::IndexKind;
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::{Cluster, ServerId};
+use farleaf_page::table::IndexKind;
+use farleaf_page::{Bytes, SuperblockError};
 
 type Small = Bytes<128>;
 

@@ -13,10 +13,10 @@ use farleaf_core::index::hybrid::{Hybrid, HybridOptions};
 use farleaf_core::index::sherman::{Sherman, ShermanOptions};
 use farleaf_core::index::smart::{Smart, SmartOptions};
 use farleaf_core::index::{Design, RangeIndex, Scan};
-use farleaf_core::page::Bytes;
-use farleaf_core::server::MemoryServerConfig;
 use farleaf_fabric::Cluster;
 use farleaf_fabric::local::LocalConfig;
+use farleaf_page::Bytes;
+use farleaf_pool::server::MemoryServerConfig;
 
 type Small = Bytes<128>;
 

@@ -8,10 +8,10 @@ use farleaf_core::index::fine::{Fine, FineOptions};
 use farleaf_core::index::hybrid::{Hybrid, HybridOptions};
 use farleaf_core::index::one_sided::entrywise::EntrywiseOptions;
 use farleaf_core::index::sherman::{Sherman, ShermanOptions};
-use farleaf_core::page::{Bytes, Named, OwnedKey};
-use farleaf_core::server::MemoryServerConfig;
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::SimConfig;
+use farleaf_page::{Bytes, Named, OwnedKey};
+use farleaf_pool::server::MemoryServerConfig;
 
 /// Pages of a few records make high trees from few keys.
 type Tiny = Bytes<64>;

@@ -8,16 +8,16 @@ use farleaf_core::index::blocks::{BlockOptions, InBlocks, SharedBlocks};
 use farleaf_core::index::conformance::Setup;
 use farleaf_core::index::dex::{Dex, DexOptions};
 use farleaf_core::index::{InLeaves, IndexError, ValueForm};
-use farleaf_core::page::{Action, Bytes, LeafEdit, Named, SuperblockError, TooLong};
 use farleaf_core::partition::{
     Clients, ComputeServer, LoadEnded, MapState, MapStore, PartitionMap, Put, Queue, Worker,
 };
-use farleaf_core::remote::{BlockClient, BlockSpace, GRACE_NS};
-use farleaf_core::server::MemoryServerConfig;
-use farleaf_core::wire::{ClientRequest, ClientResponse, ErrorCode, MOST_VALUE_BYTES};
 use farleaf_fabric::sim::{Faults, SimConfig, Slow, Verb};
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Cluster, Fabric, MAX_MESSAGE_BYTES, ServerId};
+use farleaf_page::{Action, Bytes, LeafEdit, Named, SuperblockError, TooLong};
+use farleaf_pool::remote::{BlockClient, BlockSpace, GRACE_NS};
+use farleaf_pool::server::MemoryServerConfig;
+use farleaf_pool::wire::{ClientRequest, ClientResponse, ErrorCode, MOST_VALUE_BYTES};
 use futures_util::future::{LocalBoxFuture, join};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;

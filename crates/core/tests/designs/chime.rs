@@ -6,9 +6,9 @@ use super::clients::{Stages, counts, dying_holder, late_and_lossy, rough, setup,
 use farleaf_core::index::chime::{Chime, ChimeCompute, ChimeIndex, ChimeOptions};
 use farleaf_core::index::one_sided::entrywise::EntrywiseOptions;
 use farleaf_core::index::{Design, IndexAdmin, RangeIndex, Scan};
-use farleaf_core::page::{Fixed8, Layout};
 use farleaf_fabric::sim::SimConfig;
 use farleaf_fabric::{AnyFabric, Cluster, Fabric};
+use farleaf_page::{Fixed8, Layout};
 
 type Leaves<L> = <L as Layout>::Hops;
 /// Leaves of 20 entries.

@@ -7,8 +7,8 @@ use farleaf_core::fabric::local::{LocalCluster, LocalConfig};
 use farleaf_core::fabric::sync::{Arc, AtomicBool, AtomicU64, Mutex, Ordering, lock};
 use farleaf_core::fabric::{Call, Calls, Cluster, Cpu, Region};
 use farleaf_core::index::{IndexAdmin, IndexError, RangeIndex, Scan};
-use farleaf_core::page::{Answer, Fixed8};
-use farleaf_core::wire::{ClientRequest, ClientResponse, ErrorCode};
+use farleaf_page::{Answer, Fixed8};
+use farleaf_pool::wire::{ClientRequest, ClientResponse, ErrorCode};
 
 type Ask = ClientRequest<Fixed8>;
 type Told = ClientResponse<Fixed8>;

@@ -2,10 +2,10 @@
 
 use farleaf_core::index::conformance::Setup;
 use farleaf_core::index::{Design, IndexAdmin, IndexError, RangeIndex, Scan};
-use farleaf_core::page::Layout;
-use farleaf_core::server::MemoryServerConfig;
 use farleaf_fabric::sim::{Faults, SimConfig};
 use farleaf_fabric::{Cluster, CounterSnapshot, Fabric, Provider};
+use farleaf_page::Layout;
+use farleaf_pool::server::MemoryServerConfig;
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 

@@ -5,15 +5,15 @@ use super::clients::{fill_until_refused, grow_and_shrink};
 use farleaf_core::index::coarse::{Coarse, CoarseIndex, CoarseOptions, Partitioning};
 use farleaf_core::index::conformance::Setup;
 use farleaf_core::index::{Design, IndexAdmin, RangeIndex, Scan};
-use farleaf_core::page::{Action, Fixed8, Layout, LeafEdit};
-use farleaf_core::remote::{NodeAllocator, RemoteError};
-use farleaf_core::server::{MemoryServer, MemoryServerConfig};
-use farleaf_core::wire::{
-    PoolRequest, Refusal, Reply, Request, SCAN_REPLY_RECORDS, Share, TreeRequest,
-};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Cluster, Fabric, Message, Provider, ServerId};
+use farleaf_page::{Action, Fixed8, Layout, LeafEdit};
+use farleaf_pool::remote::{NodeAllocator, RemoteError};
+use farleaf_pool::server::{MemoryServer, MemoryServerConfig};
+use farleaf_pool::wire::{
+    PoolRequest, Refusal, Reply, Request, SCAN_REPLY_RECORDS, Share, TreeRequest,
+};
 
 fn range(servers: u64) -> CoarseOptions<u64> {
     let boundaries = (1..servers).map(|number| u64::MAX / servers * number).collect();

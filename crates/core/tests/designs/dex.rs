@@ -12,12 +12,12 @@ use farleaf_core::index::{
     Action, Boundaries, Design, Exchange, IndexAdmin, IndexError, LeafEdit, PartState, RangeIndex,
     Scan,
 };
-use farleaf_core::page::{Fixed8, Layout, NodeCarver};
 use farleaf_core::partition::{ComputePool, RoutedIndex};
-use farleaf_core::server::MemoryServer;
 use farleaf_fabric::local::{LocalCluster, LocalConfig};
 use farleaf_fabric::sim::{Faults, NetworkModel, SimConfig};
 use farleaf_fabric::{Cluster, CounterSnapshot, Fabric, Provider};
+use farleaf_page::{Fixed8, Layout, NodeCarver};
+use farleaf_pool::server::MemoryServer;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 

@@ -4,10 +4,10 @@ use farleaf_core::cache::{CacheOptions, FrameId};
 use farleaf_core::index::conformance::Setup;
 use farleaf_core::index::dex::{Dex, DexOptions};
 use farleaf_core::index::{Design, RangeIndex, Scan};
-use farleaf_core::page::Fixed8;
-use farleaf_core::server::MemoryServerConfig;
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::{Cluster, Fabric};
+use farleaf_page::Fixed8;
+use farleaf_pool::server::MemoryServerConfig;
 use std::cell::Cell;
 
 /// A thread that writes back by age latches a node for a moment. If a compute server dropped its

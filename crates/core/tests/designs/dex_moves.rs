@@ -6,11 +6,11 @@ use farleaf_core::cache::{AdmissionName, CacheOptions};
 use farleaf_core::index::conformance::Setup;
 use farleaf_core::index::dex::{Dex, DexOptions};
 use farleaf_core::index::{Design, IndexError, RangeIndex, Scan};
-use farleaf_core::page::Fixed8;
-use farleaf_core::server::{MemoryServer, MemoryServerConfig};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::SimConfig;
 use farleaf_fabric::{Cluster, Provider, ServerId};
+use farleaf_page::Fixed8;
+use farleaf_pool::server::{MemoryServer, MemoryServerConfig};
 use std::sync::Arc;
 
 /// Half of a compute server's cache, all of it dirty, moves to a new server. With 64 WRITEs in

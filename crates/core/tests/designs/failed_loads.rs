@@ -3,13 +3,13 @@
 use farleaf_core::index::coarse::{Coarse, CoarseOptions, Partitioning};
 use farleaf_core::index::hybrid::{Hybrid, HybridOptions};
 use farleaf_core::index::{Design, IndexAdmin, IndexError, RangeIndex, Scan};
-use farleaf_core::page::{Action, Fixed8, LeafEdit};
-use farleaf_core::remote::{RemoteError, RpcClient};
-use farleaf_core::server::{MemoryServer, MemoryServerConfig};
-use farleaf_core::wire::{Refusal, Reply, Request, TreeRequest};
 use farleaf_fabric::sim::{Faults, SimConfig, Slow, Verb};
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Cluster, Cpu, Fabric, Message, Provider, Region, RpcService, ServerId, Work};
+use farleaf_page::{Action, Fixed8, LeafEdit};
+use farleaf_pool::remote::{RemoteError, RpcClient};
+use farleaf_pool::server::{MemoryServer, MemoryServerConfig};
+use farleaf_pool::wire::{Refusal, Reply, Request, TreeRequest};
 
 type Tiny = Fixed8<16>;
 type Records = Vec<(u64, u64)>;

@@ -10,13 +10,13 @@ use farleaf_core::index::coarse::{Coarse, CoarseOptions, Partitioning};
 use farleaf_core::index::conformance::{self, Beside, Setup};
 use farleaf_core::index::fine::{Fine, FineIndex, FineOptions};
 use farleaf_core::index::{Design, IndexAdmin, IndexError, RangeIndex, Scan};
-use farleaf_core::page::{Fixed8, Layout};
-use farleaf_core::remote::{Backoff, GRACE_NS};
-use farleaf_core::rules::KnownRule;
-use farleaf_core::server::MemoryServerConfig;
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::{NetworkModel, SimConfig};
 use farleaf_fabric::{Cluster, CounterSnapshot, Fabric};
+use farleaf_page::rules::KnownRule;
+use farleaf_page::{Fixed8, Layout};
+use farleaf_pool::remote::{Backoff, GRACE_NS};
+use farleaf_pool::server::MemoryServerConfig;
 use std::collections::BTreeMap;
 
 type Tiny = Fixed8<16>;

@@ -1,11 +1,11 @@
 //! New nodes whose WRITEs fail: whether they are reused, and what lands in them.
 
-use farleaf_core::page::Fixed8;
-use farleaf_core::remote::{FreshWriter, Image, PageClient, RemoteError};
-use farleaf_core::server::{MemoryServer, MemoryServerConfig};
 use farleaf_fabric::sim::{Faults, Outage, SimCluster, SimConfig, Slow, Verb};
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Cluster, Fabric, GlobalAddr, Provider, ServerId};
+use farleaf_page::Fixed8;
+use farleaf_pool::remote::{FreshWriter, Image, PageClient, RemoteError};
+use farleaf_pool::server::{MemoryServer, MemoryServerConfig};
 
 type Tiny = Fixed8<16>;
 

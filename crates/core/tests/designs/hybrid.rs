@@ -10,12 +10,12 @@ use farleaf_core::index::conformance::Setup;
 use farleaf_core::index::fine::{Fine, FineOptions};
 use farleaf_core::index::hybrid::{Hybrid, HybridIndex, HybridOptions};
 use farleaf_core::index::{Design, IndexAdmin, IndexError, RangeIndex, Scan};
-use farleaf_core::page::{Fixed8, Layout};
-use farleaf_core::remote::GRACE_NS;
-use farleaf_core::server::MemoryServerConfig;
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::{NetworkModel, SimConfig};
 use farleaf_fabric::{Cluster, CounterSnapshot, Fabric, Provider};
+use farleaf_page::{Fixed8, Layout};
+use farleaf_pool::remote::GRACE_NS;
+use farleaf_pool::server::MemoryServerConfig;
 
 type Tiny = Fixed8<16>;
 

@@ -8,10 +8,10 @@ use farleaf_core::index::fine::{Fine, FineOptions};
 use farleaf_core::index::hybrid::{Hybrid, HybridOptions};
 use farleaf_core::index::sherman::{Sherman, ShermanOptions};
 use farleaf_core::index::{Design, IndexError};
-use farleaf_core::page::Fixed8;
-use farleaf_core::server::{MemoryServer, MemoryServerConfig};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::{Cluster, Cpu, Message, Provider, Region, RpcService, ServerId};
+use farleaf_page::Fixed8;
+use farleaf_pool::server::{MemoryServer, MemoryServerConfig};
 use std::sync::Arc;
 
 type Ours = Fixed8;

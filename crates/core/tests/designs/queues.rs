@@ -11,9 +11,9 @@ use farleaf_core::index::dex::{Dex, DexOptions};
 use farleaf_core::index::fine::{Fine, FineOptions};
 use farleaf_core::index::hybrid::{Hybrid, HybridOptions};
 use farleaf_core::index::{Design, IndexAdmin, RangeIndex, Scan};
-use farleaf_core::page::Fixed8;
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::{Cluster, CounterSnapshot, Fabric};
+use farleaf_page::Fixed8;
 
 fn fine() -> FineOptions {
     FineOptions { chunk_nodes_log2: 2, ..FineOptions::default() }

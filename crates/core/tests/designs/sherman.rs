@@ -9,13 +9,13 @@ use farleaf_core::index::sherman::{
     PSherman, PShermanOptions, Sherman, ShermanCompute, ShermanIndex, ShermanOptions,
 };
 use farleaf_core::index::{Action, Design, IndexAdmin, IndexError, LeafEdit, RangeIndex, Scan};
-use farleaf_core::page::{DesignId, Entries8, Fixed8, Layout};
-use farleaf_core::remote::{Pointer, ROOT_SERVER};
-use farleaf_core::server::MemoryServerConfig;
-use farleaf_core::wire::Refusal;
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::SimConfig;
 use farleaf_fabric::{AnyFabric, Cluster, Fabric, GlobalAddr};
+use farleaf_page::{DesignId, Entries8, Fixed8, Layout};
+use farleaf_pool::remote::{Pointer, ROOT_SERVER};
+use farleaf_pool::server::MemoryServerConfig;
+use farleaf_pool::wire::Refusal;
 use std::collections::BTreeMap;
 use std::future::poll_fn;
 use std::pin::pin;

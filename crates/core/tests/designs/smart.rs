@@ -9,13 +9,13 @@ use farleaf_core::index::smart::{
     PSmart, PSmartOptions, Smart, SmartCompute, SmartIndex, SmartOptions,
 };
 use farleaf_core::index::{Action, Design, IndexError, LeafEdit, RangeIndex, Scan};
-use farleaf_core::page::{Bytes, Child, DesignId, Fixed8, Slot};
-use farleaf_core::remote::{ENDLESS, Leases, RpcClient};
-use farleaf_core::server::MemoryServerConfig;
-use farleaf_core::wire::Refusal;
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::{Faults, Outage, SimConfig, Slow, Verb};
 use farleaf_fabric::{AnyFabric, Cluster, Fabric, ServerId};
+use farleaf_page::{Bytes, Child, DesignId, Fixed8, Slot};
+use farleaf_pool::remote::{ENDLESS, Leases, RpcClient};
+use farleaf_pool::server::MemoryServerConfig;
+use farleaf_pool::wire::Refusal;
 use futures_util::future::join_all;
 
 type Index = SmartIndex<AnyFabric, Fixed8>;

@@ -15,10 +15,10 @@ use farleaf_core::index::hybrid::{Hybrid, HybridOptions};
 use farleaf_core::index::sherman::{Sherman, ShermanOptions};
 use farleaf_core::index::smart::{Smart, SmartOptions};
 use farleaf_core::index::{Design, RangeIndex, Scan};
-use farleaf_core::page::Fixed8;
-use farleaf_core::server::MemoryServer;
 use farleaf_fabric::Cluster;
 use farleaf_fabric::local::{LocalCluster, LocalConfig};
+use farleaf_page::Fixed8;
+use farleaf_pool::server::MemoryServer;
 
 /// Keys in one order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

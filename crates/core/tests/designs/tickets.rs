@@ -3,12 +3,12 @@
 use farleaf_core::cache::{CacheOptions, OffloadName};
 use farleaf_core::index::dex::{Dex, DexOptions};
 use farleaf_core::index::{Design, IndexError, RangeIndex};
-use farleaf_core::page::Fixed8;
-use farleaf_core::server::{MemoryServer, MemoryServerConfig};
-use farleaf_core::wire::{OffloadRequest, Refusal, Reply, Request};
 use farleaf_fabric::sim::{Faults, SimConfig};
 use farleaf_fabric::sync::{Arc, AtomicU64, Ordering};
 use farleaf_fabric::{Cluster, Cpu, Message, Provider, Region, RpcService, ServerId, Work};
+use farleaf_page::Fixed8;
+use farleaf_pool::server::{MemoryServer, MemoryServerConfig};
+use farleaf_pool::wire::{OffloadRequest, Refusal, Reply, Request};
 
 type Tiny = Fixed8<16>;
 

@@ -5,7 +5,7 @@
 
 mod merges;
 
-use farleaf_core::table::{
+use farleaf_page::table::{
     Below, Bloom, Builder, Clip, Cursor, Damaged, ExtentRun, Fences, Footer, Found, FullIndex,
     Index, IndexKind, Key, KeyBuf, Kind, Locate, MAX_SEQUENCE, MAX_VALUE_BYTES, Merge, MergeError,
     MergeOptions, Meta, Picked, Place, Progress, Record, Refused, Run, build_locate, pick,

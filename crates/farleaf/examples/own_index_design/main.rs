@@ -7,9 +7,9 @@ mod one_server;
 
 use farleaf_core::index::Design;
 use farleaf_core::index::conformance::{self, Setup};
-use farleaf_core::page::Fixed8;
-use farleaf_core::server::MemoryServerConfig;
 use farleaf_fabric::local::LocalConfig;
+use farleaf_page::Fixed8;
+use farleaf_pool::server::MemoryServerConfig;
 use one_server::OneServer;
 
 fn main() {

@@ -8,12 +8,12 @@ use farleaf_core::index::{
     Answer, Ascending, Design, IndexAdmin, IndexError, LeafEdit, RangeIndex, Records, Scan,
     check_fill,
 };
-use farleaf_core::page::{Action, Layout, OwnedKey, OwnedValue};
-use farleaf_core::remote::RpcClient;
-use farleaf_core::wire::{
+use farleaf_fabric::{Fabric, ServerId};
+use farleaf_page::{Action, Layout, OwnedKey, OwnedValue};
+use farleaf_pool::remote::RpcClient;
+use farleaf_pool::wire::{
     AskEdit, RecordRoom, Refusal, Reply, SCAN_REPLY_RECORDS, Share, TreeRequest,
 };
-use farleaf_fabric::{Fabric, ServerId};
 use std::ops::Bound;
 
 /// The design: a type without values that names its parts.
@@ -164,9 +164,9 @@ impl<F: Fabric, L: Layout> IndexAdmin for OneServerIndex<F, L> {
 mod tests {
     use super::OneServer;
     use farleaf_core::index::conformance::{self, Setup};
-    use farleaf_core::page::Fixed8;
-    use farleaf_core::server::MemoryServerConfig;
     use farleaf_fabric::local::LocalConfig;
+    use farleaf_page::Fixed8;
+    use farleaf_pool::server::MemoryServerConfig;
     use farleaf_sim::{RunOutcome, Scenario, run_design};
 
     /// Tiny pages make high trees from few keys.

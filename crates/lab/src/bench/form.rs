@@ -10,7 +10,7 @@ use farleaf_bench::strings::Strings;
 use farleaf_bench::trace::Trace;
 use farleaf_command_line::usage;
 use farleaf_core::index::dex::{EntryWeights, spreading_level};
-use farleaf_core::page::{Bytes, CHOSEN, Fixed8};
+use farleaf_page::{Bytes, CHOSEN, Fixed8};
 
 /// The kind of keys and values in a run.
 #[derive(Clone, Debug)]

@@ -2,7 +2,7 @@
 
 use farleaf_command_line::units;
 use farleaf_core::index::dlsm::{DlsmOptions, MergePlace};
-use farleaf_core::table::IndexKind;
+use farleaf_page::table::IndexKind;
 
 /// Bits per key of the Bloom filters, those of the paper.
 const BLOOM_BITS: u8 = 10;

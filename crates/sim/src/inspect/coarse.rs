@@ -1,14 +1,14 @@
 //! Inspects the memory servers' trees, which are the index of the coarse-grained design, and locate
 //! the leaves of the hybrid one.
 //!
-//! *Invariants while no latch on the path is held*: T1, T2 and T4 of `farleaf_core::server::tree`,
+//! *Invariants while no latch on the path is held*: T1, T2 and T4 of `farleaf_pool::server::tree`,
 //! as checked by [`super::walk`]. *At the end*, each node that a tree has allocated is either in
 //! the tree or retired, so none leaks.
 
 use super::walk::{Access, Stop, Walk, records};
 use super::{Expect, Records};
-use farleaf_core::page::{Named, Page, Superblock};
 use farleaf_fabric::{Region, RpcService};
+use farleaf_page::{Named, Page, Superblock};
 
 impl<'a, L: Named> Walk<'a, L> {
     /// The records of all trees, ordered by key.

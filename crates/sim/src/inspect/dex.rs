@@ -11,8 +11,8 @@
 
 use super::walk::{Stop, Walk, named};
 use super::{Expect, Records};
-use farleaf_core::page::{Named, OwnedKey, ScanWindow, Superblock};
 use farleaf_fabric::{GlobalAddr, RpcService};
+use farleaf_page::{Named, OwnedKey, ScanWindow, Superblock};
 use std::ops::Bound;
 
 /// A node to visit: its address, its level if known, and the keys routed to it.

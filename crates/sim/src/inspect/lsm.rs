@@ -23,15 +23,15 @@ use crate::client::settle;
 use crate::scenario::Scenario;
 use farleaf_core::index::dlsm::{Dlsm, DlsmServer, Shard, TableView};
 use farleaf_core::index::{ByName, Design, Encoded, IndexError, RangeIndex, Scan};
-use farleaf_core::page::{Layout, Named};
-use farleaf_core::server::MemoryServer;
-use farleaf_core::table::{
-    Clip, Damaged, Found, Index, KeyBuf, Kind, MAX_SEQUENCE, Meta, Placed, Record, Run,
-    in_table_order,
-};
 use farleaf_fabric::sim::SimCluster;
 use farleaf_fabric::sync::{Arc, Mutex, lock};
 use farleaf_fabric::{Cluster, GlobalAddr};
+use farleaf_page::table::{
+    Clip, Damaged, Found, Index, KeyBuf, Kind, MAX_SEQUENCE, Meta, Placed, Record, Run,
+    in_table_order,
+};
+use farleaf_page::{Layout, Named};
+use farleaf_pool::server::MemoryServer;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A tree, and the memory that its tables lie in.

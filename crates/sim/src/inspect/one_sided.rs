@@ -15,8 +15,8 @@
 
 use super::walk::{Access, Place, Stop, Walk, records, unnamed};
 use super::{Expect, Records};
-use farleaf_core::page::{Named, OwnedKey, Page, Superblock};
 use farleaf_fabric::{GlobalAddr, Region, RpcService};
+use farleaf_page::{Named, OwnedKey, Page, Superblock};
 
 impl<L: Named> Walk<'_, L> {
     pub(super) fn blink(&mut self) -> Result<Records, Stop> {

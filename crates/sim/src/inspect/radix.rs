@@ -15,8 +15,8 @@ use super::{Expect, Records};
 use crate::scenario::DesignSpec;
 use crate::spread::gathered;
 use farleaf_core::index::Encoded;
-use farleaf_core::page::{Child, LeafCopy, Named, NodeCopy, NodeSize, RadixForm, Slot, Superblock};
 use farleaf_fabric::{GlobalAddr, Region, RpcService};
+use farleaf_page::{Child, LeafCopy, Named, NodeCopy, NodeSize, RadixForm, Slot, Superblock};
 use std::borrow::Borrow;
 use std::collections::BTreeSet;
 

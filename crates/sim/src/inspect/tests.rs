@@ -10,12 +10,12 @@ use farleaf_core::index::dex::Dex;
 use farleaf_core::index::fine::{Fine, FineOptions};
 use farleaf_core::index::hybrid::{Hybrid, HybridOptions};
 use farleaf_core::index::{Design, IndexAdmin, RangeIndex};
-use farleaf_core::page::{Fixed8, Layout, LeafDelete, Page, Superblock};
-use farleaf_core::remote::RpcClient;
-use farleaf_core::wire::{PoolRequest, Request};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sync::Ordering;
 use farleaf_fabric::{Cluster, GlobalAddr, Provider, RpcService};
+use farleaf_page::{Fixed8, Layout, LeafDelete, Page, Superblock};
+use farleaf_pool::remote::RpcClient;
+use farleaf_pool::wire::{PoolRequest, Request};
 
 type Small = Fixed8<16>;
 

@@ -7,8 +7,8 @@
 //! without faults there is no such page.
 
 use super::{Expect, Pool, Records};
-use farleaf_core::page::{Layout, MAX_LEVEL, Named, OwnedKey, OwnedValue, Page, ScanWindow};
 use farleaf_fabric::GlobalAddr;
+use farleaf_page::{Layout, MAX_LEVEL, Named, OwnedKey, OwnedValue, Page, ScanWindow};
 use std::collections::BTreeSet;
 use std::ops::Bound;
 

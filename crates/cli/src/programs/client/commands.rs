@@ -7,7 +7,7 @@ use farleaf_cluster::layouts::ClusterLayout;
 use farleaf_cluster::text::{Bounds, Notation, Textual};
 use farleaf_command_line::usage;
 use farleaf_core::index::{Exchange, RangeIndex, Scan};
-use farleaf_core::page::{OwnedKey, OwnedRecord};
+use farleaf_page::{OwnedKey, OwnedRecord};
 use std::cmp::Ordering;
 use std::io::Write;
 use std::ops::Bound;

@@ -6,10 +6,10 @@ use super::BlockIndex;
 use super::below::Below;
 use super::handle::{BLOCKS_TOGETHER, Edit, New, Over};
 use crate::index::{Answer, IndexAdmin, IndexError, rounds};
-use crate::page::{Action, Layout};
-use crate::remote::RemoteError;
 use crate::together::{all, join};
 use farleaf_fabric::Fabric;
+use farleaf_page::{Action, Layout};
+use farleaf_pool::remote::RemoteError;
 use smallvec::SmallVec;
 use std::cell::{Cell, RefCell};
 

@@ -4,9 +4,9 @@
 //! *Thread safety*: that of the index below.
 
 use crate::index::{Answer, IndexAdmin, IndexError, LeafEdit, PartIndex};
-use crate::page::Layout;
-use crate::remote::RemoteError;
 use farleaf_fabric::Fabric;
+use farleaf_page::Layout;
+use farleaf_pool::remote::RemoteError;
 use std::marker::PhantomData;
 
 /// The index whose leaves refer to blocks.

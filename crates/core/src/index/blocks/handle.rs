@@ -9,10 +9,10 @@ use crate::index::{
     Answer, Background, IndexAdmin, IndexError, KeyRange, LeafEdit, OPERATIONS_TOGETHER,
     RangeIndex, Records, Reshape, Reshaped, Scan,
 };
-use crate::page::{Action, BlockRef, Layout, MOST_BLOCK_BYTES, Stored, TooLong, stored_inline};
-use crate::remote::{Backoff, BlockClient, Coming, InHand, Miss, RemoteError};
 use crate::together::all;
 use farleaf_fabric::Fabric;
+use farleaf_page::{Action, BlockRef, Layout, MOST_BLOCK_BYTES, Stored, TooLong, stored_inline};
+use farleaf_pool::remote::{Backoff, BlockClient, Coming, InHand, Miss, RemoteError};
 use std::borrow::{Borrow, Cow};
 use std::ops::Bound;
 

@@ -6,9 +6,9 @@
 use super::BlockIndex;
 use super::below::{Below, Whole};
 use crate::index::{IndexAdmin, IndexError};
-use crate::page::{BlockRef, Layout, Stored};
 use crate::together::all;
 use farleaf_fabric::Fabric;
+use farleaf_page::{BlockRef, Layout, Stored};
 
 /// Blocks written together.
 const BLOCKS_TOGETHER: usize = 16;

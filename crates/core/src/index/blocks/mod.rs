@@ -8,7 +8,7 @@
 //! ```
 //!
 //! The underlying design depends on blocks in only one way: an edit that takes away a value with a
-//! reference's length returns it ([`crate::page::Answer::found`]), so that the block can be freed.
+//! reference's length returns it ([`farleaf_page::Answer::found`]), so that the block can be freed.
 //! Its pages, messages and protocols are the same.
 //!
 //! The files of this folder enforce three of the invariants of blocks. A reference is stored only
@@ -34,9 +34,9 @@ pub use part::InBlocks;
 pub use shared::{SharedBlocks, ValueBlocks};
 
 use super::{Design, IndexError, ValueForm};
-use crate::page::Layout;
-use crate::remote::BlockUsage;
 use farleaf_fabric::Fabric;
+use farleaf_page::Layout;
+use farleaf_pool::remote::BlockUsage;
 use std::marker::PhantomData;
 
 /// Design `D` with value blocks.

@@ -16,11 +16,11 @@ use crate::cache::CacheCounters;
 use crate::index::{
     Answer, LeafEdit, PartIndex, PartValues, Reclaimed, Records, Scan, Scanned, ValueForm,
 };
-use crate::page::{BlockRef, Layout, Stored, TooLong};
-use crate::remote::{RemoteError, RpcClient, Step};
 use crate::together::all;
-use crate::wire::{RecordRoom, check_sent};
 use farleaf_fabric::Fabric;
+use farleaf_page::{BlockRef, Layout, Stored, TooLong};
+use farleaf_pool::remote::{RemoteError, RpcClient, Step};
+use farleaf_pool::wire::{RecordRoom, check_sent};
 use std::ops::Bound;
 
 /// Records of one step of looking for free blocks of former lives.

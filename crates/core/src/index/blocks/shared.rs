@@ -6,10 +6,10 @@
 use super::BlockOptions;
 use crate::cache::{BlockCache, CacheCounters, LiveCounters};
 use crate::index::IndexError;
-use crate::page::Layout;
-use crate::remote::{BlockClient, BlockSpace, BlockUsage};
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::Arc;
+use farleaf_page::Layout;
+use farleaf_pool::remote::{BlockClient, BlockSpace, BlockUsage};
 
 /// The value blocks of one process: their space, and the cached ones.
 #[derive(Clone, Debug)]

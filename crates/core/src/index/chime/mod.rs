@@ -16,8 +16,8 @@
 
 use super::one_sided::entrywise::{self, EntryTree, EntrywiseCompute, EntrywiseOptions};
 use super::{Design, IndexError};
-use crate::page::{DesignId, Layout};
 use farleaf_fabric::Fabric;
+use farleaf_page::{DesignId, Layout};
 
 /// Options of a new CHIME index.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -3,9 +3,9 @@
 
 use super::CoarseIndex;
 use crate::index::{Ascending, IndexError, check_fill};
-use crate::page::{Layout, OwnedKey, OwnedValue};
-use crate::wire::{RecordRoom, Reply, Request, TreeRequest};
 use farleaf_fabric::{Fabric, ServerId};
+use farleaf_page::{Layout, OwnedKey, OwnedValue};
+use farleaf_pool::wire::{RecordRoom, Reply, Request, TreeRequest};
 
 /// Maximum number of small records in one message.
 const BATCH_RECORDS: usize = 2048;

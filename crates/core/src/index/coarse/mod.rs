@@ -2,7 +2,7 @@
 //! hash. Each server has a tree of its own, and every operation is an RPC to one of them.
 //!
 //! After Ziegler et al., *Designing Distributed Tree-based Index Structures for Fast RDMA-capable
-//! Networks* (SIGMOD 2019), §3. The trees are in [`crate::server::tree`].
+//! Networks* (SIGMOD 2019), §3. The trees are in [`farleaf_pool::server::tree`].
 //!
 //! *Thread safety*: a handle belongs to its endpoint's thread; operations of one handle may
 //! overlap.
@@ -10,13 +10,13 @@
 mod load;
 mod scan;
 
-pub use crate::remote::Partitioning;
+pub use farleaf_pool::remote::Partitioning;
 
 use super::{Design, IndexAdmin, IndexError, RangeIndex, Records, Scan};
-use crate::page::{Action, Answer, DesignId, Layout, LeafEdit, OwnedKey, OwnedValue};
-use crate::remote::{RemoteError, RpcClient, ShareMap};
-use crate::wire::{AskEdit, Refusal, Reply, TreeRequest};
 use farleaf_fabric::{Fabric, ServerId};
+use farleaf_page::{Action, Answer, DesignId, Layout, LeafEdit, OwnedKey, OwnedValue};
+use farleaf_pool::remote::{RemoteError, RpcClient, ShareMap};
+use farleaf_pool::wire::{AskEdit, Refusal, Reply, TreeRequest};
 use std::borrow::Borrow;
 use std::fmt::Debug;
 use std::future::Future;

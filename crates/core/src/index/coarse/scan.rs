@@ -3,10 +3,10 @@
 
 use super::CoarseIndex;
 use crate::index::{IndexError, Records, Scan};
-use crate::page::{Layout, OwnedKey, OwnedValue};
-use crate::remote::{RemoteError, ShareMap};
-use crate::wire::{Reply, Request, SCAN_REPLY_RECORDS, TreeRequest};
 use farleaf_fabric::{Fabric, ServerId};
+use farleaf_page::{Layout, OwnedKey, OwnedValue};
+use farleaf_pool::remote::{RemoteError, ShareMap};
+use farleaf_pool::wire::{Reply, Request, SCAN_REPLY_RECORDS, TreeRequest};
 use std::collections::VecDeque;
 use std::ops::Bound;
 

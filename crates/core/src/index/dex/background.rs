@@ -9,9 +9,9 @@
 //! run this.
 
 use super::{DexIndex, FRAMES_TOGETHER};
-use crate::page::Layout;
 use crate::together::all;
 use farleaf_fabric::Fabric;
+use farleaf_page::Layout;
 
 /// Nodes that an operation writes back before it changes another one, if the background tasks are
 /// behind.

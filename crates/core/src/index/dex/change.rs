@@ -5,9 +5,9 @@
 use super::DexIndex;
 use super::descend::{LeafLocation, Offer};
 use crate::cache::{LiveCounters, Restart};
-use crate::page::{Action, Answer, Layout, LeafEdit, LeafOutcome, OwnedValue, Page, Probe};
-use crate::remote::RemoteError;
 use farleaf_fabric::{Fabric, Work};
+use farleaf_page::{Action, Answer, Layout, LeafEdit, LeafOutcome, OwnedValue, Page, Probe};
+use farleaf_pool::remote::RemoteError;
 
 impl<F: Fabric, L: Layout> DexIndex<F, L> {
     /// The value of `key`.

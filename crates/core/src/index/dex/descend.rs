@@ -12,12 +12,12 @@
 
 use super::DexIndex;
 use crate::cache::{LiveCounters, OptimisticRef, OwnedRange, Restart, Swip};
-use crate::page::{
+use farleaf_fabric::{Fabric, GlobalAddr, Work, prefetch};
+use farleaf_page::rules;
+use farleaf_page::{
     FencePosition, Layout, LeafOutcome, MAX_LEVEL, OwnedKey, Page, Probe, slot_range,
 };
-use crate::remote::RemoteError;
-use crate::rules;
-use farleaf_fabric::{Fabric, GlobalAddr, Work, prefetch};
+use farleaf_pool::remote::RemoteError;
 
 /// A node and the child word that led to it. The root has no parent.
 #[derive(Debug)]

@@ -5,10 +5,10 @@ use super::pool::DexPool;
 use super::{DexIndex, DexOptions, DexServer};
 use crate::cache::{CacheOptions, OwnedRange};
 use crate::index::{BulkBuilder, IndexError, MemoryUse, Partitioned};
-use crate::page::{Layout, OwnedKey};
-use crate::remote::{Image, PageClient, RemoteError};
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, GlobalAddr};
+use farleaf_page::{Layout, OwnedKey};
+use farleaf_pool::remote::{Image, PageClient, RemoteError};
 
 /// The DEX design. [`crate::partition`] makes it a [`crate::index::Design`].
 #[derive(Clone, Copy, Debug, Default)]

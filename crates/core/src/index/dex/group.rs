@@ -14,11 +14,11 @@
 use super::DexIndex;
 use super::descend::{Child, LeafLocation};
 use crate::cache::{OptimisticRef, Restart, Swip};
-use crate::page::{Answer, Layout, LeafEdit, LeafOutcome, OwnedValue, Probe};
-use crate::remote::RemoteError;
-use crate::rules;
 use crate::together::all;
 use farleaf_fabric::{Fabric, GlobalAddr, Work, prefetch};
+use farleaf_page::rules;
+use farleaf_page::{Answer, Layout, LeafEdit, LeafOutcome, OwnedValue, Probe};
+use farleaf_pool::remote::RemoteError;
 use smallvec::SmallVec;
 
 /// Maximum number of operations that descend together. With half as many, cache misses overlap just

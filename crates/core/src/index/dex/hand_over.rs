@@ -26,11 +26,11 @@
 use super::{DexIndex, FRAMES_TOGETHER};
 use crate::cache::{FrameId, FrameState, OwnedRange, Ownership, Restart, is_clean};
 use crate::index::{PartState, Released};
-use crate::page::{Layout, LockWord, OwnedKey, Page, Probe};
-use crate::remote::{Miss, Pointer, RemoteError};
-use crate::rules;
 use crate::together::all;
 use farleaf_fabric::{Fabric, GlobalAddr};
+use farleaf_page::rules;
+use farleaf_page::{Layout, LockWord, OwnedKey, Page, Probe};
+use farleaf_pool::remote::{Miss, Pointer, RemoteError};
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 

@@ -4,10 +4,10 @@
 
 use super::DexIndex;
 use crate::cache::{FrameId, OptimisticRef, Ownership, Restart, dirty_words, is_clean, mark_clean};
-use crate::page::{Exclusive, Layout, LockWord, Page};
-use crate::remote::{Image, PageCopy};
-use crate::rules;
 use farleaf_fabric::{Fabric, GlobalAddr};
+use farleaf_page::rules;
+use farleaf_page::{Exclusive, Layout, LockWord, Page};
+use farleaf_pool::remote::{Image, PageCopy};
 
 /// A latched node.
 #[derive(Debug)]

@@ -10,9 +10,9 @@
 //! *Thread safety*: private to one task.
 
 use crate::index::{Built, BulkBuilder};
-use crate::page::{Layout, MAX_LEVEL, OwnedKey};
-use crate::remote::{FreshNode, FreshWriter, Image, PageClient, RemoteError};
 use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
+use farleaf_page::{Layout, MAX_LEVEL, OwnedKey};
+use farleaf_pool::remote::{FreshNode, FreshWriter, Image, PageClient, RemoteError};
 
 /// Minimum fill of inner nodes.
 const INNER_FILL: f64 = 0.9;
@@ -390,7 +390,7 @@ fn equal_boundaries<K: Clone + Ord>(
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use super::*;
-    use crate::page::Fixed8;
+    use farleaf_page::Fixed8;
 
     #[test]
     fn the_placement_level_grows_with_the_tree() {

@@ -12,9 +12,9 @@
 //! *Thread safety*: private to one task.
 
 use crate::cache::OwnedRange;
-use crate::page::{Layout, OwnedKey, Page, Probe};
-use crate::remote::{Image, Miss, PageClient, Pointer, RemoteError};
 use farleaf_fabric::{Fabric, GlobalAddr};
+use farleaf_page::{Layout, OwnedKey, Page, Probe};
+use farleaf_pool::remote::{Image, Miss, PageClient, Pointer, RemoteError};
 
 /// Retries of a WRITE of unknown outcome.
 const WRITE_RETRIES: u32 = 16;

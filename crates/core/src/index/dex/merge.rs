@@ -17,10 +17,10 @@ use super::latched::Latched;
 use super::split::Written;
 use crate::cache::{LiveCounters, OptimisticRef, Ownership, Restart, is_clean, mark_clean};
 use crate::index::PartState;
-use crate::page::{Layout, Page, Probe, is_sparse, merge, slot_range};
-use crate::remote::{Image, RemoteError};
-use crate::rules;
 use farleaf_fabric::{Fabric, Work};
+use farleaf_page::rules;
+use farleaf_page::{Layout, Page, Probe, is_sparse, merge, slot_range};
+use farleaf_pool::remote::{Image, RemoteError};
 
 /// Whether two neighbours fit one page, or one of them has too few entries.
 fn can_join<L: Layout>(left: Page<'_, L>, right: Page<'_, L>) -> bool {

@@ -67,12 +67,12 @@ pub use pool::DexPool;
 pub use server::DexServer;
 
 use crate::cache::{AdmissionName, CacheClient, CacheCounters, FrameId, Restart, Turn};
-use crate::page::{Layout, Probe};
-use crate::remote::{Backoff, Pointer, RemoteError};
-use crate::rules;
 use crate::together::all;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, GlobalAddr, ServerId, Work};
+use farleaf_page::rules;
+use farleaf_page::{Layout, Probe};
+use farleaf_pool::remote::{Backoff, Pointer, RemoteError};
 use std::rc::Rc;
 
 /// Frames processed at a time, so that their WRITEs and READs are in flight together.

@@ -9,9 +9,9 @@
 
 use super::{DexIndex, DexServer};
 use crate::cache::{IoMark, Mapped, Restart};
-use crate::page::Layout;
-use crate::remote::RemoteError;
 use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
+use farleaf_page::Layout;
+use farleaf_pool::remote::RemoteError;
 use std::mem::ManuallyDrop;
 
 /// A node that nothing points to yet. Dropping it frees the node.

@@ -24,11 +24,11 @@ use crate::cache::{
     LiveCounters, MovingAverage, OffloadMark, OffloadName, OptimisticRef, OwnedRange, Restart,
 };
 use crate::index::{Records, Scan};
-use crate::page::{Answer, Layout, LeafEdit, OwnedKey, OwnedValue, ScanWindow, slot_range};
-use crate::remote::{RemoteError, Settling};
-use crate::rules;
-use crate::wire::{AskOffload, OffloadRequest, Reply, Request, Ticket};
 use farleaf_fabric::{CostModel, Fabric, ServerId};
+use farleaf_page::rules;
+use farleaf_page::{Answer, Layout, LeafEdit, OwnedKey, OwnedValue, ScanWindow, slot_range};
+use farleaf_pool::remote::{RemoteError, Settling};
+use farleaf_pool::wire::{AskOffload, OffloadRequest, Reply, Request, Ticket};
 use std::cell::{Cell, RefCell};
 
 /// Time to search a cached node, in nanoseconds: the paper's l_s.

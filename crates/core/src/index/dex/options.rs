@@ -8,7 +8,7 @@
 
 use crate::cache::{AdmissionName, CacheOptions};
 use crate::index::{BalanceOptions, Boundaries, IndexError, PartitionOptions};
-use crate::page::{DesignId, NodeCarver};
+use farleaf_page::{DesignId, NodeCarver};
 use std::fmt::Debug;
 
 /// Options of a new DEX index.

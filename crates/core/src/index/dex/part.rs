@@ -5,9 +5,9 @@ use super::hand_over::GivenUp;
 use super::{DexIndex, DexServer};
 use crate::cache::{CacheCounters, OwnedRange};
 use crate::index::{Answer, LeafEdit, PartIndex, PartState, Records, Scan};
-use crate::page::{Layout, OwnedKey, OwnedValue};
-use crate::remote::{Detector, RemoteError};
 use farleaf_fabric::Fabric;
+use farleaf_page::{Layout, OwnedKey, OwnedValue};
+use farleaf_pool::remote::{Detector, RemoteError};
 
 impl<L: Layout> PartState<OwnedKey<L>> for DexServer<L> {
     fn range(&self) -> OwnedRange<OwnedKey<L>> {

@@ -7,9 +7,9 @@
 //!
 //! *Thread safety*: a [`Placement`] belongs to its handle's thread.
 
-use crate::page::Layout;
-use crate::remote::PageClient;
 use farleaf_fabric::{Fabric, ServerId};
+use farleaf_page::Layout;
+use farleaf_pool::remote::PageClient;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 

@@ -8,10 +8,10 @@ use super::options::from_word;
 use super::replace::{is_empty, nodes_below, replace_root};
 use crate::cache::OwnedRange;
 use crate::index::{IndexError, PartPool};
-use crate::page::{DesignId, Layout, OwnedKey};
-use crate::remote::{PageClient, ROOT_SERVER, RemoteError, RpcClient};
-use crate::rules;
 use farleaf_fabric::{Fabric, GlobalAddr};
+use farleaf_page::rules;
+use farleaf_page::{DesignId, Layout, OwnedKey};
+use farleaf_pool::remote::{PageClient, ROOT_SERVER, RemoteError, RpcClient};
 use std::cell::Cell;
 use std::rc::Rc;
 

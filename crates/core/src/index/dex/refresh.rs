@@ -9,10 +9,10 @@
 
 use super::DexIndex;
 use crate::cache::{FrameId, LiveCounters, Restart, Swip};
-use crate::page::{Layout, LockWord, Page, Probe};
-use crate::remote::Pointer;
-use crate::rules;
 use farleaf_fabric::{Fabric, GlobalAddr};
+use farleaf_page::rules;
+use farleaf_page::{Layout, LockWord, Page, Probe};
+use farleaf_pool::remote::Pointer;
 
 impl<F: Fabric, L: Layout> DexIndex<F, L> {
     /// Rereads the shared nodes on the path of `probe`. Returns whether one had changed.

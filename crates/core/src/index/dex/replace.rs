@@ -3,9 +3,9 @@
 //! *Thread safety*: private to one task.
 
 use crate::index::IndexError;
-use crate::page::{Layout, OwnedKey, Page, ScanWindow, clipped, narrowed, slot_range};
-use crate::remote::{Change, Image, Miss, PageClient, Pointer, RemoteError};
 use farleaf_fabric::{Fabric, GlobalAddr};
+use farleaf_page::{Layout, OwnedKey, Page, ScanWindow, clipped, narrowed, slot_range};
+use farleaf_pool::remote::{Change, Image, Miss, PageClient, Pointer, RemoteError};
 use std::ops::Bound;
 
 /// Replaces the root's content. Retries within bounds while others hold its lock.

@@ -18,10 +18,10 @@ use super::offload::OffloadedScan;
 use super::scan_range::{first, last, next_fence, within};
 use crate::cache::{OptimisticRef, OwnedRange, Restart};
 use crate::index::{PartState, Records, Scan};
-use crate::page::{Layout, OwnedKey, OwnedValue, Page, Probe, ScanWindow};
-use crate::remote::RemoteError;
 use crate::together::all;
 use farleaf_fabric::{Fabric, Work};
+use farleaf_page::{Layout, OwnedKey, OwnedValue, Page, Probe, ScanWindow};
+use farleaf_pool::remote::RemoteError;
 use std::cell::{Cell, RefCell};
 use std::ops::Bound;
 

@@ -4,7 +4,7 @@
 
 use crate::cache::OwnedRange;
 use crate::index::Scan;
-use crate::page::{Layout, OwnedKey, Page, clipped};
+use farleaf_page::{Layout, OwnedKey, Page, clipped};
 use std::ops::Bound;
 
 /// Where the subtree at a slot ends in the direction of a scan.

@@ -1,6 +1,6 @@
 //! State shared by the threads of one compute server: the cache, its range of keys, and free nodes.
 //! When a thread merges a node away, any thread can reuse it for its next split. An endpoint's
-//! allocator ([`crate::remote::NodeAllocator`]) belongs to one thread: it supplies nodes when this
+//! allocator ([`farleaf_pool::remote::NodeAllocator`]) belongs to one thread: it supplies nodes when this
 //! list is empty, and returns the list's surplus to the memory servers.
 //!
 //! *Thread safety*: any number of threads.
@@ -8,10 +8,10 @@
 use super::uncached::Unsettled;
 use crate::cache::{Cache, CacheClient, CacheOptions, FrameId, OwnedRange, Ownership, mark_clean};
 use crate::index::MemoryUse;
-use crate::page::{Layout, OwnedKey, Page};
-use crate::remote::{Miss, PageClient, Pointer, RemoteError};
 use farleaf_fabric::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
 use farleaf_fabric::{Fabric, GlobalAddr, RegionError, ServerId};
+use farleaf_page::{Layout, OwnedKey, Page};
+use farleaf_pool::remote::{Miss, PageClient, Pointer, RemoteError};
 use std::collections::BTreeMap;
 
 /// One compute server.

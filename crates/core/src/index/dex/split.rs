@@ -14,12 +14,12 @@ use super::DexIndex;
 use super::latched::Latched;
 use super::nodes::NewNode;
 use crate::cache::{FrameId, LiveCounters, OptimisticRef, Restart, Swip, mark_clean};
-use crate::page::{
+use farleaf_fabric::{Fabric, GlobalAddr, ServerId, Work};
+use farleaf_page::rules;
+use farleaf_page::{
     Entry, Layout, LeafEdit, LockWord, OwnedKey, Page, Probe, SplitPlan, split_plan,
 };
-use crate::remote::{Change, Committed, Image, Locked, PageCopy};
-use crate::rules;
-use farleaf_fabric::{Fabric, GlobalAddr, ServerId, Work};
+use farleaf_pool::remote::{Change, Committed, Image, Locked, PageCopy};
 
 /// Whether the change of a parent has reached the pool.
 #[derive(Debug)]

@@ -25,13 +25,13 @@
 
 use super::DexIndex;
 use crate::cache::{IoMark, LiveCounters, Mapped, OwnedRange, Restart, is_clean};
-use crate::page::{
-    FencePosition, Layout, LeafOutcome, OwnedKey, OwnedValue, Page, Probe, slot_range,
-};
-use crate::remote::Pointer;
-use crate::rules;
 use farleaf_fabric::sync::{AtomicU64, Ordering, fence};
 use farleaf_fabric::{Fabric, GlobalAddr, Work};
+use farleaf_page::rules;
+use farleaf_page::{
+    FencePosition, Layout, LeafOutcome, OwnedKey, OwnedValue, Page, Probe, slot_range,
+};
+use farleaf_pool::remote::Pointer;
 
 /// Number of times a walk polls another operation's mark before it starts over.
 const MOST_WAITS: u32 = 10_000;

@@ -13,9 +13,9 @@
 use super::handle::DlsmIndex;
 use super::shard::{AtWork, Right, Shard};
 use crate::index::{IndexError, Reshaped};
-use crate::page::Layout;
 use crate::together::{all, join};
 use farleaf_fabric::Fabric;
+use farleaf_page::Layout;
 use std::cell::Cell;
 
 /// Flushes, or merges, that one call makes. The next one goes on, unless an operation waits for the

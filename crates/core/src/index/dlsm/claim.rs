@@ -2,7 +2,7 @@
 //!
 //! *Thread safety*: plain values.
 
-use crate::table::KeyBuf;
+use farleaf_page::table::KeyBuf;
 
 /// What a merge beside others takes, and where it puts it.
 #[derive(Clone, Debug, Default)]

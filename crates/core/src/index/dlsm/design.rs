@@ -10,10 +10,10 @@ use super::DlsmOptions;
 use super::handle::DlsmIndex;
 use super::shard::Shard;
 use crate::index::{Design, IndexError};
-use crate::page::{DesignId, Layout};
-use crate::remote::{ExtentClient, RpcClient};
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, ServerId};
+use farleaf_page::{DesignId, Layout};
+use farleaf_pool::remote::{ExtentClient, RpcClient};
 
 /// The number of the tree in the directory.
 const THE_SHARD: u64 = 0;

@@ -13,13 +13,13 @@ use super::handle::DlsmIndex;
 use super::shard::{Editing, Opened, PendingChange, Right, Shard};
 use super::version::{Change, Table};
 use crate::index::IndexError;
-use crate::page::Layout;
-use crate::remote::{ExtentSpace, Lease, RemoteError, ShardClient, ShardLoans, ShardState};
-use crate::rules::{LOANS_HELD, NUMBERS_RAISED, ORPHANS_ONLY, TABLES_LISTED};
-use crate::table::{ExtentRun, Index, KeyBuf, Meta, Placed, push_key};
-use crate::wire::{LEFT, NO_PROCESS, Refusal};
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, GlobalAddr};
+use farleaf_page::Layout;
+use farleaf_page::rules::{LOANS_HELD, NUMBERS_RAISED, ORPHANS_ONLY, TABLES_LISTED};
+use farleaf_page::table::{ExtentRun, Index, KeyBuf, Meta, Placed, push_key};
+use farleaf_pool::remote::{ExtentSpace, Lease, RemoteError, ShardClient, ShardLoans, ShardState};
+use farleaf_pool::wire::{LEFT, NO_PROCESS, Refusal};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Tables that are returned by one message.

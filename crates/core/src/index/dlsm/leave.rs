@@ -26,10 +26,10 @@
 use super::handle::DlsmIndex;
 use super::shard::{Right, Shard};
 use crate::index::IndexError;
-use crate::page::Layout;
-use crate::rules::{LEAVERS_DRAINED, LEAVERS_FLUSHED, LEAVERS_SETTLED};
-use crate::table::KeyBuf;
 use farleaf_fabric::Fabric;
+use farleaf_page::Layout;
+use farleaf_page::rules::{LEAVERS_DRAINED, LEAVERS_FLUSHED, LEAVERS_SETTLED};
+use farleaf_page::table::KeyBuf;
 
 impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     /// Leaves the shard, whose gate the caller has closed. Does nothing if this process has not

@@ -8,12 +8,12 @@ use super::shard::{Right, Shard};
 use super::table_writer::{TableWriter, refused};
 use super::version::{Change, Table};
 use crate::index::{IndexError, Scan, check_fill};
-use crate::page::Layout;
-use crate::remote::{ExtentUse, ROOT_SERVER, RemoteError};
-use crate::table::{KeyBuf, Kind};
-use crate::wire::Refusal;
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::Arc;
+use farleaf_page::Layout;
+use farleaf_page::table::{KeyBuf, Kind};
+use farleaf_pool::remote::{ExtentUse, ROOT_SERVER, RemoteError};
+use farleaf_pool::wire::Refusal;
 
 /// A bulk load needs an empty tree.
 const NOT_EMPTY: IndexError =

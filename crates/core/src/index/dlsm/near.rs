@@ -10,13 +10,13 @@ use super::place::MergePlace;
 use super::shard::{Merging, Shard};
 use super::version::{Table, TreeVersion};
 use crate::index::IndexError;
-use crate::page::Layout;
-use crate::remote::{Lease, NearMerge, RemoteError};
-use crate::rules::{EXTENTS_PINNED, LOANS_UNREAD, RANGES_MEET};
-use crate::table::{Clip, ExtentRun, FOOTER_WORDS, Index, JobTable, KeyBuf, MergeJob, Meta};
 use crate::together::all;
 use farleaf_fabric::sync::{Arc, lock};
 use farleaf_fabric::{Fabric, GlobalAddr, MAX_MESSAGE_BYTES, ServerId};
+use farleaf_page::Layout;
+use farleaf_page::rules::{EXTENTS_PINNED, LOANS_UNREAD, RANGES_MEET};
+use farleaf_page::table::{Clip, ExtentRun, FOOTER_WORDS, Index, JobTable, KeyBuf, MergeJob, Meta};
+use farleaf_pool::remote::{Lease, NearMerge, RemoteError};
 use std::ops::Range;
 
 /// A job that needs more than one step for this many words of input is given up: a server that

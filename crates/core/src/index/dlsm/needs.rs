@@ -3,8 +3,8 @@
 //!
 //! *Thread safety*: any number of threads; a mutex that is never held across a wait.
 
-use crate::table::KeyBuf;
 use farleaf_fabric::sync::{Mutex, lock};
+use farleaf_page::table::KeyBuf;
 
 /// The first key of a range that tombstones hide, its end, and how many records they hide there.
 pub(super) type Hidden = (KeyBuf, KeyBuf, u64);

@@ -8,8 +8,8 @@ use crate::index::{
     Action, Answer, Background, Encoded, IndexAdmin, IndexError, LeafEdit, Owned, RangeIndex,
     RecordOf, Records, RecordsOf, Reshaped, Scan,
 };
-use crate::page::{Layout, OwnedKey, OwnedValue};
 use farleaf_fabric::{Fabric, GlobalAddr};
+use farleaf_page::{Layout, OwnedKey, OwnedValue};
 use std::ops::Bound;
 
 /// A stored byte string as a key or a value.

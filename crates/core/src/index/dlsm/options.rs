@@ -5,7 +5,7 @@
 use super::MemTableOptions;
 use super::place::MergePlace;
 use crate::index::IndexError;
-use crate::table::{IndexKind, MAX_RUNS};
+use farleaf_page::table::{IndexKind, MAX_RUNS};
 
 /// The most levels below level 0.
 const MOST_LEVELS: usize = 12;

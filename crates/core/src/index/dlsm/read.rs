@@ -7,9 +7,9 @@ use super::SearchKey;
 use super::handle::DlsmIndex;
 use super::version::{Table, TreeVersion};
 use crate::index::IndexError;
-use crate::page::Layout;
-use crate::table::{Found, Key, KeyBuf, Kind, MAX_SEQUENCE, Picked, pick};
 use farleaf_fabric::{Fabric, Work};
+use farleaf_page::Layout;
+use farleaf_page::table::{Found, Key, KeyBuf, Kind, MAX_SEQUENCE, Picked, pick};
 
 /// READs of a record that is damaged.
 const READS: u32 = 2;

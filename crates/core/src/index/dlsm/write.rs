@@ -6,10 +6,10 @@ use super::handle::DlsmIndex;
 use super::memtable::{Edit, MemTable, Step};
 use super::version::{Switched, Takes};
 use crate::index::{Action, Answer, IndexError, LeafEdit};
-use crate::page::Layout;
-use crate::rules::BELOW_SETTLED;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, Section, Work};
+use farleaf_page::Layout;
+use farleaf_page::rules::BELOW_SETTLED;
 
 /// What an operation needs before it goes on.
 enum Next {

@@ -18,10 +18,10 @@ use crate::index::IndexError;
 use crate::index::one_sided::{
     BlinkTree, Collect, CollectCursor, JoinPair, Pair, compact, join_below, lock_all, sparse_pair,
 };
-use crate::page::{Layout, MAX_LEVEL, OwnedKey, Probe, are_too_empty};
-use crate::remote::{Change, Image, Miss, PageCopy, RemoteError};
-use crate::rules;
 use farleaf_fabric::{Fabric, GlobalAddr, Work};
+use farleaf_page::rules;
+use farleaf_page::{Layout, MAX_LEVEL, OwnedKey, Probe, are_too_empty};
+use farleaf_pool::remote::{Change, Image, Miss, PageCopy, RemoteError};
 
 /// Maximum number of passes of a collection. Each pass empties one more level.
 const MAX_PASSES: u32 = 2 * MAX_LEVEL as u32;

@@ -4,9 +4,9 @@
 
 use super::FineIndex;
 use crate::index::IndexError;
-use crate::page::{Layout, OwnedKey, Probe};
-use crate::remote::{Change, Image, Miss, PageCopy, head_image, head_leaves};
 use farleaf_fabric::{Fabric, GlobalAddr, Work};
+use farleaf_page::{Layout, OwnedKey, Probe};
+use farleaf_pool::remote::{Change, Image, Miss, PageCopy, head_image, head_leaves};
 
 /// Leaves, each with its low key and address.
 type Leaves<K> = Vec<(K, GlobalAddr)>;

@@ -9,9 +9,9 @@
 use super::FineIndex;
 use crate::index::one_sided::{Locate, tidy_path};
 use crate::index::{IndexError, Scan};
-use crate::page::{Entry, Layout, OwnedKey, OwnedValue, Probe};
-use crate::remote::{LeafStream, Miss, PageClient, PageCopy, Pointer};
 use farleaf_fabric::{Fabric, GlobalAddr};
+use farleaf_page::{Entry, Layout, OwnedKey, OwnedValue, Probe};
+use farleaf_pool::remote::{LeafStream, Miss, PageClient, PageCopy, Pointer};
 use std::borrow::Borrow;
 
 impl<F: Fabric, L: Layout> Locate for FineIndex<F, L> {

@@ -27,9 +27,9 @@ pub use options::FineOptions;
 
 use super::one_sided::BlinkTree;
 use super::{Design, IndexError};
-use crate::page::{DesignId, Layout};
-use crate::remote::{Image, PageClient, RpcClient};
 use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
+use farleaf_page::{DesignId, Layout};
+use farleaf_pool::remote::{Image, PageClient, RpcClient};
 
 /// The fine-grained design.
 #[derive(Clone, Copy, Debug, Default)]

@@ -5,7 +5,7 @@
 //! [design:8][log2 of chunk nodes:7][by versions:1][leaves between heads:16][claim id:32]
 //! ```
 
-use crate::page::{DesignId, NodeCarver};
+use farleaf_page::{DesignId, NodeCarver};
 
 /// Options of a new fine-grained index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

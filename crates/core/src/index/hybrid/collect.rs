@@ -16,11 +16,11 @@
 use super::HybridIndex;
 use crate::index::IndexError;
 use crate::index::one_sided::{Collect, CollectCursor, Joined, Locate, compact, join, lock_all};
-use crate::page::{Action, Layout, LeafEdit, OwnedKey, Probe, are_too_empty};
-use crate::remote::{Change, Miss, PageCopy, RemoteError};
-use crate::rules;
-use crate::wire::{AskEdit, Reply, TreeRequest};
 use farleaf_fabric::{Fabric, ServerId, Work};
+use farleaf_page::rules;
+use farleaf_page::{Action, Layout, LeafEdit, OwnedKey, Probe, are_too_empty};
+use farleaf_pool::remote::{Change, Miss, PageCopy, RemoteError};
+use farleaf_pool::wire::{AskEdit, Reply, TreeRequest};
 use std::ops::Bound;
 
 /// Leaves that are read together.

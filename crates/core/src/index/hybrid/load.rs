@@ -8,10 +8,10 @@
 
 use super::{HybridIndex, Part, empty_leaf};
 use crate::index::{Ascending, IndexError, check_fill};
-use crate::page::{Layout, OwnedKey, OwnedValue, Probe, filled_weight};
-use crate::remote::{Change, FreshNode, FreshWriter, Image, Miss, PageCopy, RemoteError};
-use crate::wire::{RecordRoom, Refusal, TreeRequest};
 use farleaf_fabric::{Fabric, FabricError, GlobalAddr, ServerId, Uncertainty};
+use farleaf_page::{Layout, OwnedKey, OwnedValue, Probe, filled_weight};
+use farleaf_pool::remote::{Change, FreshNode, FreshWriter, Image, Miss, PageCopy, RemoteError};
+use farleaf_pool::wire::{RecordRoom, Refusal, TreeRequest};
 
 /// Maximum number of small records in one message.
 const BATCH_RECORDS: usize = 2048;

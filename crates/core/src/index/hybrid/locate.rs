@@ -7,10 +7,10 @@
 use super::{HybridIndex, Part};
 use crate::index::one_sided::Locate;
 use crate::index::{IndexError, Scan};
-use crate::page::{Entry, Layout, OwnedKey, OwnedValue, Probe, Step, step};
-use crate::remote::{LeafStream, Miss, PageClient, PageCopy, Pointer, RemoteError};
-use crate::wire::{Reply, Request, TreeRequest};
 use farleaf_fabric::{Fabric, GlobalAddr, Message, ServerId, Work};
+use farleaf_page::{Entry, Layout, OwnedKey, OwnedValue, Probe, Step, step};
+use farleaf_pool::remote::{LeafStream, Miss, PageClient, PageCopy, Pointer, RemoteError};
+use farleaf_pool::wire::{Reply, Request, TreeRequest};
 use std::borrow::Borrow;
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Bound;

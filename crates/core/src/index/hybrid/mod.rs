@@ -4,7 +4,7 @@
 //! one-sided verbs. A lookup is one RPC and one READ.
 //!
 //! After Ziegler et al., *Designing Distributed Tree-based Index Structures for Fast RDMA-capable
-//! Networks* (SIGMOD 2019), §5. A server's tree is its ordinary one ([`crate::server::tree`]) with
+//! Networks* (SIGMOD 2019), §5. A server's tree is its ordinary one ([`farleaf_pool::server::tree`]) with
 //! records `lowest key of a leaf → the leaf's address`. The RPC that finds a leaf is a descending
 //! scan of one record. The address is a value of the layout ([`Layout::value_of_address`]). The
 //! first leaf of a share has no record: the superblock names it, and a scan that finds nothing
@@ -35,10 +35,10 @@ mod write;
 pub use options::HybridOptions;
 
 use super::{Design, IndexError};
-use crate::page::{DesignId, Layout, OwnedKey};
-use crate::remote::{Image, PageClient, Partitioning, RemoteError, RpcClient, ShareMap};
-use crate::wire::{Refusal, Reply, Share, TreeRequest};
 use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
+use farleaf_page::{DesignId, Layout, OwnedKey};
+use farleaf_pool::remote::{Image, PageClient, Partitioning, RemoteError, RpcClient, ShareMap};
+use farleaf_pool::wire::{Refusal, Reply, Share, TreeRequest};
 use std::cell::RefCell;
 
 /// The hybrid design.

@@ -5,8 +5,8 @@
 //! [design:8][log2 of chunk nodes:8][reserved:16][random:32]
 //! ```
 
-use crate::page::{DesignId, NodeCarver};
-use crate::remote::Partitioning;
+use farleaf_page::{DesignId, NodeCarver};
+use farleaf_pool::remote::Partitioning;
 
 /// Options of a new hybrid index.
 #[derive(Clone, Debug, PartialEq, Eq)]

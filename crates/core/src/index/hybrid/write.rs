@@ -1,10 +1,10 @@
 //! Splits of full leaves, and reporting them to the memory servers.
 
 use super::HybridIndex;
-use crate::page::{Action, Entry, Layout, LeafEdit, Probe};
-use crate::remote::{Miss, PageCopy, RemoteError};
-use crate::wire::AskEdit;
 use farleaf_fabric::{Fabric, GlobalAddr};
+use farleaf_page::{Action, Entry, Layout, LeafEdit, Probe};
+use farleaf_pool::remote::{Miss, PageCopy, RemoteError};
+use farleaf_pool::wire::AskEdit;
 
 impl<F: Fabric, L: Layout> HybridIndex<F, L> {
     pub(super) async fn split_leaf(

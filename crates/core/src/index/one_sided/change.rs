@@ -2,9 +2,9 @@
 
 use super::{Key, Locate, Value, tidy};
 use crate::index::IndexError;
-use crate::page::{Action, Answer, LeafEdit, OwnedValue, Probe};
-use crate::remote::{Miss, Pointer, RemoteError};
 use farleaf_fabric::{Fabric, GlobalAddr};
+use farleaf_page::{Action, Answer, LeafEdit, OwnedValue, Probe};
+use farleaf_pool::remote::{Miss, Pointer, RemoteError};
 use std::borrow::Borrow;
 
 /// The values of many keys, fetched one window at a time, because other operations of the endpoint

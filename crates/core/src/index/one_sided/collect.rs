@@ -3,10 +3,10 @@
 
 use super::Locate;
 use crate::index::IndexError;
-use crate::page::{Layout, OwnedKey, Page, merge};
-use crate::remote::{Change, Image, Locked, Miss, PageClient, PageCopy};
-use crate::rules;
 use farleaf_fabric::{Fabric, Work};
+use farleaf_page::rules;
+use farleaf_page::{Layout, OwnedKey, Page, merge};
+use farleaf_pool::remote::{Change, Image, Locked, Miss, PageClient, PageCopy};
 
 /// How a design collects: removes deleted records, joins sparse nodes, and frees nodes.
 pub trait Collect: Locate {

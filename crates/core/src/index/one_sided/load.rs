@@ -8,12 +8,12 @@
 
 use super::tree::BlinkTree;
 use crate::index::{Ascending, IndexError, check_fill};
-use crate::page::{Back, Layout, NextPage, OwnedKey, OwnedValue, fill_end, filled_weight};
-use crate::remote::{
+use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
+use farleaf_page::{Back, Layout, NextPage, OwnedKey, OwnedValue, fill_end, filled_weight};
+use farleaf_pool::remote::{
     Change, FreshNode, FreshWriter, Image, Miss, RemoteError, head_leaves, list_leaf, open_head,
 };
-use crate::wire::Refusal;
-use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
+use farleaf_pool::wire::Refusal;
 
 /// A page under construction.
 struct Open<F: Fabric, L: Layout> {

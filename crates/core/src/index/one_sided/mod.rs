@@ -29,9 +29,9 @@ pub(crate) use tidy::{JoinPair, sparse_pair, tidy, tidy_path};
 pub(crate) use tree::BlinkTree;
 
 use super::{IndexAdmin, IndexError, RangeIndex, RecordOf, Records, Scan};
-use crate::page::{Answer, Entry, Layout, LeafEdit, OwnedKey, OwnedValue, Probe};
-use crate::remote::{LeafStream, Miss, PageClient, PageCopy, Pointer};
 use farleaf_fabric::{Fabric, GlobalAddr};
+use farleaf_page::{Answer, Entry, Layout, LeafEdit, OwnedKey, OwnedValue, Probe};
+use farleaf_pool::remote::{LeafStream, Miss, PageClient, PageCopy, Pointer};
 use std::borrow::Borrow;
 use std::future::Future;
 

@@ -7,10 +7,10 @@
 
 use super::{Key, Leaf, Locate};
 use crate::index::{IndexError, Records, Scan};
-use crate::page::{FencePosition, Layout, OwnedKey, OwnedValue, Probe, ScanWindow};
-use crate::remote::{LeafStream, Miss, PageCopy};
-use crate::rules;
 use farleaf_fabric::{Fabric, Work};
+use farleaf_page::rules;
+use farleaf_page::{FencePosition, Layout, OwnedKey, OwnedValue, Probe, ScanWindow};
+use farleaf_pool::remote::{LeafStream, Miss, PageCopy};
 use std::ops::Bound;
 
 /// Maximum number of leaves in flight.

@@ -13,9 +13,9 @@
 //! *Thread safety*: that of the handle.
 
 use super::{BlinkTree, Key, Locate};
-use crate::page::{Layout, Probe, are_too_empty};
-use crate::remote::{Miss, PageCopy};
 use farleaf_fabric::Fabric;
+use farleaf_page::{Layout, Probe, are_too_empty};
+use farleaf_pool::remote::{Miss, PageCopy};
 
 /// Attempts to join one leaf.
 const ATTEMPTS: u32 = 8;

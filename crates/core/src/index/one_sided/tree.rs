@@ -13,9 +13,9 @@
 //! overlap.
 
 use crate::index::IndexError;
-use crate::page::{Entry, Layout, OwnedKey, OwnedValue, Probe, Step, step};
-use crate::remote::{Image, Miss, PageClient, PageCopy, Pointer, RemoteError, Separator};
 use farleaf_fabric::{Fabric, GlobalAddr, Work};
+use farleaf_page::{Entry, Layout, OwnedKey, OwnedValue, Probe, Step, step};
+use farleaf_pool::remote::{Image, Miss, PageClient, PageCopy, Pointer, RemoteError, Separator};
 use std::borrow::Borrow;
 use std::cell::Cell;
 use std::collections::BTreeMap;

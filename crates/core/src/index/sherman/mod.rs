@@ -16,8 +16,8 @@
 
 use super::one_sided::entrywise::{self, EntryTree, EntrywiseCompute, EntrywiseOptions};
 use super::{Design, IndexError};
-use crate::page::{DesignId, Layout, OwnedKey};
 use farleaf_fabric::Fabric;
+use farleaf_page::{DesignId, Layout, OwnedKey};
 
 /// Options of a new Sherman index.
 pub type ShermanOptions = EntrywiseOptions;

@@ -9,9 +9,9 @@
 //!
 //! *Thread safety*: shared by all threads of a compute server.
 
-use crate::page::{Child, LeafRoom, NodeCopy, NodeSize, Octets, Search, Slot};
 use farleaf_fabric::GlobalAddr;
 use farleaf_fabric::sync::{AtomicU64, Mutex, Ordering, lock};
+use farleaf_page::{Child, LeafRoom, NodeCopy, NodeSize, Octets, Search, Slot};
 use std::collections::{BTreeMap, VecDeque};
 
 /// The cached nodes, and the root slot.
@@ -216,8 +216,8 @@ impl SmartCache {
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use super::*;
-    use crate::page::RadixForm;
     use farleaf_fabric::ServerId;
+    use farleaf_page::RadixForm;
 
     fn at(number: u64) -> GlobalAddr {
         GlobalAddr::new(ServerId::new(1), number * 64)

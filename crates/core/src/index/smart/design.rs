@@ -12,11 +12,9 @@ use crate::index::{
     Answer, Design, Encoded, IndexAdmin, IndexError, LeafEdit, Owned, RangeIndex, RecordOf,
     RecordsOf, Scan,
 };
-use crate::page::{
-    self, Action, DesignId, Layout, MOST_RADIX_SERVERS, Octets, OwnedKey, RadixForm,
-};
-use crate::remote::{ROOT_SERVER, RadixClient, RemoteError, RpcClient};
 use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
+use farleaf_page::{Action, DesignId, Layout, MOST_RADIX_SERVERS, Octets, OwnedKey, RadixForm};
+use farleaf_pool::remote::{ROOT_SERVER, RadixClient, RemoteError, RpcClient};
 use std::borrow::Borrow;
 use std::ops::Bound;
 
@@ -62,7 +60,7 @@ pub struct SmartIndex<F: Fabric, L: Layout> {
     /// Where the root slot is.
     pub(super) root: GlobalAddr,
     /// Changes of this handle that other handles may still make.
-    pub(super) unsettled: Unsettled<page::Answer<Octets>>,
+    pub(super) unsettled: Unsettled<Answer<Octets>>,
     /// What the keys are.
     pub(super) form: RadixForm,
 }

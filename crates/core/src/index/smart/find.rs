@@ -5,11 +5,13 @@
 
 use super::SmartIndex;
 use super::cache::{SlotOf, Start};
-use crate::page::{Child, Layout, LeafCopy, Match, NodeCopy, NodeSize, Search, Slot, common_bytes};
-use crate::remote::{EntryHold, EntryLocks, Miss, reverse_of_leaf};
-use crate::rules;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, GlobalAddr, Work};
+use farleaf_page::rules;
+use farleaf_page::{
+    Child, Layout, LeafCopy, Match, NodeCopy, NodeSize, Search, Slot, common_bytes,
+};
+use farleaf_pool::remote::{EntryHold, EntryLocks, Miss, reverse_of_leaf};
 
 /// Most steps of a descent, beside one for each byte of the key. Each step may have to be repeated
 /// because of what other clients add meanwhile.

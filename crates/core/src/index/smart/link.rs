@@ -6,9 +6,9 @@
 use super::SmartIndex;
 use super::cache::SlotOf;
 use super::find::{Gap, Place};
-use crate::page::{Layout, LeafCopy, LeafRoom, NodeCopy, NodeSize, Slot};
-use crate::remote::{Miss, NodeRoom, RemoteError, Swapped};
 use farleaf_fabric::{Fabric, GlobalAddr, Work};
+use farleaf_page::{Layout, LeafCopy, LeafRoom, NodeCopy, NodeSize, Slot};
+use farleaf_pool::remote::{Miss, NodeRoom, RemoteError, Swapped};
 use smallvec::SmallVec;
 
 /// Memory that an operation has taken and no slot leads to, as far as it knows.

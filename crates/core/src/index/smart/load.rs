@@ -8,10 +8,10 @@
 
 use super::SmartIndex;
 use crate::index::{IndexError, check_fill};
-use crate::page::{Layout, LeafCopy, LeafRoom, NodeCopy, NodeSize, Octets, Slot, common_bytes};
-use crate::remote::{Miss, NodeRoom, RemoteError, Swapped};
-use crate::wire::Refusal;
 use farleaf_fabric::{Buffer, Fabric, GlobalAddr};
+use farleaf_page::{Layout, LeafCopy, LeafRoom, NodeCopy, NodeSize, Octets, Slot, common_bytes};
+use farleaf_pool::remote::{Miss, NodeRoom, RemoteError, Swapped};
+use farleaf_pool::wire::Refusal;
 use smallvec::SmallVec;
 use std::collections::VecDeque;
 

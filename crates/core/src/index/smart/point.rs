@@ -5,10 +5,10 @@ use super::find::Found;
 use super::link::Spare;
 use super::together::{Answers, only};
 use crate::index::IndexError;
-use crate::page::{Action, Answer, LEAF_WORDS, Layout, LeafCopy, Octets, Slot};
-use crate::remote::{EntryHold, Miss, To};
-use crate::rules;
 use farleaf_fabric::{Fabric, Work};
+use farleaf_page::rules;
+use farleaf_page::{Action, Answer, LEAF_WORDS, Layout, LeafCopy, Octets, Slot};
+use farleaf_pool::remote::{EntryHold, Miss, To};
 use std::cell::Cell;
 
 /// The most bytes that a value which has outgrown its leaf gets beyond its length.

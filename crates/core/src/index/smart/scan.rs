@@ -12,11 +12,11 @@
 use super::SmartIndex;
 use super::cache::KnownNode;
 use crate::index::{IndexError, Scan};
-use crate::page::{
+use farleaf_fabric::{Buffer, Fabric, FabricError, GlobalAddr, Work};
+use farleaf_page::{
     Child, Layout, LeafCopy, LeafRoom, NodeCopy, NodeSize, Octets, Slot, just_after, just_before,
 };
-use crate::remote::{Miss, node_of};
-use farleaf_fabric::{Buffer, Fabric, FabricError, GlobalAddr, Work};
+use farleaf_pool::remote::{Miss, node_of};
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Bound;
 
@@ -356,7 +356,7 @@ fn outcome_of(outcome: Result<Buffer, FabricError>) -> Result<Option<Buffer>, Mi
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use super::*;
-    use crate::page::{RadixForm, common_bytes};
+    use farleaf_page::{RadixForm, common_bytes};
 
     /// All strings of up to three of four bytes, as keys, ascending.
     fn keys() -> Vec<Octets> {

@@ -12,9 +12,9 @@ use super::cache::SmartCache;
 use super::together::Groups;
 use crate::index::IndexError;
 use crate::index::sides::{AllSides, Refusals, Sides};
-use crate::page::{Action, Answer, Octets, Slot};
-use crate::remote::EntryLocks;
 use farleaf_fabric::sync::Arc;
+use farleaf_page::{Action, Answer, Octets, Slot};
+use farleaf_pool::remote::EntryLocks;
 
 const REFUSALS: Refusals = Refusals {
     is_divided: "the keys of this index are divided among compute servers: open it as p-smart",

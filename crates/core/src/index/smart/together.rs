@@ -22,11 +22,11 @@
 //! *Thread safety*: shared by all threads of a compute server.
 
 use crate::index::IndexError;
-use crate::page::Octets;
-use crate::remote::RemoteError;
-use crate::rules;
 use farleaf_fabric::sync::{Arc, AtomicBool, Mutex, Ordering, lock};
 use farleaf_fabric::{Fabric, ServerId};
+use farleaf_page::Octets;
+use farleaf_page::rules;
+use farleaf_pool::remote::RemoteError;
 use smallvec::SmallVec;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;

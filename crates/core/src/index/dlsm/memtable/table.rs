@@ -16,9 +16,9 @@ use super::skiplist::{Head, Inserted, SkipList};
 use super::versions::{Blank, Kind, Version};
 use super::writer::Writer;
 use crate::index::dlsm::{Announcement, Sequences};
-use crate::table::MAX_VALUE_BYTES;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Region, RegionError};
+use farleaf_page::table::MAX_VALUE_BYTES;
 use thiserror::Error;
 
 /// The length of a key is stored in 16 bits.

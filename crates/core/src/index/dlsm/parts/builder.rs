@@ -10,9 +10,9 @@ use crate::index::dlsm::load::Loader;
 use crate::index::dlsm::shard::{Right, Shard};
 use crate::index::dlsm::version::Table;
 use crate::index::{Built, BulkBuilder, Encoded};
-use crate::page::Layout;
-use crate::remote::{ROOT_SERVER, RemoteError};
 use farleaf_fabric::Fabric;
+use farleaf_page::Layout;
+use farleaf_pool::remote::{ROOT_SERVER, RemoteError};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 

@@ -6,10 +6,10 @@ use super::pool::DlsmPool;
 use super::server::DlsmServer;
 use crate::cache::OwnedRange;
 use crate::index::{IndexError, MemoryUse, Partitioned};
-use crate::page::{DesignId, Layout, OwnedKey};
-use crate::remote::{RemoteError, RpcClient};
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, ServerId};
+use farleaf_page::{DesignId, Layout, OwnedKey};
+use farleaf_pool::remote::{RemoteError, RpcClient};
 
 /// dLSM whose compute servers own ranges of the keys, each divided into shards.
 /// [`crate::partition`] makes it a [`crate::index::Design`].

@@ -4,9 +4,9 @@
 
 use super::part::{Entered, PartTrees};
 use crate::index::Scan;
-use crate::page::Layout;
-use crate::remote::RemoteError;
 use farleaf_fabric::Fabric;
+use farleaf_page::Layout;
+use farleaf_pool::remote::RemoteError;
 use std::cell::OnceCell;
 use std::rc::Rc;
 

@@ -5,7 +5,7 @@
 use super::shard_map::ShardMap;
 use crate::index::dlsm::{DlsmOptions, MemTableOptions};
 use crate::index::{BalanceOptions, Boundaries, Encoded, IndexError, PartitionOptions};
-use crate::page::Layout;
+use farleaf_page::Layout;
 use std::fmt::Debug;
 
 /// The least size of a MemTable that a budget leads to, in bytes.

@@ -12,14 +12,14 @@ use crate::index::dlsm::operations::{decoded_records, encoded_scan};
 use crate::index::{
     Answer, Encoded, IndexError, LeafEdit, PartIndex, PartState, Records, Released, Scan,
 };
-use crate::page::{Layout, OwnedKey, OwnedValue};
-use crate::remote::{ExtentClient, ExtentSpace, RemoteError, RpcClient, divided_shards};
-use crate::rules::{DIVISIONS_SETTLED, LEAVING_COVERED, ONE_BOUND, PIECES_REREAD};
-use crate::table::KeyBuf;
 use crate::together::{all, join};
-use crate::wire::Refusal;
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::Arc;
+use farleaf_page::rules::{DIVISIONS_SETTLED, LEAVING_COVERED, ONE_BOUND, PIECES_REREAD};
+use farleaf_page::table::KeyBuf;
+use farleaf_page::{Layout, OwnedKey, OwnedValue};
+use farleaf_pool::remote::{ExtentClient, ExtentSpace, RemoteError, RpcClient, divided_shards};
+use farleaf_pool::wire::Refusal;
 use std::cell::{OnceCell, Ref, RefCell};
 use std::ops::Bound;
 use std::rc::Rc;

@@ -10,13 +10,13 @@ use super::shard_map::ShardMap;
 use crate::cache::OwnedRange;
 use crate::index::dlsm::directory::end_process;
 use crate::index::{IndexError, PartPool, Scan};
-use crate::page::{DesignId, Layout, OwnedKey};
-use crate::remote::{
-    ExtentClient, ExtentSpace, ROOT_SERVER, RemoteError, RpcClient, divided_shards,
-};
 use crate::together::all;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
+use farleaf_page::{DesignId, Layout, OwnedKey};
+use farleaf_pool::remote::{
+    ExtentClient, ExtentSpace, ROOT_SERVER, RemoteError, RpcClient, divided_shards,
+};
 use std::cell::Cell;
 use std::rc::Rc;
 

@@ -19,10 +19,10 @@ use crate::cache::OwnedRange;
 use crate::index::dlsm::writers::Writers;
 use crate::index::dlsm::{DlsmOptions, Shard};
 use crate::index::{Encoded, IndexError, PartState};
-use crate::page::{Layout, OwnedKey};
-use crate::remote::{Detector, RemoteError};
 use farleaf_fabric::GlobalAddr;
 use farleaf_fabric::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
+use farleaf_page::{Layout, OwnedKey};
+use farleaf_pool::remote::{Detector, RemoteError};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -368,8 +368,8 @@ impl<L: Layout> PartState<OwnedKey<L>> for DlsmServer<L> {
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use super::*;
-    use crate::page::Fixed8;
     use farleaf_fabric::sync::thread;
+    use farleaf_page::Fixed8;
 
     /// A scan that took the range before a shard left, and the shards after it, missed the shard's
     /// records and answered for its keys.

@@ -10,11 +10,11 @@
 //! *Thread safety*: plain values.
 
 use crate::index::IndexError;
-use crate::page::{Layout, sum_of};
-use crate::remote::{ExtentClient, ExtentSpace, ROOT_SERVER, RemoteError};
-use crate::table::{Clip, KeyBuf, take_key};
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, GlobalAddr};
+use farleaf_page::table::{Clip, KeyBuf, take_key};
+use farleaf_page::{Layout, sum_of};
+use farleaf_pool::remote::{ExtentClient, ExtentSpace, ROOT_SERVER, RemoteError};
 use std::ops::Range;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"Shards\0\x01");
@@ -238,7 +238,7 @@ async fn read_words<F: Fabric, L: Layout>(
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use super::*;
-    use crate::table::push_key;
+    use farleaf_page::table::push_key;
 
     fn map() -> ShardMap {
         ShardMap::new(vec![b"d".to_vec(), b"exactly8".to_vec(), b"more than eight".to_vec()])

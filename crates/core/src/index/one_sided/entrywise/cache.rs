@@ -10,10 +10,10 @@
 //! *Thread safety*: shared by all threads of a compute server.
 
 use crate::index::Scan;
-use crate::page::{FencePosition, Layout, OwnedKey, Page, Probe};
-use crate::remote::Image;
 use farleaf_fabric::GlobalAddr;
 use farleaf_fabric::sync::{Mutex, Ordering, lock};
+use farleaf_page::{FencePosition, Layout, OwnedKey, Page, Probe};
+use farleaf_pool::remote::Image;
 use std::collections::BTreeMap;
 use std::ops::Bound;
 
@@ -195,8 +195,8 @@ pub(super) fn named_down<L: Layout>(
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use super::*;
-    use crate::page::Entries8;
     use farleaf_fabric::ServerId;
+    use farleaf_page::Entries8;
 
     type L = Entries8<128>;
 

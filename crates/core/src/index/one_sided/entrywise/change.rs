@@ -2,10 +2,10 @@
 
 use super::EntryTree;
 use crate::index::IndexError;
-use crate::page::{Answer, Layout, LeafEdit, LeafOutcome, OwnedValue, Probe, Step, step};
-use crate::remote::{EntryHold, EntryWords, Image, Miss, PageCopy, Pointer, RemoteError};
-use crate::rules;
 use farleaf_fabric::{Fabric, GlobalAddr, Work};
+use farleaf_page::rules;
+use farleaf_page::{Answer, Layout, LeafEdit, LeafOutcome, OwnedValue, Probe, Step, step};
+use farleaf_pool::remote::{EntryHold, EntryWords, Image, Miss, PageCopy, Pointer, RemoteError};
 use smallvec::SmallVec;
 
 /// Maximum number of siblings that one change follows. A longer chain would mean that clients do

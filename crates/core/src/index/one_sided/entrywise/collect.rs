@@ -5,8 +5,8 @@
 use super::super::{Collect, CollectCursor};
 use super::EntryTree;
 use crate::index::IndexError;
-use crate::page::{Layout, OwnedKey};
 use farleaf_fabric::Fabric;
+use farleaf_page::{Layout, OwnedKey};
 
 impl<F: Fabric, L: Layout> Collect for EntryTree<F, L> {
     async fn collect_all(&self) -> Result<(), IndexError> {

@@ -12,9 +12,9 @@
 //!
 //! *Thread safety*: shared by all threads of a compute server.
 
-use crate::page::{Layout, OwnedKey};
-use crate::remote::RecordPlace;
 use farleaf_fabric::sync::{Mutex, lock};
+use farleaf_page::{Layout, OwnedKey};
+use farleaf_pool::remote::RecordPlace;
 
 /// Lookups that a guess outlasts without being used itself, at most.
 const MOST_HEAT: u32 = 16;
@@ -81,8 +81,8 @@ impl<L: Layout> HotEntries<L> {
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use super::*;
-    use crate::page::{Entries8, LockWord};
     use farleaf_fabric::{GlobalAddr, ServerId};
+    use farleaf_page::{Entries8, LockWord};
 
     type L = Entries8<128, true>;
 

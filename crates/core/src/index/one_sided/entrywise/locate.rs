@@ -7,10 +7,10 @@ use super::super::{Locate, change_whole_leaf};
 use super::EntryTree;
 use super::cache::{named_down, named_up};
 use crate::index::{IndexError, Scan};
-use crate::page::{Answer, Entry, Layout, LeafEdit, OwnedKey, OwnedValue, Probe, Step, step};
-use crate::remote::{LeafStream, Miss, PageClient, PageCopy, Pointer};
-use crate::rules;
 use farleaf_fabric::{Fabric, GlobalAddr, Work};
+use farleaf_page::rules;
+use farleaf_page::{Answer, Entry, Layout, LeafEdit, OwnedKey, OwnedValue, Probe, Step, step};
+use farleaf_pool::remote::{LeafStream, Miss, PageClient, PageCopy, Pointer};
 use std::borrow::Borrow;
 
 impl<F: Fabric, L: Layout> EntryTree<F, L> {

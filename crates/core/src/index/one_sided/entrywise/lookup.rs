@@ -2,10 +2,10 @@
 
 use super::EntryTree;
 use crate::index::IndexError;
-use crate::page::{FencePosition, Layout, OwnedValue, Probe, Step};
-use crate::remote::{Image, Miss, PageCopy, Pointer, RecordPlace};
-use crate::rules;
 use farleaf_fabric::{Fabric, GlobalAddr, Work};
+use farleaf_page::rules;
+use farleaf_page::{FencePosition, Layout, OwnedValue, Probe, Step};
+use farleaf_pool::remote::{Image, Miss, PageCopy, Pointer, RecordPlace};
 use std::borrow::Borrow;
 
 impl<F: Fabric, L: Layout> EntryTree<F, L> {

@@ -31,9 +31,9 @@ pub use sides::EntrywiseCompute;
 
 use super::BlinkTree;
 use crate::index::IndexError;
-use crate::page::{DesignId, Layout};
-use crate::remote::{Image, PageClient, RpcClient};
 use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
+use farleaf_page::{DesignId, Layout};
+use farleaf_pool::remote::{Image, PageClient, RpcClient};
 use sides::OwnSides;
 
 /// Divided keys are changed without locks.

@@ -6,7 +6,7 @@
 //! ```
 
 use crate::cache::DEFAULT_CACHE_BYTES;
-use crate::page::{DesignId, NodeCarver};
+use farleaf_page::{DesignId, NodeCarver};
 
 /// In the options' word: the keys are divided among compute servers.
 const DIVIDED: u64 = 1 << 15;

@@ -12,9 +12,9 @@ use super::cache::NodeCache;
 use super::hot::HotEntries;
 use crate::index::IndexError;
 use crate::index::sides::{AllSides, Refusals, Sides};
-use crate::page::{Layout, OwnedKey, Probe};
-use crate::remote::EntryLocks;
 use farleaf_fabric::sync::Arc;
+use farleaf_page::{Layout, OwnedKey, Probe};
+use farleaf_pool::remote::EntryLocks;
 
 const REFUSALS: Refusals = Refusals {
     is_divided: "the keys of this index are divided among compute servers: open it as p-sherman",

@@ -1,0 +1,76 @@
+//! The bytes of pages, of keys and values, and of an LSM index's tables ([`table`]), and nothing
+//! else: no I/O, no allocation policy, no network. [`rules`] lists the protocol rules that the
+//! simulator can break, for all crates above.
+//!
+//! `docs/internals/page-format.md` draws the bytes and numbers the invariants (P1 …).
+//! `view.rs` and `layout.rs` use each other: a view reads keys as its layout says, and a layout
+//! searches views. So do `fixed8.rs` and `entries8.rs`: each layout names the other one, because
+//! they differ only in their leaves.
+
+#![deny(missing_docs)]
+#![forbid(unsafe_code)]
+
+mod bytes;
+mod carve;
+mod checksum;
+mod chosen;
+mod edit;
+mod encoded;
+mod entries8;
+pub mod fields;
+mod filling;
+mod fixed8;
+mod latch;
+mod layout;
+mod limits;
+mod lock_word;
+mod named;
+mod places;
+mod radix;
+mod restructure;
+pub mod rules;
+mod stored;
+mod stubborn;
+mod superblock;
+pub mod table;
+mod trend;
+mod view;
+mod walk;
+mod weight;
+mod words;
+
+pub use bytes::Bytes;
+pub use carve::NodeCarver;
+pub use checksum::sum_of;
+pub use chosen::{CHOSEN, with_page_words};
+pub use edit::{Action, Answer, LeafEdit, LeafOutcome};
+pub use encoded::Encoded;
+pub use entries8::Entries8;
+pub use filling::{Back, NextPage, fill_end};
+pub use fixed8::Fixed8;
+pub use latch::{Exclusive, Latch, Version};
+pub use layout::{
+    Entry, FencePosition, Layout, LeafDelete, LeafInsert, LeafReplace, OwnedKey, OwnedRecord,
+    OwnedValue, Probe, Put, ScanWindow, SplitPlan, Wire, check_bounds, check_records, clipped,
+    lies_within,
+};
+pub use limits::TooLong;
+pub use lock_word::LockWord;
+pub use named::Named;
+pub use radix::{
+    Child, LEAF_WORDS, LeafCopy, LeafRoom, NodeCopy, NodeHeader, NodeSize, Octets, RadixForm, Slot,
+    common_bytes,
+};
+pub use radix::{
+    LEAF_CHECK_WORD, LEAF_REVERSE_WORD, LEAF_SPACE, LEAF_VALUE_WORD, MOST_RADIX_SERVERS, Match,
+    NODE_SPACE, STRING_CHECK_WORD, Search, just_after, just_before,
+};
+pub use restructure::{merge, split_plan};
+pub use stored::{BlockRef, MOST_BLOCK_BYTES, REFERENCE_BYTES, Stored, block_words, stored_inline};
+pub use stubborn::Stubborn;
+pub use superblock::{DesignId, Superblock, SuperblockError};
+pub use view::{ENTRY_LOCK_WORD, MARK_WORD, SIBLING_WORD};
+pub use view::{HEADER_WORDS, MAX_LEVEL, Page};
+pub use walk::{Step, narrowed, slot_range, step};
+pub use weight::{are_too_empty, filled_weight, is_sparse};
+pub use words::Words;

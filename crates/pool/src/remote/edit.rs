@@ -1,0 +1,40 @@
+//! Changes of one page: edit a private image, lock the page, write it.
+
+use super::{Change, Image, Miss, PageClient, PageCopy};
+use farleaf_fabric::{Fabric, Work};
+use farleaf_page::{Answer, Layout, LeafEdit, LeafOutcome, OwnedValue};
+
+impl<F: Fabric, L: Layout> PageClient<F, L> {
+    /// Applies `edit` to the leaf that `copy` was read from, if the leaf still equals the copy: one
+    /// CAS and three WRITEs, or nothing if the edit changes nothing. Returns `None` if the leaf has
+    /// no room.
+    ///
+    /// # Errors
+    /// As [`PageClient::replace`].
+    pub async fn edit(
+        &self,
+        copy: &PageCopy<L>,
+        edit: LeafEdit<&L::Key, &L::Value>,
+    ) -> Result<Option<Answer<OwnedValue<L>>>, Miss> {
+        let image = Image::of(copy.page());
+        match edit.apply(image.page()) {
+            LeafOutcome::Nothing(answer) => Ok(Some(answer)),
+            LeafOutcome::Changed { answer, .. } => {
+                self.replace(copy, image).await?;
+                Ok(Some(answer))
+            }
+            LeafOutcome::Full => Ok(None),
+        }
+    }
+
+    /// Replaces the content of the page that `copy` was read from with `image`, if the page still
+    /// equals the copy: one CAS and three WRITEs.
+    ///
+    /// # Errors
+    /// [`Miss::Restart`] if the page has changed or is locked; nothing has changed in that case.
+    pub async fn replace(&self, copy: &PageCopy<L>, image: Image<L>) -> Result<(), Miss> {
+        let locked = self.lock(copy).await?;
+        self.fabric().charge(Work::ChangeNode).await;
+        Ok(self.commit(Change::new(locked, copy, image)).await?)
+    }
+}

@@ -1,0 +1,548 @@
+//! Changes of single entries of a leaf, under its entry lock.
+//!
+//! The lock is word 6 of the leaf: 0, or the word of the holder. (Where locks have versions, a free
+//! one has another word than 0, entries.V1.) A client takes it by a CAS from the free word, then
+//! READs the leaf, then posts the WRITEs of an entry and the WRITE of the unlock together. There is
+//! no log entry: a WRITE that stopped half-way leaves the leaf so that any client can mend it
+//! ([`Layout::mended_entries`]).
+//!
+//! *Invariants*
+//! - entries.E1. The holder READs the leaf after it has the lock, and acts on that copy.
+//! - entries.E2. The lock is released, or handed over, only after the WRITEs of the entry: the
+//!   unlock is posted after them to the same server (F3), and a hand-over awaits them.
+//! - entries.E3. A change of the whole leaf (`split.rs`) happens under the entry lock too. The body
+//!   that it writes keeps the lock, except where a root becomes an inner page.
+//! - entries.E4. An outcome that stays unknown leaves a doubt with the word of the acquisition,
+//!   which later operations of this client settle: if the leaf still has that word, the entries are
+//!   mended, then the lock is released.
+//! - entries.E5. A dead holder's lock is taken over by a CAS from its word, after its compute
+//!   server was fenced. The entries are mended before the lock is released.
+//! - entries.E6. Where only one compute server changes a leaf, its turn is the lock: there is no
+//!   CAS and no release. The turn is passed on only when no WRITE to the leaf can land any more.
+//!
+//! *Thread safety*: belongs to its endpoint's thread.
+
+use super::entry_locks::EntryLocks;
+use super::identity::REGISTRAR;
+use super::pages::{BUSY_WAIT_NS, SETTLES};
+use super::pieces::all_done;
+use super::{Backoff, Image, Miss, PageClient, PageCopy, RemoteError};
+use crate::wire::{OwnerRequest, Refusal, Reply};
+use farleaf_fabric::sync::{Arc, Ordering};
+use farleaf_fabric::{Buffer, Fabric, FabricError, GlobalAddr};
+use farleaf_page::rules;
+use farleaf_page::{ENTRY_LOCK_WORD, Layout, LockWord};
+use smallvec::SmallVec;
+use std::cell::RefCell;
+use std::ops::Range;
+
+/// CASes of one attempt to take a lock, before the operation starts again.
+const SWAPS: u32 = 8;
+/// Polls for the turn of one attempt. The first ones are close together, because a lock is held for
+/// some round trips; the others are far apart, so that an attempt takes half a millisecond.
+const TURN_WAITS: u32 = 128;
+const CLOSE_TURN_WAITS: u32 = 64;
+const FAR_TURN_WAIT_NS: u64 = 8_000;
+/// Longest pause between two CASes, in nanoseconds.
+const SWAP_PAUSE_NS: u64 = 4_000;
+
+/// An entry lock that this client may hold without an operation that will release it.
+#[derive(Clone, Debug)]
+pub(super) struct EntryDoubt {
+    at: GlobalAddr,
+    lock: DoubtfulLock,
+}
+
+#[derive(Clone, Debug)]
+enum DoubtfulLock {
+    /// The leaf has this word, or had it.
+    Word(LockWord),
+    /// This client has the turn (entries.E6).
+    Turn(Arc<EntryLocks>, u64),
+}
+
+impl EntryDoubt {
+    /// Whether both are about the same acquisition.
+    pub(super) fn is(&self, other: &Self) -> bool {
+        let same = match (&self.lock, &other.lock) {
+            (DoubtfulLock::Word(one), DoubtfulLock::Word(other)) => one == other,
+            (DoubtfulLock::Turn(_, one), DoubtfulLock::Turn(_, other)) => one == other,
+            _ => false,
+        };
+        same && self.at == other.at
+    }
+}
+
+/// Leaves a doubt when it is dropped.
+struct OnDrop<'a> {
+    doubts: &'a RefCell<Vec<EntryDoubt>>,
+    doubt: Option<EntryDoubt>,
+}
+
+impl Drop for OnDrop<'_> {
+    fn drop(&mut self) {
+        self.doubts.borrow_mut().extend(self.doubt.take());
+    }
+}
+
+/// The right to change the entries of a leaf, or the turn to ask for it.
+#[derive(Debug)]
+pub struct EntryHold<'a> {
+    locks: &'a Arc<EntryLocks>,
+    doubts: &'a RefCell<Vec<EntryDoubt>>,
+    at: GlobalAddr,
+    ticket: u64,
+    /// The word that the leaf has, or may have, because of this hold.
+    word: Option<LockWord>,
+    /// Whether a WRITE to the leaf may be in flight that this hold has to outlast.
+    may_land: bool,
+    in_a_row: u32,
+}
+
+impl Drop for EntryHold<'_> {
+    /// Passes the turn on. What was neither released nor handed over is in doubt (entries.E4).
+    fn drop(&mut self) {
+        let at = self.at;
+        if self.may_land && self.locks.is_exclusive() {
+            let lock = DoubtfulLock::Turn(self.locks.clone(), self.ticket);
+            return self.doubts.borrow_mut().push(EntryDoubt { at, lock });
+        }
+        let untaken = self.locks.leave(at, self.ticket).map(|(word, _)| word);
+        if let Some(word) = self.word.or(untaken) {
+            self.doubts.borrow_mut().push(EntryDoubt { at, lock: DoubtfulLock::Word(word) });
+        }
+    }
+}
+
+impl EntryHold<'_> {
+    /// Whether the lock should go to the next client of this compute server.
+    fn is_for_next(&self) -> bool {
+        self.locks.is_for_next(self.at, self.in_a_row)
+    }
+
+    /// Awaits a change of the whole leaf. If its outcome is unknown, or if it is dropped, the turn
+    /// stays with the doubt about the leaf, which is settled first.
+    pub async fn rewriting<T>(
+        &mut self,
+        change: impl Future<Output = Result<T, Miss>>,
+    ) -> Result<T, Miss> {
+        self.may_land = true;
+        let outcome = change.await;
+        self.may_land = matches!(outcome, Err(Miss::Failed(RemoteError::Indeterminate(_))));
+        outcome
+    }
+
+    /// The word that releases the lock.
+    fn release_word(&self) -> Option<LockWord> {
+        self.word.map(|word| self.locks.free_after(word))
+    }
+
+    /// Hands the lock over, if another client still waits.
+    fn hand_over(&mut self) -> bool {
+        let Some(word) = self.word else { return false };
+        let handed = self.locks.hand_over(self.at, (word, self.in_a_row + 1));
+        if handed {
+            self.word = None;
+        }
+        handed
+    }
+}
+
+/// The place of words in an image.
+pub type EntryWords = Range<usize>;
+
+impl<F: Fabric, L: Layout> PageClient<F, L> {
+    /// Shares the turns at entry locks with the other clients of a compute server.
+    #[must_use]
+    pub fn with_entry_locks(mut self, locks: Arc<EntryLocks>) -> Self {
+        self.entry_locks = locks;
+        self
+    }
+
+    /// The number under which a compute server's clients lock entries. The first call registers it
+    /// by one RPC.
+    async fn entry_owner(&self, locks: &EntryLocks) -> Result<u16, RemoteError> {
+        if let Some(owner) = locks.owner() {
+            return self.living_owner(owner).await;
+        }
+        let owner = self.register().await?;
+        let first = locks.set_owner(owner);
+        self.entry_owner.set(first);
+        if first != owner {
+            // Another client registered one meanwhile. If this request is lost, so is the number.
+            drop(self.rpc.post(REGISTRAR, &OwnerRequest::Retire { owner }));
+        }
+        Ok(first)
+    }
+
+    /// The number that another client has registered, after a check that it was not declared dead:
+    /// other clients take the locks of dead ones over. One RPC by each handle.
+    async fn living_owner(&self, owner: u16) -> Result<u16, RemoteError> {
+        if self.entry_owner.get() == owner {
+            return Ok(owner);
+        }
+        match self.rpc.ask_harmless(REGISTRAR, &OwnerRequest::OwnerState { owner }).await? {
+            Reply::Owner { dead: false, .. } => {
+                self.entry_owner.set(owner);
+                Ok(owner)
+            }
+            Reply::Owner { .. } => {
+                let refusal = Refusal::DeclaredDead;
+                Err(RemoteError::Refused { server: REGISTRAR, refusal })
+            }
+            _ => Err(RemoteError::BadReply { server: REGISTRAR }),
+        }
+    }
+
+    /// Locks the entries of the leaf at `at`: one CAS, or none if another client of this compute
+    /// server hands the lock over.
+    ///
+    /// # Errors
+    /// [`Miss::Restart`] if others hold the lock for too long.
+    pub async fn hold_entries(&self, at: GlobalAddr) -> Result<EntryHold<'_>, Miss> {
+        self.hold_entries_by(&self.entry_locks, at).await
+    }
+
+    /// Like [`PageClient::hold_entries`], among the clients that share `locks`.
+    ///
+    /// # Errors
+    /// As [`PageClient::hold_entries`].
+    pub async fn hold_entries_by<'a>(
+        &'a self,
+        locks: &'a Arc<EntryLocks>,
+        at: GlobalAddr,
+    ) -> Result<EntryHold<'a>, Miss> {
+        let owner = match locks.is_exclusive() {
+            true => 0,
+            false => self.entry_owner(locks).await?,
+        };
+        let (doubts, ticket) = (&self.entry_doubts, locks.queue_up(at));
+        let (word, may_land, in_a_row) = (None, false, 0);
+        let mut hold = EntryHold { locks, doubts, at, ticket, word, may_land, in_a_row };
+        if locks.is_exclusive() && self.fabric().breaks(rules::CHANGES_IN_TURN) {
+            return Ok(hold);
+        }
+        let mut waits = 0;
+        let handed = loop {
+            match locks.turn(at, ticket) {
+                Some(handed) => break handed,
+                None if waits == TURN_WAITS => return Err(Miss::Restart),
+                None if waits < CLOSE_TURN_WAITS => self.fabric().sleep(BUSY_WAIT_NS).await,
+                None => self.fabric().sleep(FAR_TURN_WAIT_NS).await,
+            }
+            waits += 1;
+        };
+        if let Some((word, in_a_row)) = handed {
+            (hold.word, hold.in_a_row) = (Some(word), in_a_row);
+            return Ok(hold);
+        }
+        if locks.is_exclusive() {
+            return Ok(hold);
+        }
+        for _ in 0..SWAPS {
+            let free = match locks.has_versions() {
+                true => LockWord::from_bits(self.read_words(entry_lock_of(at), 8).await?.get(0)),
+                false => LockWord::from_bits(0),
+            };
+            if free.is_locked() {
+                self.suspect.set(Some((at, free)));
+            } else {
+                let word = locks.new_word(owner);
+                hold.word = Some(word);
+                if self.swap_entry_lock(at, free, word).await? {
+                    return Ok(hold);
+                }
+                hold.word = None;
+            }
+            self.fabric().counters().count_retry();
+            self.fabric().sleep(1 + self.fabric().random() % SWAP_PAUSE_NS).await;
+        }
+        Err(Miss::Restart)
+    }
+
+    /// Changes a leaf's entry lock by a CAS. Returns whether it has `to` because of that.
+    async fn swap_entry_lock(
+        &self,
+        at: GlobalAddr,
+        from: LockWord,
+        to: LockWord,
+    ) -> Result<bool, RemoteError> {
+        let place = entry_lock_of(at);
+        match self.fabric().compare_swap(place, from.to_bits(), to.to_bits()).await {
+            Ok(found) if found == from.to_bits() => Ok(true),
+            Ok(found) => {
+                self.suspect.set(Some((at, LockWord::from_bits(found))));
+                Ok(false)
+            }
+            Err(FabricError::QueueFull { .. }) => Ok(false),
+            Err(error @ FabricError::Indeterminate { .. }) => {
+                // No other client writes `to` there, and after the reset this one does not either.
+                self.fabric().counters().count_retry();
+                let found = async {
+                    self.fabric().reset(at.server()).await?;
+                    Ok::<_, RemoteError>(self.read_words(place, 8).await?.get(0))
+                };
+                Ok(found.await.map_err(|_| RemoteError::from(error))? == to.to_bits())
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Writes words of `image` to the leaf, in this order, and releases its lock or hands it over:
+    /// one doorbell, and one WRITE for each range and one for the release.
+    ///
+    /// # Errors
+    /// [`RemoteError::Indeterminate`] if the memory server is unreachable. With any other error
+    /// nothing has changed.
+    pub async fn write_entries(
+        &self,
+        mut hold: EntryHold<'_>,
+        image: &Image<L>,
+        writes: &[EntryWords],
+    ) -> Result<(), RemoteError> {
+        if hold.locks.is_exclusive() {
+            let at = hold.at;
+            let post = async || self.post_entries(at, image, writes, None).await;
+            return self.change_in_turn(hold, post).await;
+        }
+        let for_next = hold.is_for_next();
+        if for_next && self.fabric().breaks(rules::HANDED_AFTER_WRITE) {
+            return self.hand_over_early(hold, image, writes).await;
+        }
+        let release = hold.release_word().filter(|_| !for_next);
+        let error = match self.post_entries(hold.at, image, writes, release).await {
+            Err(error) => {
+                self.release_entries(hold).await;
+                return Err(error);
+            }
+            Ok(posted) => match all_done(posted).await {
+                Ok(()) if for_next => {
+                    if !hold.hand_over() {
+                        // The change is done; without the release, the lock is in doubt.
+                        self.release_entries(hold).await;
+                    }
+                    return Ok(());
+                }
+                Ok(()) => {
+                    hold.word = None;
+                    return Ok(());
+                }
+                Err(error) => error,
+            },
+        };
+        self.settle_entries(hold, image, writes, error).await
+    }
+
+    /// Changes a leaf that only this compute server changes (entries.E6), by the WRITEs that `post`
+    /// posts, all or none, as often as needed.
+    ///
+    /// # Errors
+    /// As [`PageClient::write_entries`].
+    pub(super) async fn change_in_turn(
+        &self,
+        mut hold: EntryHold<'_>,
+        post: impl AsyncFn() -> Result<Posted<F>, RemoteError>,
+    ) -> Result<(), RemoteError> {
+        let at = hold.at;
+        let posted = post().await?;
+        hold.may_land = true;
+        let mut outcome = all_done(posted).await;
+        let mut backoff = Backoff::default();
+        for _ in 0..SETTLES {
+            if outcome.is_ok() {
+                break;
+            }
+            self.fabric().counters().count_retry();
+            backoff.count();
+            backoff.wait(self.fabric()).await;
+            let again = async {
+                self.fabric().reset(at.server()).await?;
+                all_done(post().await?).await
+            };
+            outcome = again.await;
+        }
+        hold.may_land = outcome.is_err();
+        outcome.map_err(|error: RemoteError| error.after_a_change(at.server()))
+    }
+
+    /// Finds out, after WRITEs of unknown outcome, whether they have landed, and repeats them if
+    /// not. The last of them was the release.
+    #[cold]
+    async fn settle_entries(
+        &self,
+        mut hold: EntryHold<'_>,
+        image: &Image<L>,
+        writes: &[EntryWords],
+        error: RemoteError,
+    ) -> Result<(), RemoteError> {
+        let (at, Some(word)) = (hold.at, hold.word) else { return Err(error) };
+        let again = async || {
+            self.fabric().reset(at.server()).await?;
+            if self.read_words(entry_lock_of(at), 8).await?.get(0) != word.to_bits() {
+                return Ok(());
+            }
+            all_done(self.post_entries(at, image, writes, hold.release_word()).await?).await
+        };
+        if self.until_settled(again).await.is_ok() {
+            hold.word = None;
+            return Ok(());
+        }
+        Err(error.after_a_change(at.server()))
+    }
+
+    /// Releases the lock of a leaf that this client does not change any more, or hands it over.
+    pub async fn release_entries(&self, mut hold: EntryHold<'_>) {
+        if hold.locks.is_exclusive() {
+            return; // the turn passes on
+        }
+        if hold.is_for_next() && hold.hand_over() {
+            return;
+        }
+        let image = Image::empty();
+        let posted = match self.post_entries(hold.at, &image, &[], hold.release_word()).await {
+            Ok(posted) => all_done(posted).await,
+            Err(error) => Err(error),
+        };
+        match posted {
+            Ok(()) => hold.word = None,
+            // If it does not help, the lock is in doubt.
+            Err(error) => _ = self.settle_entries(hold, &image, &[], error).await,
+        }
+    }
+
+    /// Ends a hold under which the whole leaf was written: if the outcome is unknown, the lock or
+    /// the turn is left with the doubt about it.
+    pub async fn end_entries(&self, hold: EntryHold<'_>) {
+        if !hold.may_land {
+            self.release_entries(hold).await;
+        }
+    }
+
+    /// The planted bug: the next client begins while the WRITE is in flight.
+    async fn hand_over_early(
+        &self,
+        mut hold: EntryHold<'_>,
+        image: &Image<L>,
+        writes: &[EntryWords],
+    ) -> Result<(), RemoteError> {
+        let posted = self.post_entries(hold.at, image, writes, None).await?;
+        if !hold.hand_over() {
+            self.release_entries(hold).await;
+        }
+        all_done(posted).await
+    }
+
+    /// Posts the WRITEs of a change, and that of the word `release` (entries.E2). If it fails,
+    /// nothing is posted.
+    async fn post_entries(
+        &self,
+        at: GlobalAddr,
+        image: &Image<L>,
+        writes: &[EntryWords],
+        release: Option<LockWord>,
+    ) -> Result<Posted<F>, RemoteError> {
+        // Get all buffers before the first post: no other verb may come between the WRITEs.
+        let take_all = || {
+            let of_entry = writes.iter().map(|words| self.fabric().buffer(words.len() * 8));
+            of_entry.chain(release.map(|_| self.fabric().buffer(8))).collect()
+        };
+        let buffers: SmallVec<[Buffer; 4]> = self.buffers(take_all).await?;
+        let mut posts = SmallVec::<[(GlobalAddr, Buffer); 4]>::new();
+        let mut buffers = buffers.into_iter();
+        for (words, buffer) in writes.iter().zip(&mut buffers) {
+            for (place, word) in image.words()[words.clone()].iter().enumerate() {
+                buffer.set(place, word.load(Ordering::Relaxed));
+            }
+            posts.push((at.plus(words.start as u64 * 8), buffer));
+        }
+        if let Some((word, buffer)) = release.zip(buffers.next()) {
+            buffer.set(0, word.to_bits());
+            posts.push((entry_lock_of(at), buffer));
+            if self.fabric().breaks(rules::ENTRIES_BEFORE_UNLOCK) {
+                posts.reverse();
+            }
+        }
+        Ok(posts.into_iter().map(|(to, buffer)| self.fabric().write(to, buffer)).collect())
+    }
+
+    /// What to look after if the page of this copy cannot be used: its entry lock, unless the whole
+    /// page is locked.
+    pub(super) fn blocking_word(copy: &PageCopy<L>) -> LockWord {
+        let (word, entries) = (copy.word(), copy.page().entry_lock());
+        if entries.is_locked() && !word.is_locked() { entries } else { word }
+    }
+
+    /// Takes over the entry lock of a leaf from a dead client, mends the leaf, and releases the
+    /// lock (entries.E5).
+    pub(super) async fn recover_entries(&self, found: &PageCopy<L>) -> Result<(), Miss> {
+        let (at, held) = (found.at(), found.page().entry_lock());
+        if found.word().is_locked() {
+            // The dead client was changing the whole leaf. That is to be finished first.
+            self.suspect.set(Some((at, found.word())));
+            return Err(Miss::Restart);
+        }
+        let word = self.entry_locks.new_word(self.entry_owner(&self.entry_locks).await?);
+        let doubt = EntryDoubt { at, lock: DoubtfulLock::Word(word) };
+        // Until it ends: a task that settles a doubt resets the connection of all others.
+        let mut unless_done = OnDrop { doubts: &self.entry_doubts, doubt: Some(doubt.clone()) };
+        let is_taken = self.swap_entry_lock(at, held, word).await?;
+        if is_taken {
+            // If messages are lost, the doubt remains, and is settled before a later attempt.
+            self.mend_entries(&doubt).await.map_err(|_| Miss::Restart)?;
+        }
+        unless_done.doubt = None;
+        if is_taken { Ok(()) } else { Err(Miss::Restart) }
+    }
+
+    /// Settles a doubt about an entry lock (entries.E4).
+    pub(super) async fn settle_entry(&self, doubt: &EntryDoubt) -> Result<(), Miss> {
+        self.fabric().reset(doubt.at.server()).await?;
+        match self.radix_leaves {
+            true => self.mend_leaf_in_turn(doubt.at).await?,
+            false => self.mend_entries(doubt).await?,
+        }
+        if let DoubtfulLock::Turn(locks, ticket) = &doubt.lock {
+            locks.leave(doubt.at, *ticket);
+        }
+        Ok(())
+    }
+
+    /// Mends the leaf and releases its lock, if the leaf still has the word of the doubt. Nothing
+    /// that this client has posted to the leaf may be in flight.
+    async fn mend_entries(&self, doubt: &EntryDoubt) -> Result<(), Miss> {
+        let at = doubt.at;
+        let found = self.read_raw(at).await?;
+        let page = found.page();
+        let held = match doubt.lock {
+            DoubtfulLock::Word(word) if page.entry_lock() != word => return Ok(()),
+            DoubtfulLock::Word(word) => Some(word),
+            DoubtfulLock::Turn(..) => None,
+        };
+        // An unfinished commit of this client comes first.
+        if page.lock_word().is_locked() || !page.has_whole_header() {
+            return Err(Miss::Restart);
+        }
+        let image = Image::of(page);
+        let mut writes = SmallVec::<[EntryWords; 2]>::new();
+        for (place, due) in L::mended_entries(page, self.fabric().breaks(rules::ENTRIES_MENDED)) {
+            image.words()[place].store(due, Ordering::Relaxed);
+            writes.push(place..place + 1);
+        }
+        all_done::<_, RemoteError>(self.post_entries(at, &image, &writes, None).await?).await?;
+        if let Some(word) = held {
+            // By a CAS: a late WRITE would release the lock of another client.
+            let free = self.entry_locks.free_after(word).to_bits();
+            let swap = self.fabric().compare_swap(entry_lock_of(at), word.to_bits(), free);
+            swap.await?;
+        }
+        Ok(())
+    }
+}
+
+/// WRITEs of one change.
+pub(super) type Posted<F> = SmallVec<[<F as Fabric>::Op<Buffer>; 4]>;
+
+/// Where the entry lock of a leaf is.
+pub(super) fn entry_lock_of(leaf: GlobalAddr) -> GlobalAddr {
+    leaf.plus(ENTRY_LOCK_WORD as u64 * 8)
+}

@@ -1,0 +1,57 @@
+//! Reading a leaf that is written entry by entry without its checks: by its lock's word, before and
+//! after.
+//!
+//! *Invariant* entries.V1. Where entry locks have versions, the word of a free lock is that of the
+//! last acquisition without its locked bit, which no other acquisition has. So if a READ of the
+//! lock before that of the leaf and one after it find the same free word, no client had the lock in
+//! between, and none has changed the leaf. The three READs follow one another.
+//!
+//! A root that is a leaf may become an inner page, which clears its entry lock. So the root is read
+//! by its checks.
+//!
+//! After Lu et al., *DEX* (VLDB 2024), whose copy of Sherman reads leaves like this, but accepts
+//! one that has changed if its lock is free at the end.
+//!
+//! *Thread safety*: belongs to its endpoint's thread.
+
+use super::entries::entry_lock_of;
+use super::pages::REREADS;
+use super::{Backoff, Miss, PageClient, PageCopy};
+use farleaf_fabric::{Fabric, GlobalAddr};
+use farleaf_page::rules;
+use farleaf_page::{Layout, LockWord};
+
+impl<F: Fabric, L: Layout> PageClient<F, L> {
+    /// READs the leaf at `at`, which is no root: three READs, unless it changes meanwhile. An inner
+    /// page is not expected there, and is not returned.
+    ///
+    /// # Errors
+    /// [`Miss::Restart`] if the leaf keeps changing, or if there is none.
+    pub async fn read_between_versions(&self, at: GlobalAddr) -> Result<PageCopy<L>, Miss> {
+        let mut backoff = Backoff::default();
+        for _ in 0..REREADS {
+            let before = self.read_words(entry_lock_of(at), 8).await?.get(0);
+            let copy = self.read_raw(at).await?;
+            let after = self.read_words(entry_lock_of(at), 8).await?.get(0);
+            let changed = before != after;
+            let held = [before, after].map(LockWord::from_bits);
+            let held = held.into_iter().find(|word| word.is_locked());
+            let refused = match self.fabric().breaks(rules::VERSIONS_OR_LOCKS) {
+                true => changed && held.is_some(),
+                false => changed || held.is_some(),
+            };
+            let page = copy.page();
+            let is_leaf = page.level() == 0 && page.has_whole_header() && page.address() == at;
+            if is_leaf && !refused {
+                return Ok(copy);
+            }
+            if let Some(word) = held {
+                self.suspect.set(Some((at, word)));
+            }
+            self.fabric().counters().count_retry();
+            backoff.count();
+            backoff.wait(self.fabric()).await;
+        }
+        Err(Miss::Restart)
+    }
+}

@@ -1,0 +1,85 @@
+//! Protocols over the fabric, shared by all index designs: requests to memory servers with bounded
+//! retries, the map from keys to servers, node allocation, and pages that are read, locked and
+//! written one-sided.
+//!
+//! A one-sided change takes three steps. [`PageClient::read`] fetches a validated copy, and the
+//! design changes an [`Image`] of it. [`PageClient::lock`] proves by one CAS that the copy is still
+//! current. [`PageClient::commit`] writes a log entry and the page in one doorbell, which also
+//! unlocks the page.
+//!
+//! `pages.rs` defines [`PageClient`]. `lock.rs`, `commit.rs`, `entries.rs` and `identity.rs` add
+//! its functions for changes, and define the state that it keeps for them, so these five files use
+//! each other.
+
+mod allocate;
+mod backoff;
+mod block_space;
+mod blocks;
+mod chunks;
+mod claim;
+mod commit;
+mod copy;
+mod detector;
+mod directory;
+mod edit;
+mod entries;
+mod entry_locks;
+mod entry_versions;
+mod error;
+mod extent_space;
+mod extents;
+mod former;
+mod fresh;
+mod given_up;
+mod heads;
+mod identity;
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod identity_tests;
+mod leases;
+mod leaves;
+mod loads;
+mod lock;
+mod near;
+mod pages;
+mod pieces;
+mod radix;
+mod radix_space;
+mod recover;
+mod redo;
+mod rpc;
+mod settle;
+mod shares;
+mod split;
+mod unreset;
+mod windows;
+
+pub use allocate::NodeAllocator;
+pub use backoff::Backoff;
+pub use block_space::{BlockSpace, BlockUsage, Coming, EditUnderWay, InHand, LostBlocks};
+pub use blocks::BlockClient;
+pub use claim::ROOT_SERVER;
+pub use commit::{Change, Committed};
+pub use copy::{Image, PageCopy, Pointer};
+pub use detector::{Detector, Round};
+pub use directory::{ShardClient, ShardLoans, ShardState, divided_shards};
+pub use entries::{EntryHold, EntryWords};
+pub use entry_locks::EntryLocks;
+pub use error::{Miss, RemoteError, contended};
+pub use extent_space::{ExtentSpace, ExtentUsage, ExtentUse, JobId, Lease};
+pub use extents::{ExtentClient, ExtentWriter, TRANSFER_WORDS};
+pub use former::Step;
+pub use fresh::{FreshNode, FreshWriter};
+pub use heads::{head_image, head_leaves, list_leaf, open_head};
+pub use identity::Slot as LogSlot;
+pub use leases::{ENDLESS, Leases, end_leases_of};
+pub use leaves::LeafStream;
+pub use lock::{Locked, Settling};
+pub use near::NearMerge;
+pub use pages::{GRACE_NS, PageClient, PendingRead};
+pub use pieces::{Pieces, all_done, both};
+pub use radix::{RadixClient, Swapped, To, node_of, reverse_of_leaf};
+pub use radix_space::NodeRoom;
+pub use rpc::RpcClient;
+pub use shares::{BadShares, Partitioning, ShareMap};
+pub use split::Separator;
+pub use windows::{PendingPart, RecordPlace};

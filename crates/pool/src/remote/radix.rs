@@ -1,0 +1,523 @@
+//! A radix tree's nodes and leaves over one-sided verbs (`page/radix/mod.rs` has the bytes).
+//!
+//! A leaf is changed in place: a CAS on its word 0, which expects the version of a copy, then a
+//! WRITE of the value and the check, and a WRITE of the next version, which unlocks it. A slot is
+//! changed by a CAS alone. So there is no log: a WRITE that stopped half-way leaves a leaf that any
+//! client can mend.
+//!
+//! *Invariants*
+//! - radix.L1. Only the client that a leaf's word 0 names as its holder changes value and check.
+//!   The CAS that locks expects the version of the copy, so the copy is current (K1).
+//! - radix.L2. The unlock lands after value and check (F3). Until then no copy of the next version
+//!   is whole, and so no client has seen it.
+//! - radix.L3. Where a leaf becomes live, the value lands before the check. So a torn leaf has the
+//!   value that its check's live bit calls for: the old or the new one of a live leaf, or any of a
+//!   dead one.
+//! - radix.L4. A leaf that a dead client holds, or this client in doubt, is mended by a client that
+//!   holds it: if the copy is not whole, by the check that fits the value that is there, in the
+//!   next version. The change had no outcome that any client has seen, so either one is right.
+//!   The leaf of a byte string has the old value or the new one (radix.B3), and is only unlocked.
+//! - radix.L5. Nodes and leaves are whole before a slot leads to them: their WRITEs have completed
+//!   before the CAS of the slot is posted.
+//!
+//! *Thread safety*: belongs to its endpoint's thread; tasks of that thread share it.
+
+use super::entries::{EntryHold, Posted};
+use super::pages::{READ_RETRIES, REREADS};
+use super::pieces::all_done;
+use super::radix_space::{NodeRoom, RadixSpace};
+use super::{Backoff, Locked, Miss, PageClient, RemoteError};
+use farleaf_fabric::{Buffer, Fabric, FabricError, GlobalAddr, ServerId, Work};
+use farleaf_page::rules;
+use farleaf_page::{
+    LEAF_CHECK_WORD, LEAF_REVERSE_WORD, LEAF_VALUE_WORD, LEAF_WORDS, Layout, LeafCopy, LeafRoom,
+    LockWord, NodeCopy, NodeSize, RadixForm, STRING_CHECK_WORD, Slot,
+};
+use smallvec::{SmallVec, smallvec};
+use std::collections::BTreeSet;
+use std::ops::Deref;
+
+/// What became of the CAS of a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Swapped {
+    /// The slot was as expected, and has been changed.
+    Done,
+    /// It was not, and has not been changed.
+    Not,
+    /// It is different now. It may have been changed all the same, and changed again by others.
+    Unknown,
+}
+
+/// One client's access to a radix tree. The page client beneath has its identity, its locks and its
+/// doubts.
+#[derive(Debug)]
+pub struct RadixClient<F: Fabric, L: Layout> {
+    pages: PageClient<F, L>,
+    space: RadixSpace<F, L>,
+}
+
+impl<F: Fabric, L: Layout> Deref for RadixClient<F, L> {
+    type Target = PageClient<F, L>;
+
+    fn deref(&self) -> &PageClient<F, L> {
+        &self.pages
+    }
+}
+
+impl<F: Fabric, L: Layout> RadixClient<F, L> {
+    /// Creates a client that allocates memory in chunks of `chunk_bytes`.
+    pub fn new(fabric: F, chunk_bytes: u64) -> Self {
+        let space = RadixSpace::new(fabric.clone(), chunk_bytes);
+        Self { pages: PageClient::new(fabric, chunk_bytes).with_radix_leaves(), space }
+    }
+
+    /// Memory for a leaf of a size.
+    ///
+    /// # Errors
+    /// [`RemoteError::OutOfMemory`] if no memory server has room.
+    pub async fn take_leaf(&self, size: u8) -> Result<LeafRoom, RemoteError> {
+        self.space.leaf(size).await
+    }
+
+    /// Memory for one of the smallest leaves on `server`.
+    ///
+    /// # Errors
+    /// [`RemoteError::OutOfMemory`] if it has no room.
+    pub async fn take_leaf_on(&self, server: ServerId) -> Result<GlobalAddr, RemoteError> {
+        self.space.leaf_on(server).await
+    }
+
+    /// Memory for a node.
+    ///
+    /// # Errors
+    /// [`RemoteError::OutOfMemory`] if no memory server has room.
+    pub async fn take_node_room(&self) -> Result<NodeRoom, RemoteError> {
+        self.space.node().await
+    }
+
+    /// Takes back the memory of a leaf that no slot leads to (radix.M2).
+    pub fn give_back_leaf(&self, leaf: LeafRoom) {
+        self.space.give_back_leaf(leaf);
+    }
+
+    /// Takes back the memory of a node that no slot leads to (radix.M2).
+    pub fn give_back_node(&self, room: NodeRoom) {
+        self.space.give_back_node(room);
+    }
+
+    /// READs a node up to the last slot of `size`.
+    ///
+    /// # Errors
+    /// [`Miss::Restart`] if there is no node.
+    pub async fn read_radix_node(&self, at: GlobalAddr, size: NodeSize) -> Result<NodeCopy, Miss> {
+        let form = RadixForm::of::<L>();
+        let buffer = self.read_words(at, NodeCopy::words_of(form, size) * 8).await?;
+        self.fabric().charge(Work::VisitNode).await;
+        node_of(form, at, &buffer).ok_or(Miss::Restart)
+    }
+
+    /// READs a slot.
+    ///
+    /// # Errors
+    /// [`RemoteError`] if the memory server does not answer.
+    pub async fn read_slot(&self, at: GlobalAddr) -> Result<Slot, RemoteError> {
+        Ok(Slot::from_bits(self.read_words(at, 8).await?.get(0)))
+    }
+
+    /// Changes a slot by a CAS.
+    ///
+    /// # Errors
+    /// [`RemoteError::Indeterminate`] if the memory server is unreachable; then the slot may still
+    /// change.
+    pub async fn swap_slot(
+        &self,
+        at: GlobalAddr,
+        from: Slot,
+        to: Slot,
+    ) -> Result<Swapped, RemoteError> {
+        self.swap_word(at, from.to_bits(), to.to_bits()).await
+    }
+
+    /// Changes a word by a CAS. No client ever puts `from` there again.
+    ///
+    /// # Errors
+    /// As [`RadixClient::swap_slot`].
+    pub async fn swap_word(
+        &self,
+        at: GlobalAddr,
+        from: u64,
+        to: u64,
+    ) -> Result<Swapped, RemoteError> {
+        let in_flight = self.unreset.may_land(at.server());
+        match self.fabric().compare_swap(at, from, to).await {
+            Err(error @ FabricError::Indeterminate { .. }) => {
+                self.fabric().counters().count_retry();
+                // If this fails, the doubt stays, and the operation's outcome is unknown (K4).
+                let reset = self.fabric().reset(at.server()).await;
+                reset.map_err(|_| RemoteError::from(error.clone()))?;
+                in_flight.landed();
+                let found = self.read_words(at, 8).await.map_err(|_| RemoteError::from(error))?;
+                match found.get(0) {
+                    found if found == to => Ok(Swapped::Done),
+                    found if found == from => Ok(Swapped::Not),
+                    _ => Ok(Swapped::Unknown),
+                }
+            }
+            outcome => {
+                in_flight.landed();
+                match outcome {
+                    Ok(found) if found == from => Ok(Swapped::Done),
+                    Ok(_) | Err(FabricError::QueueFull { .. }) => Ok(Swapped::Not),
+                    Err(error) => Err(error.into()),
+                }
+            }
+        }
+    }
+
+    /// Posts a CAS of a word that is a hint, and does not wait for it.
+    pub fn post_hint(&self, at: GlobalAddr, from: u64, to: u64) {
+        drop(self.fabric().compare_swap(at, from, to));
+    }
+
+    /// Posts a WRITE of a node or a leaf that no slot leads to yet.
+    ///
+    /// # Errors
+    /// [`RemoteError`] if no buffer becomes free.
+    pub async fn post_words(
+        &self,
+        at: GlobalAddr,
+        words: &[u64],
+    ) -> Result<F::Op<Buffer>, RemoteError> {
+        self.post_write(at, words.iter().copied()).await
+    }
+
+    /// As [`RadixClient::post_words`], from a buffer of their size.
+    pub fn post_words_from(&self, buffer: Buffer, at: GlobalAddr, words: &[u64]) -> F::Op<Buffer> {
+        self.write_from(buffer, at, words.iter().copied())
+    }
+
+    /// WRITEs nodes and leaves that no slot leads to yet, and retries until the WRITEs are known to
+    /// have landed (radix.L5).
+    ///
+    /// # Errors
+    /// [`RemoteError`] if that stays unknown; only the memory is lost.
+    pub async fn write_unlinked(
+        &self,
+        parts: &[(GlobalAddr, SmallVec<[u64; 8]>)],
+    ) -> Result<(), RemoteError> {
+        let mut outcome = Ok(());
+        for _ in 0..READ_RETRIES {
+            let take = |words: &SmallVec<[u64; 8]>| self.fabric().buffer(words.len() * 8);
+            let take_all = || parts.iter().map(|(_, words)| take(words)).collect();
+            let buffers: SmallVec<[_; 2]> = self.buffers(take_all).await?;
+            let posted = parts
+                .iter()
+                .zip(buffers)
+                .map(|((at, words), buffer)| self.write_from(buffer, *at, words.iter().copied()));
+            let posted: SmallVec<[_; 2]> = posted.collect();
+            outcome = all_done(posted).await;
+            if outcome.is_ok() {
+                break;
+            }
+            self.fabric().counters().count_retry();
+            self.reset_for(parts.iter().map(|(at, _)| at.server())).await?;
+        }
+        outcome
+    }
+
+    async fn reset_for(&self, servers: impl Iterator<Item = ServerId>) -> Result<(), RemoteError> {
+        for server in servers.collect::<BTreeSet<_>>() {
+            self.fabric().reset(server).await?;
+        }
+        Ok(())
+    }
+}
+
+/// What a change makes of a leaf.
+#[derive(Clone, Copy, Debug)]
+pub enum To<'a> {
+    /// It has this value.
+    Value(&'a [u8]),
+    /// Its key is absent.
+    Absent,
+    /// A larger leaf has taken its place (radix.B4).
+    Leaf(LeafRoom),
+}
+
+/// The copy of a leaf in a buffer.
+fn leaf_of<L: Layout>(room: LeafRoom, buffer: &Buffer) -> LeafCopy {
+    let words: SmallVec<[u64; 8]> = (0..buffer.bytes() / 8).map(|word| buffer.get(word)).collect();
+    LeafCopy::new(RadixForm::of::<L>(), room, &words)
+}
+
+/// The copy of a node in a buffer.
+pub fn node_of(form: RadixForm, at: GlobalAddr, buffer: &Buffer) -> Option<NodeCopy> {
+    NodeCopy::new(form, at, (0..buffer.bytes() / 8).map(|word| buffer.get(word)))
+}
+
+impl<F: Fabric, L: Layout> PageClient<F, L> {
+    /// Says that word 0 of what this client locks is that of a radix tree's leaf, not of a page.
+    #[must_use]
+    pub(super) fn with_radix_leaves(mut self) -> Self {
+        self.radix_leaves = true;
+        self
+    }
+
+    /// Posts a READ of a leaf; [`PageClient::leaf_in`] looks at the result.
+    ///
+    /// # Errors
+    /// [`FabricError`] if no buffer is free.
+    pub fn post_leaf(&self, leaf: LeafRoom) -> Result<F::Op<Buffer>, FabricError> {
+        Ok(self.fabric().read(leaf.at, self.fabric().buffer(leaf.words() * 8)?))
+    }
+
+    /// The leaf that was read, if the copy is whole (radix.B2).
+    pub fn leaf_in(&self, room: LeafRoom, buffer: &Buffer) -> Option<LeafCopy> {
+        let leaf = leaf_of::<L>(room, buffer);
+        let is_whole = leaf.is_whole() || self.fabric().breaks(rules::LEAVES_CHECKED);
+        if !is_whole && leaf.word.is_locked() {
+            self.suspect.set(Some((room.at, leaf.word)));
+        }
+        is_whole.then_some(leaf)
+    }
+
+    /// READs a leaf: one READ, unless a WRITE tears it.
+    ///
+    /// # Errors
+    /// [`Miss::Restart`] if it stays torn.
+    pub async fn read_leaf(&self, room: LeafRoom) -> Result<LeafCopy, Miss> {
+        let mut backoff = Backoff::default();
+        for _ in 0..REREADS {
+            let buffer = self.read_words(room.at, room.words() * 8).await?;
+            if let Some(leaf) = self.leaf_in(room, &buffer) {
+                return Ok(leaf);
+            }
+            self.fabric().counters().count_retry();
+            backoff.count();
+            backoff.wait(self.fabric()).await;
+        }
+        Err(Miss::Restart)
+    }
+
+    /// Locks a leaf that still equals the copy (radix.L1).
+    ///
+    /// # Errors
+    /// [`Miss::Restart`] if the leaf has changed or is locked.
+    pub async fn lock_leaf(&self, leaf: &LeafCopy) -> Result<Locked<'_>, Miss> {
+        if leaf.word.is_locked() {
+            self.suspect.set(Some((leaf.at(), leaf.word)));
+            return Err(Miss::Restart);
+        }
+        let owner = self.owner().await?;
+        let hold = self.hold(leaf.at()).ok_or(Miss::Restart)?;
+        let mut before = leaf.word;
+        if self.fabric().breaks(rules::LEAVES_LOCKED_AS_COPIED) {
+            before = LockWord::from_bits(self.read_words(leaf.at(), 8).await?.get(0));
+            if before.is_locked() {
+                return Err(Miss::Restart);
+            }
+        }
+        self.swap_lock(hold, leaf.at(), before, before.locked_by(owner)).await
+    }
+
+    /// Changes and unlocks a leaf that this client holds: one doorbell. `leaf` is the copy that it
+    /// locked.
+    ///
+    /// # Errors
+    /// [`RemoteError::Indeterminate`] if the memory server is unreachable.
+    pub async fn write_leaf(
+        &self,
+        locked: Locked<'_>,
+        leaf: &LeafCopy,
+        to: To<'_>,
+    ) -> Result<(), RemoteError> {
+        let held = leaf.clone().with_word(locked.word);
+        let (after, becomes_live) = match to {
+            To::Value(value) => (held.next(value, true), !leaf.is_live()),
+            To::Absent => (held.next(&leaf.value, false), false),
+            To::Leaf(larger) => (held.next(&[], false).moved_to(larger), false),
+        };
+        let Err(first) = self.post_and_await(&after, becomes_live).await else {
+            locked.settled();
+            return Ok(());
+        };
+        if self.fabric().breaks(rules::LEAVES_SETTLED) {
+            locked.settled();
+            return Err(first.after_a_change(leaf.at().server()));
+        }
+        let again = async || {
+            self.fabric().reset(leaf.at().server()).await?;
+            // After the reset, no earlier WRITE can land. If the word is another one, the unlock
+            // has landed, and so has all before it.
+            if self.read_words(leaf.at(), 8).await?.get(0) != locked.word.to_bits() {
+                return Ok(());
+            }
+            self.post_and_await(&after, becomes_live).await
+        };
+        if self.until_settled(again).await.is_ok() {
+            locked.settled();
+            return Ok(());
+        }
+        // Dropping the lock leaves a doubt (K4).
+        Err(first.after_a_change(leaf.at().server()))
+    }
+
+    /// Changes a leaf in a turn of the only compute server that does (entries.E6). The leaf keeps
+    /// its version.
+    ///
+    /// # Errors
+    /// As [`PageClient::write_leaf`].
+    pub async fn write_leaf_in_turn(
+        &self,
+        hold: EntryHold<'_>,
+        leaf: &LeafCopy,
+        to: To<'_>,
+    ) -> Result<(), RemoteError> {
+        let copy = leaf.clone();
+        let (after, becomes_live) = match to {
+            To::Value(value) => (copy.with_record(value, true), !leaf.is_live()),
+            To::Absent => (copy.with_record(&leaf.value, false), false),
+            To::Leaf(larger) => (copy.moved_to(larger), false),
+        };
+        self.change_in_turn(hold, async || self.post_leaf_change(&after, becomes_live, false).await)
+            .await
+    }
+
+    /// Mends the leaf at `at`, of which this client has the turn, if a WRITE has left it torn
+    /// (radix.L4).
+    pub(super) async fn mend_leaf_in_turn(&self, at: GlobalAddr) -> Result<(), Miss> {
+        if RadixForm::of::<L>() == RadixForm::Strings {
+            return Ok(()); // radix.B3
+        }
+        let buffer = self.read_words(at, LEAF_WORDS * 8).await?;
+        let leaf = leaf_of::<L>(LeafRoom { at, size: 0 }, &buffer);
+        drop(buffer);
+        if !leaf.is_whole() {
+            let (value, live) = (leaf.value.clone(), leaf.is_live());
+            let due = leaf.with_record(&value, live);
+            let posted = self.post_leaf_change(&due, false, false).await?;
+            all_done::<_, RemoteError>(posted).await?;
+        }
+        Ok(())
+    }
+
+    async fn post_and_await(
+        &self,
+        after: &LeafCopy,
+        becomes_live: bool,
+    ) -> Result<(), RemoteError> {
+        all_done(self.post_leaf_change(after, becomes_live, true).await?).await
+    }
+
+    /// Posts the WRITEs that change a leaf to `after`, and that of its word 0 if it `unlocks`. If
+    /// that fails, nothing is posted.
+    async fn post_leaf_change(
+        &self,
+        after: &LeafCopy,
+        becomes_live: bool,
+        unlocks: bool,
+    ) -> Result<Posted<F>, RemoteError> {
+        let (at, words) = (after.at(), after.words());
+        let part = |from: u64, to: u64| (from, words[from as usize..to as usize].to_vec());
+        let mut parts: SmallVec<[(u64, Vec<u64>); 3]> = match RadixForm::of::<L>() {
+            RadixForm::Numbers => {
+                let (value, check) = (LEAF_VALUE_WORD, LEAF_CHECK_WORD);
+                let end = LEAF_WORDS as u64;
+                match (becomes_live, after.is_live()) {
+                    (true, _) => smallvec![part(value, check), part(check, end)], // radix.L3
+                    (false, true) => smallvec![part(value, end)],
+                    (false, false) => smallvec![part(check, end)],
+                }
+            }
+            RadixForm::Strings => {
+                let (check, value) =
+                    ((STRING_CHECK_WORD, vec![after.check()]), after.value_words());
+                // The value lands before the check that names its area (radix.B3).
+                let has_value = after.is_live() && !after.value.is_empty();
+                has_value.then_some(value).into_iter().chain([check]).collect()
+            }
+        };
+        if unlocks {
+            parts.push(part(0, 1));
+        }
+        if self.fabric().breaks(rules::LEAF_UNLOCKED_LAST) {
+            parts.reverse();
+        }
+        if self.fabric().breaks(rules::LEAF_UNLOCKED_APART) {
+            parts = smallvec![(0, words.to_vec())];
+        }
+        let is_string = RadixForm::of::<L>() == RadixForm::Strings;
+        let has_value = parts.len() > 1 + usize::from(unlocks);
+        if becomes_live
+            && has_value
+            && !is_string
+            && self.fabric().breaks(rules::VALUES_BEFORE_LIFE)
+        {
+            parts.swap(0, 1);
+        }
+        if is_string && has_value && self.fabric().breaks(rules::VALUE_BEFORE_CHECK) {
+            parts.swap(0, 1);
+        }
+        // Get all buffers before the first post: no other verb may come between the WRITEs.
+        let take_all = || {
+            let take = |(_, words): &(u64, Vec<u64>)| self.fabric().buffer(words.len() * 8);
+            parts.iter().map(take).collect()
+        };
+        let buffers: SmallVec<[_; 3]> = self.buffers(take_all).await?;
+        let posted = parts.iter().zip(buffers).map(|((from, words), buffer)| {
+            self.write_from(buffer, at.plus(from * 8), words.iter().copied())
+        });
+        Ok(posted.collect())
+    }
+
+    /// Mends and unlocks the leaf at `at` if the client with the number `gone` holds it, which
+    /// posts nothing any more (radix.L4).
+    ///
+    /// # Errors
+    /// [`Miss::Restart`] if another client is at it.
+    pub(super) async fn recover_leaf(&self, gone: u16, at: GlobalAddr) -> Result<(), Miss> {
+        let mut room = LeafRoom { at, size: 0 };
+        if RadixForm::of::<L>() == RadixForm::Strings {
+            room.size = LeafCopy::size_in(self.read_words(at, 3 * 8).await?.get(2)).max(1);
+        }
+        let buffer = self.read_words(at, room.words() * 8).await?;
+        let leaf = leaf_of::<L>(room, &buffer);
+        if !leaf.word.is_locked() || leaf.word.owner() != gone {
+            return Ok(());
+        }
+        if RadixForm::of::<L>() == RadixForm::Strings {
+            // Its check has the change or not (radix.B3).
+            let next = leaf.word.next_by(gone);
+            let free = match leaf.moved().is_some() || leaf.is_whole_in(next.version()) {
+                true => next,
+                false if leaf.is_whole() => leaf.word.unlocked_by(gone),
+                false => return Err(Miss::Restart),
+            };
+            let swap = self.fabric().compare_swap(at, leaf.word.to_bits(), free.to_bits()).await;
+            return swap.map(drop).map_err(|_| Miss::Restart);
+        }
+        if leaf.is_whole() {
+            let free = leaf.word.unlocked_by(gone);
+            let swap = self.fabric().compare_swap(at, leaf.word.to_bits(), free.to_bits()).await;
+            // If the outcome is unknown, the next attempt will find it out.
+            return swap.map(drop).map_err(|_| Miss::Restart);
+        }
+        let owner = self.owner().await?;
+        let locked = if owner == gone {
+            self.already_locked(self.hold_again(at), at, leaf.word)
+        } else {
+            let hold = self.hold(at).ok_or(Miss::Restart)?;
+            self.swap_lock(hold, at, leaf.word, leaf.word.locked_by(owner)).await?
+        };
+        let to = match leaf.is_live() && !self.fabric().breaks(rules::LEAVES_MENDED) {
+            true => To::Value(&leaf.value),
+            false => To::Absent,
+        };
+        Ok(self.write_leaf(locked, &leaf, to).await?)
+    }
+}
+
+/// Where the word of a leaf is that says where its slot is.
+pub fn reverse_of_leaf(leaf: GlobalAddr) -> GlobalAddr {
+    leaf.plus(LEAF_REVERSE_WORD * 8)
+}
