@@ -6,7 +6,7 @@
 
 use crate::driver::{AppliedChange, Measurement};
 use crate::timeline::Timeline;
-use farleaf_core::index::Reshaped;
+use farleaf_index::Reshaped;
 use farleaf_pool::wire::Usage;
 use serde::{Deserialize, Serialize};
 

@@ -2,8 +2,8 @@
 //!
 //! *Thread safety*: plain functions.
 
-use farleaf_core::index::dex::EntryWeights;
-use farleaf_core::index::dlsm::DlsmOptions;
+use farleaf_dex::EntryWeights;
+use farleaf_dlsm::DlsmOptions;
 use thiserror::Error;
 
 /// Bytes that a record of numbers takes in a full page.

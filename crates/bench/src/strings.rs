@@ -12,8 +12,8 @@
 //! *Thread safety*: plain values; clones share what they hold.
 
 use crate::keys::{KeySpace, mix64};
-use farleaf_core::index::Naming;
 use farleaf_fabric::sync::Arc;
+use farleaf_index::Naming;
 use farleaf_page::{Bytes, Layout, REFERENCE_BYTES, TooLong};
 use std::fmt::{Display, Formatter};
 use std::ops::RangeInclusive;

@@ -5,8 +5,8 @@
 use crate::client::Connection;
 use crate::layouts::ClusterLayout;
 use crate::stop::Stop;
-use farleaf_core::index::{BalanceOptions, IndexError, Reshaped};
-use farleaf_core::partition::Balancer;
+use farleaf_index::partition::Balancer;
+use farleaf_index::{BalanceOptions, IndexError, Reshaped};
 use std::fmt::Display;
 use std::time::Duration;
 

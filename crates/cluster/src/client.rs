@@ -20,13 +20,13 @@ use crate::records::{
 use crate::settings::MOST_COMPUTE_SERVERS;
 use crate::status::ClusterStatus;
 use crate::stop::Stop;
-use farleaf_core::client::{Acknowledged, ClientIndex, ClientOptions, Directory};
-use farleaf_core::index::IndexError;
-use farleaf_core::partition::PartitionMap;
 use farleaf_fabric::handshake::{Role, Token};
 use farleaf_fabric::sync::{Arc, Mutex, lock};
 use farleaf_fabric::tcp::{TcpCluster, TcpConfig, TcpDriver};
 use farleaf_fabric::{AnyFabric, Cluster, ServerId};
+use farleaf_index::IndexError;
+use farleaf_index::client::{Acknowledged, ClientIndex, ClientOptions, Directory};
+use farleaf_index::partition::PartitionMap;
 use farleaf_page::{Fixed8, OwnedKey};
 use std::collections::BTreeSet;
 use std::io;

@@ -5,8 +5,8 @@
 
 use crate::config::ConfigError;
 use crate::text::Textual;
-use farleaf_core::index::blocks::{BlockOptions, InBlocks, SharedBlocks};
-use farleaf_core::index::{InLeaves, IndexError, ValueForm};
+use farleaf_index::blocks::{BlockOptions, InBlocks, SharedBlocks};
+use farleaf_index::{InLeaves, IndexError, ValueForm};
 use farleaf_page::{Bytes, Fixed8, Layout};
 use farleaf_pool::remote::BlockUsage;
 use farleaf_pool::wire::MOST_VALUE_BYTES;

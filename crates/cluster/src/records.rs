@@ -16,8 +16,8 @@ use crate::catalog::{Catalog, CatalogError, Lease, Version};
 use crate::config::ConfigError;
 use crate::layouts::{ClusterLayout, LayoutName};
 use crate::text::{KeyRecord, Textual};
-use farleaf_core::index::IndexError;
-use farleaf_core::partition::{MapState, PartitionMap, PendingMove, Replacement};
+use farleaf_index::IndexError;
+use farleaf_index::partition::{MapState, PartitionMap, PendingMove, Replacement};
 use farleaf_page::OwnedKey;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -129,7 +129,7 @@ pub struct IndexRecord {
     pub memory_epochs: Vec<u64>,
 }
 
-/// The partition map; see `farleaf_core::partition::PartitionMap`.
+/// The partition map; see `farleaf_index::partition::PartitionMap`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MapRecord {
     /// The version of the map: a higher epoch is newer.
@@ -149,7 +149,7 @@ pub struct MapRecord {
     pub replacing: Option<ReplacingRecord>,
 }
 
-/// A bulk load that is replacing the tree; see `farleaf_core::partition::Replacement`.
+/// A bulk load that is replacing the tree; see `farleaf_index::partition::Replacement`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReplacingRecord {
     /// The number of the load.
@@ -158,7 +158,7 @@ pub struct ReplacingRecord {
     pub by: u16,
 }
 
-/// A pending move of keys; see `farleaf_core::partition::PendingMove`.
+/// A pending move of keys; see `farleaf_index::partition::PendingMove`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MovingRecord {
     /// A random number that identifies the move.

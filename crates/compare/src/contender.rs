@@ -15,8 +15,8 @@
 use crate::keys::{Key, Keys, Owned};
 use anyhow::ensure;
 use farleaf_bench::workload::{Inserted, Operation, OperationStream, StreamConfig};
-use farleaf_core::index::IndexError;
 use farleaf_fabric::sync::Arc;
+use farleaf_index::IndexError;
 use std::borrow::Borrow;
 use std::future::Future;
 use std::sync::Barrier;

@@ -4,7 +4,7 @@
 
 use farleaf_bench::keys::KeySpace;
 use farleaf_bench::strings::Strings;
-use farleaf_core::index::Naming;
+use farleaf_index::Naming;
 use farleaf_page::{Bytes, Fixed8, Layout, OwnedKey};
 use std::borrow::Borrow;
 use std::fmt::Debug;

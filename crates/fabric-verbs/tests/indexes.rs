@@ -1,18 +1,16 @@
 //! Every index design over a device, against `BTreeMap`. On a host without a device, run it in a
 //! virtual machine: `scripts/soft-roce-vm` with this test's binary and `--ignored`.
 
-use farleaf_core::cache::{CacheOptions, OffloadName};
-use farleaf_core::index::coarse::{Coarse, CoarseOptions, Partitioning};
-use farleaf_core::index::conformance::{self, Setup};
-use farleaf_core::index::dex::{Dex, DexOptions};
-use farleaf_core::index::dlsm::{
-    Dlsm, DlsmOptions, DlsmServerOptions, ShardedDlsm, ShardedOptions,
-};
-use farleaf_core::index::fine::{Fine, FineOptions};
-use farleaf_core::index::hybrid::{Hybrid, HybridOptions};
+use farleaf_dex::cache::{CacheOptions, OffloadName};
+use farleaf_dex::{Dex, DexOptions};
+use farleaf_dlsm::{Dlsm, DlsmOptions, DlsmServerOptions, ShardedDlsm, ShardedOptions};
 use farleaf_fabric_verbs::VerbsConfig;
 use farleaf_page::Fixed8;
 use farleaf_pool::server::MemoryServerConfig;
+use farleaf_suites::conformance::{self, Setup};
+use farleaf_trees::coarse::{Coarse, CoarseOptions, Partitioning};
+use farleaf_trees::fine::{Fine, FineOptions};
+use farleaf_trees::hybrid::{Hybrid, HybridOptions};
 
 /// Tiny pages make high trees from few keys, so most operations restructure something.
 type Tiny = Fixed8<16>;

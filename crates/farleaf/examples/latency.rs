@@ -10,8 +10,8 @@ use farleaf::Index;
 use farleaf_cluster::client::{Connection, ConnectionConfig};
 use farleaf_cluster::config::read_token;
 use farleaf_cluster::launch::Folder;
-use farleaf_core::index::{IndexError, RangeIndex};
 use farleaf_fabric::provider::Clock;
+use farleaf_index::{IndexError, RangeIndex};
 use std::time::Duration;
 
 const GETS: u64 = 1_000;

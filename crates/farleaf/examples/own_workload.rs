@@ -7,8 +7,8 @@
 use farleaf_bench::driver::{Amount, Reshaping, Run, Testbed};
 use farleaf_bench::keys::KeySpace;
 use farleaf_bench::workload::{Distribution, Harness, Mix, OperationKind, StreamConfig};
-use farleaf_core::cache::CacheOptions;
-use farleaf_core::index::dex::{Dex, DexOptions};
+use farleaf_dex::cache::CacheOptions;
+use farleaf_dex::{Dex, DexOptions};
 use farleaf_fabric::ServerId;
 use farleaf_fabric::local::LocalConfig;
 use farleaf_pool::server::{MemoryServer, MemoryServerConfig};

@@ -1,7 +1,7 @@
 //! The one error type of the crate.
 
 use farleaf_cluster::error::ProgramError;
-use farleaf_core::index::IndexError;
+use farleaf_index::IndexError;
 use farleaf_pool::wire::Refusal;
 use std::error::Error as StdError;
 use std::fmt;

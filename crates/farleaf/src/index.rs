@@ -7,7 +7,7 @@ use crate::operation::Operation;
 use crate::request::{Record, Request, Response};
 use crate::scan::Scan;
 use farleaf_cluster::text::Textual;
-use farleaf_core::index::Exchange;
+use farleaf_index::Exchange;
 use std::error::Error as StdError;
 use std::fmt;
 use std::ops::{Bound, RangeBounds};
@@ -163,10 +163,7 @@ impl<K: ?Sized + Data> Index<K> {
     }
 
     /// One part of a scan.
-    pub(crate) fn page(
-        &self,
-        scan: farleaf_core::index::Scan<K::Owned>,
-    ) -> Operation<Vec<Record<K>>, K> {
+    pub(crate) fn page(&self, scan: farleaf_index::Scan<K::Owned>) -> Operation<Vec<Record<K>>, K> {
         self.run(Request::Scan(scan), take!(Records))
     }
 }

@@ -105,7 +105,7 @@ pub use connect::{ConnectOptions, connect, connect_bytes};
 pub use data::{Data, Given};
 pub use embedded::{Embedded, EmbeddedOptions};
 pub use error::{Cause, Error};
-pub use farleaf_core::index::Exchange;
+pub use farleaf_index::Exchange;
 pub use index::Index;
 pub use operation::Operation;
 pub use scan::{Scan, ScanStream};

@@ -8,7 +8,7 @@ use crate::error::Error;
 use crate::index::Index;
 use crate::operation::Operation;
 use crate::request::Record;
-use farleaf_core::index::Scan as Selection;
+use farleaf_index::Scan as Selection;
 use futures_core::Stream;
 use std::future::{Future, poll_fn};
 use std::ops::{Bound, RangeBounds};

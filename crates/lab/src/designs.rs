@@ -6,19 +6,8 @@
 use clap::ValueEnum;
 use farleaf_bench::single_machine::{SingleMachine, SingleMachineOptions};
 use farleaf_bench::sizing::RecordBytes;
-use farleaf_core::index::Design;
-use farleaf_core::index::blocks::{BlockOptions, Blocks};
-use farleaf_core::index::chime::{Chime, ChimeOptions};
-use farleaf_core::index::coarse::{Coarse, CoarseOptions, Partitioning};
-use farleaf_core::index::dex::{Dex, DexOptions};
-use farleaf_core::index::dlsm::{
-    Dlsm, DlsmOptions, DlsmServerOptions, ShardedDlsm, ShardedOptions,
-};
-use farleaf_core::index::fine::{Fine, FineOptions};
-use farleaf_core::index::hybrid::{Hybrid, HybridOptions};
-use farleaf_core::index::one_sided::entrywise::EntrywiseOptions;
-use farleaf_core::index::sherman::{PSherman, PShermanOptions, Sherman};
-use farleaf_core::index::smart::{PSmart, PSmartOptions, Smart, SmartOptions};
+use farleaf_dex::{Dex, DexOptions};
+use farleaf_dlsm::{Dlsm, DlsmOptions, DlsmServerOptions, ShardedDlsm, ShardedOptions};
 use farleaf_fabric::AnyCluster;
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::SimConfig;
@@ -26,7 +15,16 @@ use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Provider, RpcService};
 #[cfg(feature = "verbs")]
 use farleaf_fabric_verbs::VerbsConfig;
+use farleaf_index::Design;
+use farleaf_index::blocks::{BlockOptions, Blocks};
 use farleaf_page::{Bytes, Fixed8, Layout, OwnedKey};
+use farleaf_trees::chime::{Chime, ChimeOptions};
+use farleaf_trees::coarse::{Coarse, CoarseOptions, Partitioning};
+use farleaf_trees::fine::{Fine, FineOptions};
+use farleaf_trees::hybrid::{Hybrid, HybridOptions};
+use farleaf_trees::one_sided::entrywise::EntrywiseOptions;
+use farleaf_trees::sherman::{PSherman, PShermanOptions, Sherman};
+use farleaf_trees::smart::{PSmart, PSmartOptions, Smart, SmartOptions};
 use std::io;
 
 /// The index designs.

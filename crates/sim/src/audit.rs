@@ -4,8 +4,8 @@
 
 use crate::scenario::WorkloadSpec;
 use crate::workload;
-use farleaf_core::index::{IndexError, RangeIndex, Scan};
 use farleaf_fabric::GlobalAddr;
+use farleaf_index::{IndexError, RangeIndex, Scan};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The contents that were found.

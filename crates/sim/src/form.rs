@@ -6,13 +6,13 @@
 use crate::inspect::{Expect, Pool, Records, Shards};
 use crate::scenario::Scenario;
 use crate::setup::{block_options, dex_options, sharded_options};
-use farleaf_core::index::blocks::{Blocks, InBlocks, SharedBlocks};
-use farleaf_core::index::dex::{Dex, DexOptions};
-use farleaf_core::index::dlsm::ShardedDlsm;
-use farleaf_core::index::{Design, InLeaves, IndexError, Partitioned, ValueForm};
-use farleaf_core::partition::{ComputePool, ComputeServer, end_former_life};
+use farleaf_dex::{Dex, DexOptions};
+use farleaf_dlsm::ShardedDlsm;
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::Arc;
+use farleaf_index::blocks::{Blocks, InBlocks, SharedBlocks};
+use farleaf_index::partition::{ComputePool, ComputeServer, end_former_life};
+use farleaf_index::{Design, InLeaves, IndexError, Partitioned, ValueForm};
 use farleaf_page::{BlockRef, Layout, Named, OwnedKey, Stored};
 use farleaf_pool::remote::BlockUsage;
 

@@ -10,8 +10,8 @@
 //!
 //! *Thread safety*: all clients share a [`Recorder`]; a [`History`] is plain data.
 
-use farleaf_core::index::{Answer, Exchange, IndexError, LeafEdit, Scan};
 use farleaf_fabric::sync::{Mutex, lock};
+use farleaf_index::{Answer, Exchange, IndexError, LeafEdit, Scan};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Bound;
@@ -50,7 +50,7 @@ pub enum Action {
 impl Action {
     /// The action as an operation on one key, if it is one.
     pub(crate) fn as_edit(&self) -> Option<LeafEdit<&u64, &u64>> {
-        use farleaf_core::index::Action as On;
+        use farleaf_index::Action as On;
         Some(match self {
             Self::Get(key) => LeafEdit { key, action: On::Get },
             Self::Insert(key, value) => LeafEdit { key, action: On::Insert(value) },

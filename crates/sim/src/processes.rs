@@ -1,7 +1,7 @@
 //! Scenarios with `[processes]`: compute servers are separate processes, as in a deployment.
 //!
 //! Clients send messages to compute servers over the simulated network, with
-//! [`farleaf_core::client::ClientIndex`]. Each compute server has its own cache, one [`Worker`],
+//! [`farleaf_index::client::ClientIndex`]. Each compute server has its own cache, one [`Worker`],
 //! and a map record that it shares with the others. A mover requests moves of keys. Processes die
 //! at random moments, or in the middle of moves and bulk loads, and begin another life some time
 //! later.
@@ -22,20 +22,20 @@ use crate::reshaping::pick;
 use crate::scenario::{DesignSpec, ErrorKind, ProcessesSpec, Scenario};
 use crate::setup::{Servers, sim_config, start};
 use crate::workload;
-use farleaf_core::client::{Acknowledged, ClientIndex, ClientOptions, Directory};
-use farleaf_core::index::{
-    BalanceOptions, ByName, Design, IndexError, PartitionOptions, Partitioned, RangeIndex,
-    Reshaped, Scan, ValueForm,
-};
-use farleaf_core::partition::{
-    Balancer, Clients, ComputeServer, MapState, MapStore, PartitionMap, Put, Queues, Worker,
-    begin_life, end_former_life, fence_former_life,
-};
 use farleaf_fabric::AnyFabric;
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::{SimCluster, SimFabric};
 use farleaf_fabric::sync::{Arc, AtomicUsize, Mutex, Ordering, lock};
 use farleaf_fabric::{Call, Calls, Cluster, Cpu, Fabric, Provider, Region, ReplySink};
+use farleaf_index::client::{Acknowledged, ClientIndex, ClientOptions, Directory};
+use farleaf_index::partition::{
+    Balancer, Clients, ComputeServer, MapState, MapStore, PartitionMap, Put, Queues, Worker,
+    begin_life, end_former_life, fence_former_life,
+};
+use farleaf_index::{
+    BalanceOptions, ByName, Design, IndexError, PartitionOptions, Partitioned, RangeIndex,
+    Reshaped, Scan, ValueForm,
+};
 use farleaf_page::{Layout, Named, OwnedKey};
 use farleaf_pool::server::MemoryServer;
 use farleaf_pool::wire::{ClientRequest, ClientResponse, ErrorCode};

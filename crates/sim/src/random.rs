@@ -14,7 +14,7 @@ use crate::scenario::{
     TableIndexSpec, Weights, WorkloadSpec,
 };
 use crate::workload;
-use farleaf_core::cache::{AdmissionName, CoolingName, OffloadName, VictimName};
+use farleaf_dex::cache::{AdmissionName, CoolingName, OffloadName, VictimName};
 use rand::RngExt;
 use rand::rngs::Xoshiro256PlusPlus;
 

@@ -7,12 +7,12 @@
 use crate::client::{Board, settle};
 use crate::scenario::{DesignSpec, Scenario};
 use crate::workload;
-use farleaf_core::index::dex::Dex;
-use farleaf_core::index::dlsm::{Dlsm, Shard};
-use farleaf_core::index::{Background, Design, IndexAdmin, IndexError, RangeIndex, Reshaped};
-use farleaf_core::partition::ComputePool;
+use farleaf_dex::Dex;
+use farleaf_dlsm::{Dlsm, Shard};
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::Arc;
+use farleaf_index::partition::ComputePool;
+use farleaf_index::{Background, Design, IndexAdmin, IndexError, RangeIndex, Reshaped};
 use farleaf_page::{Layout, Named};
 use rand::RngExt;
 

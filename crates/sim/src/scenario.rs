@@ -6,8 +6,8 @@
 use crate::process_spec::MAX_THREADS;
 pub use crate::process_spec::{DeathSpec, ProcessesSpec};
 use crate::registry::SCENARIOS;
-use farleaf_core::cache::{AdmissionName, CacheOptions, CoolingName, OffloadName, VictimName};
-use farleaf_core::index::dlsm::DlsmOptions;
+use farleaf_dex::cache::{AdmissionName, CacheOptions, CoolingName, OffloadName, VictimName};
+use farleaf_dlsm::DlsmOptions;
 use farleaf_fabric::CostModel;
 use farleaf_fabric::sim::{Faults, NetworkModel, Outage, Slow, Verb};
 use farleaf_page::rules::{KnownRule, RULES};

@@ -6,26 +6,24 @@
 use crate::scenario::{DesignSpec, MergesSpec, PartitioningSpec, Scenario, TableIndexSpec};
 use crate::spread::SpreadOptions;
 use crate::workload;
-use farleaf_core::cache::CacheOptions;
-use farleaf_core::index::blocks::BlockOptions;
-use farleaf_core::index::coarse::{CoarseOptions, Partitioning};
-use farleaf_core::index::dex::DexOptions;
-use farleaf_core::index::dlsm::{
-    DlsmOptions, DlsmServerOptions, MemTableOptions, MergePlace, ShardedOptions,
-};
-use farleaf_core::index::fine::FineOptions;
-use farleaf_core::index::hybrid::HybridOptions;
-use farleaf_core::index::one_sided::entrywise::EntrywiseOptions;
-use farleaf_core::index::smart::SmartOptions;
-use farleaf_core::index::{BalanceOptions, Design, IndexError};
-use farleaf_core::partition::LONGEST_MOVE_NS;
+use farleaf_dex::DexOptions;
+use farleaf_dex::cache::CacheOptions;
+use farleaf_dlsm::{DlsmOptions, DlsmServerOptions, MemTableOptions, MergePlace, ShardedOptions};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::SimConfig;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Cluster, Provider, ServerId};
+use farleaf_index::blocks::BlockOptions;
+use farleaf_index::partition::LONGEST_MOVE_NS;
+use farleaf_index::{BalanceOptions, Design, IndexError};
 use farleaf_page::table::IndexKind;
 use farleaf_page::{Layout, Named, OwnedKey};
 use farleaf_pool::server::{MemoryServer, MemoryServerConfig};
+use farleaf_trees::coarse::{CoarseOptions, Partitioning};
+use farleaf_trees::fine::FineOptions;
+use farleaf_trees::hybrid::HybridOptions;
+use farleaf_trees::one_sided::entrywise::EntrywiseOptions;
+use farleaf_trees::smart::SmartOptions;
 use rand::RngExt;
 
 pub(crate) fn coarse_options<L: Named>(

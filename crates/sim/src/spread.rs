@@ -3,14 +3,12 @@
 //!
 //! *Thread safety*: that of the index beneath.
 
-use farleaf_core::index::smart::{
-    PSmart, PSmartOptions, Smart, SmartCompute, SmartIndex, SmartOptions,
-};
-use farleaf_core::index::{
+use farleaf_fabric::Fabric;
+use farleaf_index::{
     Answer, Design, IndexAdmin, IndexError, LeafEdit, Owned, RangeIndex, RecordOf, RecordsOf, Scan,
 };
-use farleaf_fabric::Fabric;
 use farleaf_page::{Layout, Named, OwnedKey};
+use farleaf_trees::smart::{PSmart, PSmartOptions, Smart, SmartCompute, SmartIndex, SmartOptions};
 use std::ops::Bound;
 
 /// Two bits of a name are the low bits of each byte of its key.

@@ -9,7 +9,7 @@
 
 use crate::history::{Action, Outcome};
 use crate::scenario::{DistributionSpec, Weights, WorkloadSpec};
-use farleaf_core::index::{Exchange, Scan};
+use farleaf_index::{Exchange, Scan};
 use rand::rngs::Xoshiro256PlusPlus;
 use rand::{RngExt, SeedableRng};
 use std::collections::BTreeMap;

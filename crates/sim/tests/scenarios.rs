@@ -255,12 +255,8 @@ fn every_kind_of_answer_shows() {
         ("update, absent", |a, o| matches!((a, o), (Action::Update(..), Outcome::Applied(false)))),
         ("remove", |a, o| matches!((a, o), (Action::Remove(_), Outcome::Applied(true)))),
         ("remove, absent", |a, o| matches!((a, o), (Action::Remove(_), Outcome::Applied(false)))),
-        ("exchange", |_, o| {
-            matches!(o, Outcome::Exchange(farleaf_core::index::Exchange::Exchanged))
-        }),
-        ("differs", |_, o| {
-            matches!(o, Outcome::Exchange(farleaf_core::index::Exchange::Differs(_)))
-        }),
+        ("exchange", |_, o| matches!(o, Outcome::Exchange(farleaf_index::Exchange::Exchanged))),
+        ("differs", |_, o| matches!(o, Outcome::Exchange(farleaf_index::Exchange::Differs(_)))),
         ("multi-get", |_, o| matches!(o, Outcome::Values(values) if values.len() > 3)),
         (
             "scan",

@@ -11,9 +11,9 @@
 use super::changes::{AppliedChange, Change, PlannedChange, Reshaping};
 use super::moment::{Due, Gate};
 use super::{Amount, BenchError, Brought, Measurement, Run};
-use farleaf_core::index::{Background, IndexAdmin, IndexError, Reshape, Reshaped};
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::{AtomicU64, AtomicUsize, Ordering};
+use farleaf_index::{Background, IndexAdmin, IndexError, Reshape, Reshaped};
 use std::cell::RefCell;
 use std::ops::Bound;
 

@@ -4,7 +4,7 @@
 
 use super::moment::Moment;
 use crate::units::duration;
-use farleaf_core::index::{IndexError, Reshaped};
+use farleaf_index::{IndexError, Reshaped};
 
 /// What changes during a run.
 #[derive(Clone, Debug, Default, PartialEq)]

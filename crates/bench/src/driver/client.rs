@@ -7,9 +7,9 @@ use super::moment::Due;
 use super::{Amount, Measurement, PROGRESS_EVERY, Progress, Run};
 use crate::timeline::Recorder;
 use crate::workload::{Operation, OperationStream};
-use farleaf_core::index::{IndexAdmin, IndexError, RangeIndex, Scan};
 use farleaf_fabric::sync::{AtomicU64, Ordering};
 use farleaf_fabric::{Fabric, Work};
+use farleaf_index::{IndexAdmin, IndexError, RangeIndex, Scan};
 use rustix::time::{ClockId, clock_gettime};
 use std::ops::Bound;
 

@@ -3,7 +3,7 @@
 //! *Thread safety*: plain values.
 
 use crate::strings::Strings;
-use farleaf_core::index::{ByName, IndexAdmin};
+use farleaf_index::{ByName, IndexAdmin};
 use farleaf_page::{Bytes, Fixed8, Layout};
 
 /// The form of keys and values in an index. The driver refers to them by number.

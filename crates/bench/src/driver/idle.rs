@@ -2,7 +2,7 @@
 //!
 //! *Thread safety*: a plain value.
 
-use farleaf_core::index::{IndexAdmin, IndexError, RangeIndex, Records, Scan};
+use farleaf_index::{IndexAdmin, IndexError, RangeIndex, Records, Scan};
 use farleaf_page::{Answer, LeafEdit};
 
 /// Every operation succeeds immediately, and every key is present.

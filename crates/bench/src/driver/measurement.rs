@@ -4,9 +4,9 @@
 
 use super::AppliedChange;
 use crate::timeline::Timeline;
-use farleaf_core::cache::CacheCounters;
-use farleaf_core::index::IndexError;
 use farleaf_fabric::CounterSnapshot;
+use farleaf_index::CacheCounters;
+use farleaf_index::IndexError;
 use hdrhistogram::Histogram;
 
 /// The work of the clients and its cost.

@@ -37,10 +37,10 @@ use crate::workload::{
 };
 use background::{AtWork, BackgroundTasks};
 use client::{Client, thread_cpu_ns};
-use farleaf_core::index::{Background, Design, IndexAdmin, IndexError, RangeIndex, Reshaped, Scan};
 use farleaf_fabric::AnyCluster;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{AnyFabric, Cluster, Fabric, Provider, RegionError, ServerId};
+use farleaf_index::{Background, Design, IndexAdmin, IndexError, RangeIndex, Reshaped, Scan};
 use farleaf_page::Layout;
 use farleaf_pool::server::{MemoryServer, MemoryServerConfig};
 use farleaf_pool::wire::Usage;

@@ -19,12 +19,12 @@ mod cpu;
 
 pub use cpu::FabricCpu;
 
-use farleaf_core::index::{
+use farleaf_fabric::sync::{Arc, AtomicUsize, Ordering};
+use farleaf_fabric::{Fabric, ServerId};
+use farleaf_index::{
     Action, Answer, Ascending, Design, IndexAdmin, IndexError, LeafEdit, RangeIndex, Records, Scan,
     check_fill,
 };
-use farleaf_fabric::sync::{Arc, AtomicUsize, Ordering};
-use farleaf_fabric::{Fabric, ServerId};
 use farleaf_page::{DesignId, Layout, OwnedKey, OwnedValue};
 use farleaf_pool::remote::RpcClient;
 use farleaf_pool::server::tree::{Loader, MAX_RESTARTS, Tree};

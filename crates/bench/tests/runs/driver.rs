@@ -5,16 +5,16 @@ use farleaf_bench::driver::{Amount, HotspotShift, Measurement, Moment, Reshaping
 use farleaf_bench::keys::KeySpace;
 use farleaf_bench::timeline::Interval;
 use farleaf_bench::workload::{Harness, Mix, NAMED_MIXES, OperationKind, StreamConfig};
-use farleaf_core::cache::CacheOptions;
-use farleaf_core::index::IndexError;
-use farleaf_core::index::coarse::{Coarse, CoarseOptions, Partitioning};
-use farleaf_core::index::dex::{Dex, DexOptions};
+use farleaf_dex::cache::CacheOptions;
+use farleaf_dex::{Dex, DexOptions};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::{Faults, SimConfig};
 use farleaf_fabric::sync::{Arc, AtomicU64, Ordering};
 use farleaf_fabric::{Provider, ServerId};
+use farleaf_index::IndexError;
 use farleaf_page::Fixed8;
 use farleaf_pool::server::{MemoryServer, MemoryServerConfig};
+use farleaf_trees::coarse::{Coarse, CoarseOptions, Partitioning};
 
 const SERVERS: u16 = 2;
 

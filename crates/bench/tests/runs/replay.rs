@@ -3,11 +3,7 @@
 use farleaf_bench::driver::Numbers;
 use farleaf_bench::trace::{TraceFormat, read_trace, replay, touched_keys};
 use farleaf_bench::workload::Operation;
-use farleaf_core::index::Design;
-use farleaf_core::index::coarse::{Coarse, CoarseOptions, Partitioning};
-use farleaf_core::index::dlsm::{Dlsm, DlsmOptions, MergePlace};
-use farleaf_core::index::fine::{Fine, FineOptions};
-use farleaf_core::index::hybrid::{Hybrid, HybridOptions};
+use farleaf_dlsm::{Dlsm, DlsmOptions, MergePlace};
 use farleaf_fabric::AnyConfig;
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::shm::ShmConfig;
@@ -15,8 +11,12 @@ use farleaf_fabric::sim::SimConfig;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::tcp::TcpConfig;
 use farleaf_fabric::{Backing, CounterSnapshot, Provider, ServerId};
+use farleaf_index::Design;
 use farleaf_page::Fixed8;
 use farleaf_pool::server::{MemoryServer, MemoryServerConfig};
+use farleaf_trees::coarse::{Coarse, CoarseOptions, Partitioning};
+use farleaf_trees::fine::{Fine, FineOptions};
+use farleaf_trees::hybrid::{Hybrid, HybridOptions};
 use std::collections::BTreeMap;
 use std::path::Path;
 

@@ -7,16 +7,16 @@ use farleaf_bench::driver::{
 use farleaf_bench::keys::KeySpace;
 use farleaf_bench::timeline::Interval;
 use farleaf_bench::workload::{Harness, Mix, StreamConfig};
-use farleaf_core::cache::{AdmissionName, CacheOptions};
-use farleaf_core::index::coarse::Coarse;
-use farleaf_core::index::dex::{Dex, DexOptions};
-use farleaf_core::index::{BalanceOptions, IndexError};
+use farleaf_dex::cache::{AdmissionName, CacheOptions};
+use farleaf_dex::{Dex, DexOptions};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::SimConfig;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Provider, ServerId};
+use farleaf_index::{BalanceOptions, IndexError};
 use farleaf_page::Fixed8;
 use farleaf_pool::server::{MemoryServer, MemoryServerConfig};
+use farleaf_trees::coarse::Coarse;
 
 fn services() -> Vec<Arc<MemoryServer<Fixed8>>> {
     let config = MemoryServerConfig { pool_bytes: 64 << 20, ..Default::default() };
@@ -165,8 +165,8 @@ fn designs_that_cannot_say_so() {
     let keys = KeySpace::spread(1_000);
     let provider = SimConfig::default();
     let boundaries = keys.boundaries(&[1; 2]);
-    let options = farleaf_core::index::coarse::CoarseOptions {
-        partitioning: farleaf_core::index::coarse::Partitioning::Range { boundaries },
+    let options = farleaf_trees::coarse::CoarseOptions {
+        partitioning: farleaf_trees::coarse::Partitioning::Range { boundaries },
     };
     let mut testbed = Testbed::<Coarse>::start(&provider, services(), &options).unwrap();
     testbed.load(&keys, 0.7, &|_| ()).unwrap();

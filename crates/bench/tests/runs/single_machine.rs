@@ -6,14 +6,14 @@ use farleaf_bench::keys::KeySpace;
 use farleaf_bench::report::Report;
 use farleaf_bench::single_machine::{SingleMachine, SingleMachineOptions};
 use farleaf_bench::workload::{Harness, Mix, NAMED_MIXES, StreamConfig};
-use farleaf_core::index::conformance::{self, Setup};
-use farleaf_core::index::{Design, RangeIndex};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::SimConfig;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Cluster, CounterSnapshot, Provider, ServerId};
+use farleaf_index::{Design, RangeIndex};
 use farleaf_page::Fixed8;
 use farleaf_pool::server::{MemoryServer, MemoryServerConfig};
+use farleaf_suites::conformance::{self, Setup};
 
 /// Tiny pages make high trees from few keys, so most operations restructure a node.
 type Tiny = Fixed8<16>;

@@ -4,12 +4,12 @@
 use farleaf_bench::driver::{Amount, Run, Testbed};
 use farleaf_bench::strings::{KeyForm, Strings};
 use farleaf_bench::workload::Mix;
-use farleaf_core::cache::CacheOptions;
-use farleaf_core::index::dex::{Dex, DexOptions};
-use farleaf_core::index::{Naming, Scan};
+use farleaf_dex::cache::CacheOptions;
+use farleaf_dex::{Dex, DexOptions};
 use farleaf_fabric::ServerId;
 use farleaf_fabric::sim::SimConfig;
 use farleaf_fabric::sync::Arc;
+use farleaf_index::{Naming, Scan};
 use farleaf_page::Bytes;
 use farleaf_pool::server::{MemoryServer, MemoryServerConfig};
 

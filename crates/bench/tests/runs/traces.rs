@@ -9,13 +9,13 @@ use farleaf_bench::keys::KeySpace;
 use farleaf_bench::strings::Strings;
 use farleaf_bench::trace::{FORMATS, Trace, TraceFormat, read_trace, replay};
 use farleaf_bench::workload::Operation;
-use farleaf_core::index::Design;
-use farleaf_core::index::coarse::{Coarse, CoarseOptions, Partitioning};
-use farleaf_core::index::fine::{Fine, FineOptions};
 use farleaf_fabric::ServerId;
 use farleaf_fabric::sim::SimConfig;
 use farleaf_fabric::sync::Arc;
+use farleaf_index::Design;
 use farleaf_pool::server::{MemoryServer, MemoryServerConfig};
+use farleaf_trees::coarse::{Coarse, CoarseOptions, Partitioning};
+use farleaf_trees::fine::{Fine, FineOptions};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 

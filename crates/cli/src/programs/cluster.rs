@@ -16,7 +16,7 @@ use farleaf_cluster::stop::Stop;
 use farleaf_cluster::text::{Notation, Textual};
 use farleaf_cluster::with_layout;
 use farleaf_command_line::{units, usage};
-use farleaf_core::index::dlsm::MOST_SHARDS;
+use farleaf_dlsm::MOST_SHARDS;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;

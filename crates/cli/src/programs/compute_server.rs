@@ -7,7 +7,7 @@ use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use farleaf_cluster::catalog::CatalogAddress;
 use farleaf_cluster::compute::{self, ComputeServerOptions};
 use farleaf_command_line::units;
-use farleaf_core::cache::{CacheOptions, OffloadName};
+use farleaf_dex::cache::{CacheOptions, OffloadName};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;

@@ -33,7 +33,7 @@ use std::time::Duration;
 /// Commands that can read their settings from a file.
 const WITH_FILES: [&str; 3] = ["memory-server", "compute-server", "cluster"];
 
-/// Default size of a compute server's cache: [`farleaf_core::cache::DEFAULT_CACHE_BYTES`].
+/// Default size of a compute server's cache: [`farleaf_index::DEFAULT_CACHE_BYTES`].
 const DEFAULT_CACHE: &str = "64Mi";
 
 /// Default maximum age of a dirty node, in milliseconds.
@@ -174,7 +174,7 @@ mod tests {
     use super::*;
     use clap::Parser;
     use farleaf_command_line::units;
-    use farleaf_core::cache::DEFAULT_CACHE_BYTES;
+    use farleaf_index::DEFAULT_CACHE_BYTES;
 
     #[test]
     fn flags_win_over_the_file() {

@@ -5,7 +5,7 @@ use crate::serving::{DEADLINE, compute, connect, serving};
 use farleaf_cluster::client::Client;
 use farleaf_cluster::clock::Clock;
 use farleaf_cluster::stop::Stop;
-use farleaf_core::index::{IndexError, RangeIndex, Scan};
+use farleaf_index::{IndexError, RangeIndex, Scan};
 use futures_util::future::join_all;
 use rustix::process::Signal;
 use std::cell::RefCell;

@@ -9,7 +9,7 @@
 use crate::crashing::spread;
 use crate::launched::{Launched, eventually, farleaf, signal, text};
 use crate::serving::{DEADLINE, compute, connect, serving};
-use farleaf_core::index::{IndexError, RangeIndex};
+use farleaf_index::{IndexError, RangeIndex};
 use rustix::process::{Resource, Rlimit, Signal, getrlimit, setrlimit};
 use serde_json::Value;
 use std::io::{Read, Write};

@@ -8,7 +8,7 @@ use crate::launched::{Launched, eventually, farleaf, signal, text};
 use crate::serving::{KEYS, compute, connect, serving, try_both};
 use farleaf_cluster::client::Connection;
 use farleaf_cluster::launch::Folder;
-use farleaf_core::index::{IndexError, RangeIndex};
+use farleaf_index::{IndexError, RangeIndex};
 use rustix::process::Signal;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;

@@ -3,7 +3,7 @@
 use crate::crashing::{kill_and_await, spread};
 use crate::launched::{Launched, eventually, farleaf, signal, text};
 use crate::serving::{compute, connect, serving};
-use farleaf_core::index::{IndexError, RangeIndex};
+use farleaf_index::{IndexError, RangeIndex};
 use rustix::process::Signal;
 use std::io::Write;
 use std::process::{Command, Stdio};

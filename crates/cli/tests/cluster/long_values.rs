@@ -8,7 +8,7 @@ use crate::serving::{DEADLINE, compute, connect_to, serving};
 use crate::strings::{
     Model, assert_comes_back_from_a_file, assert_same, client, next_life, work_with,
 };
-use farleaf_core::index::{IndexError, RangeIndex};
+use farleaf_index::{IndexError, RangeIndex};
 use farleaf_page::{Bytes, TooLong};
 use farleaf_pool::wire::MOST_VALUE_BYTES;
 use rand::RngExt;
@@ -136,7 +136,7 @@ fn a_value_that_no_message_has_is_refused() {
         let (one, two) = (vec![1; most], vec![2; most]);
         client.upsert(b"a", &one).await?;
         let exchanged = client.compare_exchange(b"a", &one, &two).await?;
-        assert_eq!(exchanged, farleaf_core::index::Exchange::Exchanged);
+        assert_eq!(exchanged, farleaf_index::Exchange::Exchanged);
         client.get(b"a").await
     });
     assert_eq!(refused, Ok(Some(vec![2; MOST_VALUE_BYTES])));

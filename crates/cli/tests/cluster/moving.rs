@@ -7,7 +7,7 @@ use crate::launched::{Launched, eventually, farleaf, signal, text};
 use crate::serving::{compute, connect, serving};
 use farleaf_cluster::launch::Folder;
 use farleaf_cluster::stop::Stop;
-use farleaf_core::index::{IndexError, RangeIndex, Scan};
+use farleaf_index::{IndexError, RangeIndex, Scan};
 use futures_util::future::try_join_all;
 use rustix::process::Signal;
 use serde_json::Value;

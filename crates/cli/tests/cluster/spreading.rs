@@ -7,7 +7,7 @@
 use crate::launched::{Launched, eventually, farleaf, text};
 use crate::serving::{DEADLINE, connect, serving};
 use farleaf_cluster::stop::Stop;
-use farleaf_core::index::{IndexError, RangeIndex, Scan};
+use farleaf_index::{IndexError, RangeIndex, Scan};
 use rustix::process::Signal;
 use serde_json::Value;
 use std::process::{Command, Stdio};

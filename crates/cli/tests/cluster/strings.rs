@@ -6,7 +6,7 @@ use crate::launched::{Launched, eventually, farleaf, signal, text};
 use crate::serving::{DEADLINE, compute, connect_to, honest, serving, try_both_of};
 use farleaf_cluster::launch::Folder;
 use farleaf_cluster::text::Textual;
-use farleaf_core::index::{Exchange, IndexError, RangeIndex, Scan};
+use farleaf_index::{Exchange, IndexError, RangeIndex, Scan};
 use farleaf_page::Bytes;
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};

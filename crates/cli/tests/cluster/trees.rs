@@ -8,7 +8,7 @@ use crate::serving::{DEADLINE, compute, connect, connect_to, serving};
 use crate::strings::{
     Model, assert_comes_back_from_a_file, assert_same, client, next_life, work_with,
 };
-use farleaf_core::index::{IndexError, RangeIndex, Scan};
+use farleaf_index::{IndexError, RangeIndex, Scan};
 use farleaf_page::Bytes;
 use farleaf_pool::wire::MOST_VALUE_BYTES;
 use rand::RngExt;

@@ -5,13 +5,13 @@
 use super::ComputeServerOptions;
 use crate::layouts::ClusterLayout;
 use crate::text::Textual;
-use farleaf_core::cache::{CacheOptions, Dirt};
-use farleaf_core::index::dex::{Dex, DexOptions, DexServer};
-use farleaf_core::index::dlsm::{
+use farleaf_dex::cache::{CacheOptions, Dirt};
+use farleaf_dex::{Dex, DexOptions, DexServer};
+use farleaf_dlsm::{
     DlsmOptions, DlsmServer, DlsmServerOptions, Shard, ShardedDlsm, ShardedOptions, TreeCounts,
 };
-use farleaf_core::index::{InTables, IndexError, Partitioned, ValueForm};
 use farleaf_fabric::sync::Arc;
+use farleaf_index::{InTables, IndexError, Partitioned, ValueForm};
 use farleaf_page::OwnedKey;
 use farleaf_pool::remote::BlockUsage;
 

@@ -1,5 +1,5 @@
 //! Receives the requests of a compute server's clients. They wait in queues, one per thread, until
-//! a task of the receiving thread takes them ([`farleaf_core::partition::Queue`]).
+//! a task of the receiving thread takes them ([`farleaf_index::partition::Queue`]).
 //!
 //! *Invariants*: F1. Every request is answered: by a task, or as unavailable if there is no thread
 //! or its queue is full. F2. Waiting requests are bounded in number (queue.QU3) and in time.
@@ -7,9 +7,9 @@
 //! *Thread safety*: any number of threads.
 
 use crate::clock::Clock;
-use farleaf_core::partition::{self, Queue};
 use farleaf_fabric::sync::{Arc, Mutex, lock};
 use farleaf_fabric::{Call, Calls, Cpu, Region, ReplySink};
+use farleaf_index::partition::{self, Queue};
 use farleaf_page::Layout;
 use farleaf_pool::wire::{ClientRequest, ClientResponse, ErrorCode};
 use std::sync::mpsc::Sender;

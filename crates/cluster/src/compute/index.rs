@@ -8,10 +8,10 @@ use super::map_store::CatalogMap;
 use crate::config::ConfigError;
 use crate::error::ProgramError;
 use crate::layouts::ClusterLayout;
-use farleaf_core::index::{Design, IndexError, ValueForm};
-use farleaf_core::partition::{self, PartitionMap};
 use farleaf_fabric::sync::{Mutex, lock};
 use farleaf_fabric::{AnyFabric, Cluster};
+use farleaf_index::partition::{self, PartitionMap};
+use farleaf_index::{Design, IndexError, ValueForm};
 use farleaf_page::OwnedKey;
 
 /// The compute server number used by endpoints that manage the whole index; no server has it.

@@ -5,11 +5,11 @@
 use super::records::Records;
 use super::{Engine, Sizes};
 use anyhow::{Context, ensure};
-use farleaf_core::index::dlsm::{Dlsm, DlsmOptions, Shard};
-use farleaf_core::index::{Design, IndexAdmin, RangeIndex, Scan};
+use farleaf_dlsm::{Dlsm, DlsmOptions, Shard};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sync::{Arc, Ordering};
 use farleaf_fabric::{AnyFabric, Cluster, Provider, RpcService, ServerId};
+use farleaf_index::{Design, IndexAdmin, RangeIndex, Scan};
 use farleaf_page::Bytes;
 use farleaf_pool::server::{MemoryServer, MemoryServerConfig};
 use fjall::compaction::Leveled;

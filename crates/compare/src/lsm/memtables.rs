@@ -8,9 +8,7 @@ use super::records::{KEY_BYTES, Records, VALUE_BYTES};
 use super::{MEMTABLE, Phases, SKIPLIST, measured};
 use anyhow::{Context, ensure};
 use crossbeam_skiplist::SkipMap;
-use farleaf_core::index::dlsm::{
-    Kind, Link, MemTable, MemTableOptions, SearchKey, Seat, Sequences, Writer,
-};
+use farleaf_dlsm::{Kind, Link, MemTable, MemTableOptions, SearchKey, Seat, Sequences, Writer};
 use farleaf_fabric::sync::Arc;
 use std::ops::Range;
 

@@ -7,7 +7,7 @@ use anyhow::ensure;
 use farleaf_bench::keys::KeySpace;
 use farleaf_bench::strings::{KeyForm, Strings};
 use farleaf_bench::workload::Permutation;
-use farleaf_core::index::Naming;
+use farleaf_index::Naming;
 use std::ops::Range;
 
 pub(super) const KEY_BYTES: usize = 20;

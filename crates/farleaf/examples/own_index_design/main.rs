@@ -5,11 +5,11 @@
 
 mod one_server;
 
-use farleaf_core::index::Design;
-use farleaf_core::index::conformance::{self, Setup};
 use farleaf_fabric::local::LocalConfig;
+use farleaf_index::Design;
 use farleaf_page::Fixed8;
 use farleaf_pool::server::MemoryServerConfig;
+use farleaf_suites::conformance::{self, Setup};
 use one_server::OneServer;
 
 fn main() {

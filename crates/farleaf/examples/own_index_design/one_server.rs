@@ -4,11 +4,11 @@
 //! The design here is the simplest one over a network: all records are in the tree of memory server
 //! 0, and every operation is one RPC to it.
 
-use farleaf_core::index::{
+use farleaf_fabric::{Fabric, ServerId};
+use farleaf_index::{
     Answer, Ascending, Design, IndexAdmin, IndexError, LeafEdit, RangeIndex, Records, Scan,
     check_fill,
 };
-use farleaf_fabric::{Fabric, ServerId};
 use farleaf_page::{Action, Layout, OwnedKey, OwnedValue};
 use farleaf_pool::remote::RpcClient;
 use farleaf_pool::wire::{
@@ -163,11 +163,11 @@ impl<F: Fabric, L: Layout> IndexAdmin for OneServerIndex<F, L> {
 #[cfg(test)]
 mod tests {
     use super::OneServer;
-    use farleaf_core::index::conformance::{self, Setup};
     use farleaf_fabric::local::LocalConfig;
     use farleaf_page::Fixed8;
     use farleaf_pool::server::MemoryServerConfig;
     use farleaf_sim::{RunOutcome, Scenario, run_design};
+    use farleaf_suites::conformance::{self, Setup};
 
     /// Tiny pages make high trees from few keys.
     #[test]

@@ -11,8 +11,8 @@ use farleaf_bench::strings::KeyForm;
 use farleaf_bench::trace::FORMATS;
 use farleaf_bench::workload::{Distribution, Mix};
 use farleaf_command_line::units;
-use farleaf_core::cache::{AdmissionName, CoolingName, OffloadName, VictimName, WriteBackName};
-use farleaf_core::index::Boundaries;
+use farleaf_dex::cache::{AdmissionName, CoolingName, OffloadName, VictimName, WriteBackName};
+use farleaf_index::Boundaries;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 

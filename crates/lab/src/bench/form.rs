@@ -9,7 +9,7 @@ use farleaf_bench::sizing::{NUMBERS_IN_PAGE, string_bytes_in_page, string_weight
 use farleaf_bench::strings::Strings;
 use farleaf_bench::trace::Trace;
 use farleaf_command_line::usage;
-use farleaf_core::index::dex::{EntryWeights, spreading_level};
+use farleaf_dex::{EntryWeights, spreading_level};
 use farleaf_page::{Bytes, CHOSEN, Fixed8};
 
 /// The kind of keys and values in a run.

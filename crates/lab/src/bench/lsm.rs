@@ -1,7 +1,7 @@
 //! Parser of `--lsm`: changes to the tree of the design `dlsm`.
 
 use farleaf_command_line::units;
-use farleaf_core::index::dlsm::{DlsmOptions, MergePlace};
+use farleaf_dlsm::{DlsmOptions, MergePlace};
 use farleaf_page::table::IndexKind;
 
 /// Bits per key of the Bloom filters, those of the paper.

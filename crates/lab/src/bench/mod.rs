@@ -20,7 +20,7 @@ use farleaf_bench::table::table;
 use farleaf_bench::timeline::chart;
 use farleaf_command_line::exit::check_errors;
 use farleaf_command_line::output::{self, JsonTarget, bar, grouped};
-use farleaf_core::index::{Design, Naming, Scan};
+use farleaf_index::{Design, Naming, Scan};
 use farleaf_page::{Bytes, CHOSEN, Fixed8};
 use form::KeysAndValues;
 use plan::{Plan, Work};

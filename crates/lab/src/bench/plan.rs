@@ -15,15 +15,16 @@ use farleaf_bench::trace::{Trace, TraceFormat, read_trace};
 use farleaf_bench::workload::{Harness, Operation, StreamConfig};
 use farleaf_command_line::output;
 use farleaf_command_line::usage;
-use farleaf_core::cache::{CacheOptions, DEFAULT_CACHE_BYTES};
-use farleaf_core::index::blocks::MOST_LOST;
-use farleaf_core::index::dex::DexOptions;
-use farleaf_core::index::fine::FineOptions;
-use farleaf_core::index::one_sided::entrywise::EntrywiseOptions;
-use farleaf_core::index::smart::SmartOptions;
+use farleaf_dex::DexOptions;
+use farleaf_dex::cache::CacheOptions;
 use farleaf_fabric::local::LocalConfig;
 #[cfg(feature = "verbs")]
 use farleaf_fabric_verbs::VerbsConfig;
+use farleaf_index::DEFAULT_CACHE_BYTES;
+use farleaf_index::blocks::MOST_LOST;
+use farleaf_trees::fine::FineOptions;
+use farleaf_trees::one_sided::entrywise::EntrywiseOptions;
+use farleaf_trees::smart::SmartOptions;
 use std::path::Path;
 
 /// Maximum number of clients that are real threads of this process.

@@ -8,7 +8,7 @@ use farleaf_bench::report::Report;
 use farleaf_bench::units::duration;
 use farleaf_command_line::output::{self, grouped};
 use farleaf_command_line::usage;
-use farleaf_core::index::BalanceOptions;
+use farleaf_index::BalanceOptions;
 use std::fmt::Write as _;
 
 /// The changes that the options request.

@@ -57,7 +57,8 @@ messages! {
             part: u32,
             /// Whether there are more.
             more: bool,
-            /// The next words of [`VersionChange::encode`](farleaf_page::table::VersionChange::encode).
+            /// The next words of
+            /// [`VersionChange::encode`](farleaf_page::table::VersionChange::encode).
             words: Vec<u64> as rest,
         },
         /// Asks for the tables. Answered by [`Reply::Tables`](super::Reply::Tables).

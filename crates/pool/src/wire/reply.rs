@@ -71,8 +71,8 @@ messages! {
         14 => Merged {
             /// All is merged.
             done: bool,
-            /// The outputs that it has ended: [`Meta::encode`](farleaf_page::table::Meta::encode) of each,
-            /// with places in the job's list of extents.
+            /// The outputs that it has ended: [`Meta::encode`](farleaf_page::table::Meta::encode)
+            /// of each, with places in the job's list of extents.
             outputs: Vec<u64> as rest,
         },
         /// What a directory knows of a shard.
@@ -96,7 +96,8 @@ messages! {
         16 => Tables {
             /// Whether there are more words.
             more: bool,
-            /// The next words: [`Placed::encode`](farleaf_page::table::Placed::encode) of each table.
+            /// The next words: [`Placed::encode`](farleaf_page::table::Placed::encode) of each
+            /// table.
             words: Vec<u64> as rest,
         },
         /// All leases of the server, by owner.

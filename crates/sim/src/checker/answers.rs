@@ -2,7 +2,7 @@
 
 use super::Verdict;
 use crate::history::{Action, History, Operation, Outcome};
-use farleaf_core::index::Exchange;
+use farleaf_index::Exchange;
 
 /// Checks that answers fit their operations: a multi-get answers for each key, and a
 /// compare-exchange that differs reports a value other than the expected one.

@@ -3,7 +3,7 @@
 use super::super::fixtures::{history, unknown};
 use super::*;
 use crate::history::Outcome;
-use farleaf_core::index::{Exchange, Scan};
+use farleaf_index::{Exchange, Scan};
 use proptest::prelude::*;
 
 type Line = (u32, u64, u64, Action, Outcome);

@@ -11,7 +11,7 @@
 //! was present at some moment.) So a scan is a read of every such key, like a multi-get.
 
 use crate::history::{Action, History, Outcome};
-use farleaf_core::index::{Exchange, Scan};
+use farleaf_index::{Exchange, Scan};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 

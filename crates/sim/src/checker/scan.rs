@@ -30,7 +30,7 @@
 use super::Verdict;
 use super::observations::{Change, Covered, Fact, Requires, Seen, Step, facts_by_key, within};
 use crate::history::{Action, History, Operation, Outcome};
-use farleaf_core::index::Scan;
+use farleaf_index::Scan;
 use std::collections::BTreeMap;
 
 /// Checks scan.S1 to scan.S3 of every scan; reports the first that fails.

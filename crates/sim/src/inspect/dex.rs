@@ -1,4 +1,4 @@
-//! Inspects DEX's tree in the pool (invariant D2 of `farleaf_core::index::dex`).
+//! Inspects DEX's tree in the pool (invariant D2 of `farleaf_dex`).
 //!
 //! *Invariants at every moment*: for any key, each step from the root leads to a page at its own
 //! address, one level lower, whose fences cover the keys routed to it, and no child word is a

@@ -21,11 +21,11 @@ use super::walk::named;
 use super::{Pool, Records, at_the_end};
 use crate::client::settle;
 use crate::scenario::Scenario;
-use farleaf_core::index::dlsm::{Dlsm, DlsmServer, Shard, TableView};
-use farleaf_core::index::{ByName, Design, Encoded, IndexError, RangeIndex, Scan};
+use farleaf_dlsm::{Dlsm, DlsmServer, Shard, TableView};
 use farleaf_fabric::sim::SimCluster;
 use farleaf_fabric::sync::{Arc, Mutex, lock};
 use farleaf_fabric::{Cluster, GlobalAddr};
+use farleaf_index::{ByName, Design, Encoded, IndexError, RangeIndex, Scan};
 use farleaf_page::table::{
     Clip, Damaged, Found, Index, KeyBuf, Kind, MAX_SEQUENCE, Meta, Placed, Record, Run,
     in_table_order,

@@ -2,11 +2,11 @@
 //! Sherman, and the leaves of the hybrid design.
 //!
 //! *Invariants while no page on the path is held or half written*
-//! - fine: B1 and B2 of `farleaf_core::index::fine`, as checked by [`super::walk`]. The lists in
+//! - fine: B1 and B2 of `farleaf_trees::fine`, as checked by [`super::walk`]. The lists in
 //!   heads are hints and are not inspected.
 //! - Sherman: the same. No key is in two entries of a leaf (entries.N2), and at the end of a run no
 //!   entry is torn and no entry lock is held.
-//! - hybrid: Y1 and Y2 of `farleaf_core::index::hybrid`: one chain through all shares, in which
+//! - hybrid: Y1 and Y2 of `farleaf_trees::hybrid`: one chain through all shares, in which
 //!   each share's first leaf begins at the beginning of the share.
 //!
 //! *Invariant at every moment* in the hybrid design (Y3): a record of a server's tree names a leaf

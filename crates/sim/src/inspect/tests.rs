@@ -5,17 +5,17 @@ use super::{Expect, Pool};
 use crate::scenario::Scenario;
 use crate::setup::{dex_options, start};
 use crate::workload;
-use farleaf_core::index::coarse::{Coarse, CoarseOptions, Partitioning};
-use farleaf_core::index::dex::Dex;
-use farleaf_core::index::fine::{Fine, FineOptions};
-use farleaf_core::index::hybrid::{Hybrid, HybridOptions};
-use farleaf_core::index::{Design, IndexAdmin, RangeIndex};
+use farleaf_dex::Dex;
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sync::Ordering;
 use farleaf_fabric::{Cluster, GlobalAddr, Provider, RpcService};
+use farleaf_index::{Design, IndexAdmin, RangeIndex};
 use farleaf_page::{Fixed8, Layout, LeafDelete, Page, Superblock};
 use farleaf_pool::remote::RpcClient;
 use farleaf_pool::wire::{PoolRequest, Request};
+use farleaf_trees::coarse::{Coarse, CoarseOptions, Partitioning};
+use farleaf_trees::fine::{Fine, FineOptions};
+use farleaf_trees::hybrid::{Hybrid, HybridOptions};
 
 type Small = Fixed8<16>;
 

@@ -6,7 +6,7 @@ use farleaf_cluster::client::Client;
 use farleaf_cluster::layouts::ClusterLayout;
 use farleaf_cluster::text::{Bounds, Notation, Textual};
 use farleaf_command_line::usage;
-use farleaf_core::index::{Exchange, RangeIndex, Scan};
+use farleaf_index::{Exchange, RangeIndex, Scan};
 use farleaf_page::{OwnedKey, OwnedRecord};
 use std::cmp::Ordering;
 use std::io::Write;

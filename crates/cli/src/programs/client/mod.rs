@@ -19,7 +19,7 @@ use farleaf_cluster::layouts::{ClusterLayout, LayoutName};
 use farleaf_cluster::text::Notation;
 use farleaf_cluster::with_layout;
 use farleaf_command_line::usage;
-use farleaf_core::client::Acknowledged;
+use farleaf_index::client::Acknowledged;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::io::Write;
 use std::sync::Arc;

@@ -11,7 +11,7 @@
 
 use farleaf_cluster::client::Client;
 use farleaf_cluster::layouts::ClusterLayout;
-use farleaf_core::index::{Encoded, IndexError, RangeIndex};
+use farleaf_index::{Encoded, IndexError, RangeIndex};
 use farleaf_page::{Layout, OwnedRecord};
 use std::cell::RefCell;
 use std::fmt;

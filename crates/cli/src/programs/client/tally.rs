@@ -5,8 +5,8 @@
 use comfy_table::{Table, presets};
 use farleaf_bench::workload::Operation;
 use farleaf_command_line::output::{self, grouped};
-use farleaf_core::index::IndexError;
 use farleaf_fabric::sync::{AtomicU64, Mutex, Ordering, lock};
+use farleaf_index::IndexError;
 use hdrhistogram::Histogram;
 use indicatif::ProgressBar;
 use std::collections::BTreeMap;

@@ -10,7 +10,7 @@
 
 use crate::programs::client::{Abandon, Access, Line, Opened, Outcome, open};
 use farleaf_command_line::output::is_broken_pipe;
-use farleaf_core::index::IndexError;
+use farleaf_index::IndexError;
 
 /// Maximum number of requests of one operation in flight.
 const DEPTH: usize = 256;

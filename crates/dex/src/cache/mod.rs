@@ -1,0 +1,45 @@
+//! The compute side's cache of pages (Lu et al., *DEX: Scalable Range Indexing on Disaggregated
+//! Memory*, VLDB 2024, §5): the frames, the mapping table that finds them, the cooling structure
+//! that holds candidates for eviction, and the policies.
+//!
+//! The life of a cached node: [`CacheClient::fetch_leaf`] or [`CacheClient::bring_inner`] READs it
+//! into a frame. [`Cache::attach`] makes its parent point to the frame, which makes the node hot.
+//! [`CacheClient::free_frame`] samples hot nodes, writes them back and cools them, and evicts the
+//! oldest cooling nodes. `docs/internals/cache.md` draws this and numbers the invariants (C1 …).
+
+mod ages;
+mod average;
+mod client;
+mod cooling;
+mod dirty;
+mod frame;
+mod frames;
+mod mapping;
+mod options;
+mod owned;
+mod policy;
+mod restart;
+mod swip;
+mod transfers;
+mod turns;
+mod write_back;
+
+pub(crate) use ages::Ages;
+pub use average::MovingAverage;
+pub use client::CacheClient;
+pub use cooling::{Cooling, CoolingBucket, CoolingMap, CoolingQueue};
+pub use dirty::{dirty_words, is_clean, mark_clean, mark_dirty};
+pub use frame::{Arena, FrameId, FrameState};
+pub use frames::{Attached, Cache, Cooled, Dirt, FreeFrame, OptimisticRef};
+pub(crate) use mapping::OffloadMark;
+pub use mapping::{IoMark, Mapped, Mapping};
+pub use options::{
+    AdmissionName, CacheOptions, CoolingName, OffloadName, VictimName, WriteBackName,
+};
+pub use owned::Owned;
+pub use policy::{
+    Admission, Admit, Always, ClockVictims, Coin, RandomVictims, UnusedVictims, Victims,
+};
+pub use restart::Restart;
+pub use swip::Swip;
+pub(crate) use turns::{Turn, Turns};

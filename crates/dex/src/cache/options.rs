@@ -1,0 +1,245 @@
+//! The options of a cache, and their names. `FromStr` and `Display` use the names of the command
+//! line; `serde` uses those of scenario files, where `_` joins words.
+
+use super::mapping::MOST_FRAMES;
+use super::{
+    Admission, Admit, Always, ClockVictims, Coin, Cooling, CoolingMap, CoolingQueue, RandomVictims,
+    UnusedVictims, Victims,
+};
+use farleaf_index::{DEFAULT_CACHE_BYTES, UnknownName, named};
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::str::FromStr;
+
+/// How a leaf enters the cache after a READ.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AdmissionName {
+    /// As a candidate for eviction, unless it is requested again in time.
+    #[default]
+    Cold,
+    /// Hot with this probability, otherwise not at all. The paper uses 0.1.
+    Coin(f64),
+    /// Always hot.
+    Hot,
+    /// Not at all. Operations on single keys also ignore cached inner nodes: they READ every node
+    /// from the pool. For comparison only.
+    Never,
+}
+
+impl FromStr for AdmissionName {
+    type Err = UnknownName;
+
+    fn from_str(text: &str) -> Result<Self, UnknownName> {
+        match text {
+            "cold" => Ok(Self::Cold),
+            "hot" => Ok(Self::Hot),
+            "never" => Ok(Self::Never),
+            _ => text
+                .strip_prefix("coin:")
+                .and_then(|probability| probability.parse().ok())
+                .filter(|probability| (0.0..=1.0).contains(probability))
+                .map(Self::Coin)
+                .ok_or(UnknownName::among("cold, hot, never, or coin:P with P from 0 to 1")),
+        }
+    }
+}
+
+impl fmt::Display for AdmissionName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Cold => f.pad("cold"),
+            Self::Coin(probability) => write!(f, "coin:{probability}"),
+            Self::Hot => f.pad("hot"),
+            Self::Never => f.pad("never"),
+        }
+    }
+}
+
+/// The data structure of cooling frames.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CoolingName {
+    /// Buckets of a cache line.
+    #[default]
+    Map,
+    /// One queue behind one lock.
+    Queue,
+}
+
+named!(CoolingName, "map or queue", { Map: "map", Queue: "queue", });
+
+/// How frames to cool are picked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum VictimName {
+    /// At random, but sparing leaves in use.
+    #[default]
+    Unused,
+    /// At random, as in the paper.
+    Random,
+    /// Frames in order, round-robin.
+    Clock,
+}
+
+named!(VictimName, "unused, random or clock", {
+    Unused: "unused",
+    Random: "random",
+    Clock: "clock",
+});
+
+/// Which operations are offloaded to memory servers when a node on their path is missing (Lu et
+/// al., §6).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OffloadName {
+    /// None.
+    #[default]
+    Never,
+    /// Every operation that can be offloaded: "Offload-only" in the paper.
+    Always,
+    /// Operations that take less time when offloaded, as estimated from recent operations of both
+    /// kinds.
+    CostAware,
+}
+
+named!(OffloadName, "never, always or cost-aware", {
+    Never: "never",
+    Always: "always",
+    CostAware: "cost-aware",
+});
+
+/// How much of a changed leaf is written back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum WriteBackName {
+    /// The words that changed.
+    #[default]
+    Words,
+    /// The whole page, as in the paper.
+    Pages,
+}
+
+named!(WriteBackName, "words or pages", { Words: "words", Pages: "pages", });
+
+/// A scan READs at most one leaf per this many frames at a time.
+const FRAMES_PER_LEAF_AHEAD: u32 = 8;
+
+/// The options for the cache of one compute server.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct CacheOptions {
+    /// Size of all frames in bytes. The cache has at least [`CacheOptions::LEAST_FRAMES`] frames.
+    pub bytes: u64,
+    /// Share of the frames that cool, in percent. The paper uses 10.
+    pub cooling_percent: u32,
+    /// How many frames are sampled at a time. The paper uses 2.
+    pub sampled: u32,
+    /// How leaves enter the cache.
+    pub admission: AdmissionName,
+    /// The data structure of cooling frames.
+    pub cooling: CoolingName,
+    /// How frames to cool are picked.
+    pub victims: VictimName,
+    /// Which operations are offloaded to memory servers.
+    pub offload: OffloadName,
+    /// How much of a changed leaf is written back.
+    pub write_back: WriteBackName,
+    /// Limit for write-back by age, in nanoseconds: tasks that run
+    /// [`farleaf_index::Background::WriteBack`] write nodes back before they have been dirty for
+    /// this long. 0 means no limit: dirty nodes stay until their frames are needed.
+    pub write_back_ns: u64,
+    /// Maximum number of leaves that a scan READs together, if it needs that many and enough frames
+    /// are free. With 1 it READs them one after the other.
+    pub scan_ahead: u32,
+}
+
+impl Default for CacheOptions {
+    fn default() -> Self {
+        Self {
+            bytes: DEFAULT_CACHE_BYTES,
+            cooling_percent: 10,
+            sampled: 2,
+            admission: AdmissionName::default(),
+            cooling: CoolingName::default(),
+            victims: VictimName::default(),
+            offload: OffloadName::default(),
+            write_back: WriteBackName::default(),
+            write_back_ns: 0,
+            scan_ahead: 16,
+        }
+    }
+}
+
+impl CacheOptions {
+    /// Minimum number of frames. With fewer, the path of one operation and the nodes of a split
+    /// would not fit.
+    pub const LEAST_FRAMES: u32 = 24;
+
+    /// Number of frames for pages of `page_bytes` bytes.
+    pub fn frames(&self, page_bytes: usize) -> u32 {
+        let frames = self.bytes / page_bytes as u64;
+        (frames.min(u64::from(MOST_FRAMES)) as u32).max(Self::LEAST_FRAMES)
+    }
+
+    /// Maximum number of leaves that a scan READs together in a cache of `frames` frames. Each leaf
+    /// takes one frame.
+    pub(crate) fn leaves_together(&self, frames: u32) -> u32 {
+        self.scan_ahead.min(frames / FRAMES_PER_LEAF_AHEAD).max(1)
+    }
+
+    pub(super) fn new_admission(&self) -> Box<dyn Admission> {
+        match self.admission {
+            AdmissionName::Cold => Box::new(Always(Admit::Cold)),
+            AdmissionName::Coin(probability) => Box::new(Coin { probability }),
+            AdmissionName::Hot => Box::new(Always(Admit::Hot)),
+            AdmissionName::Never => Box::new(Always(Admit::Private)),
+        }
+    }
+
+    pub(super) fn new_cooling(&self, frames: u32) -> Box<dyn Cooling> {
+        let capacity = (u64::from(frames) * u64::from(self.cooling_percent.min(90)) / 100) as usize;
+        match self.cooling {
+            CoolingName::Map => Box::new(CoolingMap::new(capacity)),
+            CoolingName::Queue => Box::new(CoolingQueue::new(capacity, frames as usize)),
+        }
+    }
+
+    pub(super) fn new_victims(&self) -> Box<dyn Victims> {
+        match self.victims {
+            VictimName::Unused => Box::new(UnusedVictims),
+            VictimName::Random => Box::new(RandomVictims),
+            VictimName::Clock => Box::new(ClockVictims::default()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fmt::{Debug, Display};
+
+    fn named<T: Copy + Debug + Display + PartialEq + FromStr<Err = UnknownName>>(
+        values: &[(&str, T)],
+    ) {
+        for (name, value) in values {
+            assert_eq!(name.parse(), Ok(*value));
+            assert_eq!(value.to_string(), *name);
+        }
+        for unknown in ["", "warm", "cost_aware", "Never", "coin", "coin:", "coin:2", "coin:NaN"] {
+            let error = unknown.parse::<T>().unwrap_err().to_string();
+            assert!(error.starts_with("expected ") && error.contains(values[0].0), "{error}");
+        }
+    }
+
+    #[test]
+    fn options_have_the_names_that_they_print() {
+        use AdmissionName::{Coin, Cold, Hot};
+        let never = AdmissionName::Never;
+        named(&[("cold", Cold), ("hot", Hot), ("coin:0.1", Coin(0.1)), ("never", never)]);
+        named(&[("map", CoolingName::Map), ("queue", CoolingName::Queue)]);
+        let (unused, random) = (VictimName::Unused, VictimName::Random);
+        named(&[("unused", unused), ("random", random), ("clock", VictimName::Clock)]);
+        let (always, cost_aware) = (OffloadName::Always, OffloadName::CostAware);
+        named(&[("never", OffloadName::Never), ("always", always), ("cost-aware", cost_aware)]);
+        named(&[("words", WriteBackName::Words), ("pages", WriteBackName::Pages)]);
+    }
+}

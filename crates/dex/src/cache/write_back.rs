@@ -1,0 +1,587 @@
+//! Write-back: changes on their way from frames to the pool.
+//!
+//! *Invariants*
+//! - C13. At most one WRITE of a page is in flight; a flag of the frame marks it.
+//! - C14. A node counts as clean only once its WRITE has completed: until then `writing` keeps it
+//!   from cooling.
+//! - C15. After a WRITE of unknown outcome, the connection is reset before the node is written
+//!   again, so that the old WRITE cannot land late. If the reset fails, the node is not written
+//!   until the memory server can be reached again.
+//! - C24. A node that lost keys is not written to the pool until its parent in the pool routes
+//!   those keys elsewhere. A node that gained keys is not written as a parent of other nodes before
+//!   its own parent points to it. Until the WRITE or the commit of their parent has finished, both
+//!   nodes count as being written.
+//!
+//! Of a leaf, only the ranges of words that changed are written, with the stamp if they contain
+//! keys (D8): by one WRITE, or by one for the heap followed by one for the front (bytes.Y9). When
+//! the layout of a leaf with a heap has changed, an invalid stamp goes first, because slots of one
+//! layout could match records of another under a valid stamp.
+//! An inner node is written whole and sealed, after a log entry unless nothing points to it yet
+//! (D9).
+//!
+//! *Thread safety*: belongs to its endpoint's thread.
+
+use super::transfers::{Held, InDoubt};
+use super::{
+    CacheClient, FrameId, Mapped, Restart, WriteBackName, dirty_words, is_clean, mark_clean,
+    mark_dirty,
+};
+use farleaf_fabric::{Buffer, Fabric, FabricError, GlobalAddr, ServerId};
+use farleaf_index::LiveCounters;
+use farleaf_page::rules;
+use farleaf_page::{Exclusive, Layout, LockWord, MARK_WORD, Page, SIBLING_WORD, Words};
+use farleaf_pool::remote::{Image, LogSlot, RemoteError, Settling, all_done, both};
+use std::collections::BTreeSet;
+use std::ops::Range;
+
+/// How many times a WRITE is posted.
+const WRITE_RETRIES: u32 = 16;
+/// First and longest pause between attempts to settle transfers in doubt, in nanoseconds.
+const SHORTEST_PAUSE_NS: u64 = 1_000_000;
+const LONGEST_PAUSE_NS: u64 = 32_000_000;
+
+/// The WRITEs of a leaf's words, in order.
+struct PostedWords<F: Fabric> {
+    /// The heap, if other words refer to it, or an invalid stamp.
+    before: Option<F::Op<Buffer>>,
+    words: F::Op<Buffer>,
+    /// The valid stamp, if `before` wrote an invalid one.
+    after: Option<F::Op<Buffer>>,
+}
+
+impl<F: Fabric> PostedWords<F> {
+    /// Waits for all of them.
+    async fn done(self) -> Result<(), FabricError> {
+        all_done(self.before.into_iter().chain([self.words]).chain(self.after)).await
+    }
+}
+
+/// A WRITE of a frame in flight. If this is dropped before the WRITE has ended, the WRITE is in
+/// doubt (C15).
+struct UnderWay<'a, F: Fabric, L: Layout> {
+    client: &'a CacheClient<F, L>,
+    write: InDoubt,
+}
+
+impl<F: Fabric, L: Layout> UnderWay<'_, F, L> {
+    /// No part of the WRITE can still land.
+    fn has_ended(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl<F: Fabric, L: Layout> Drop for UnderWay<'_, F, L> {
+    fn drop(&mut self) {
+        if !self.client.fabric().breaks(rules::DROPPED_WRITES_DOUBTED) {
+            self.client.doubt(self.write.clone());
+        }
+    }
+}
+
+impl<F: Fabric, L: Layout> CacheClient<F, L> {
+    /// Copies words of a leaf to a buffer of the endpoint. `None` if the endpoint has no buffer
+    /// left.
+    fn copy_out(&self, page: Page<'_, L>, words: Range<usize>) -> Option<Buffer> {
+        let buffer = self.fabric().buffer(words.len() * 8).ok()?;
+        buffer.copy_from(&page.words()[words.clone()]);
+        // The note and the mark belong to the frame. Every change of the header or of a key marks
+        // word 5 dirty too, so the stamp is written with it.
+        if words.contains(&SIBLING_WORD) {
+            buffer.set(SIBLING_WORD - words.start, L::leaf_sum(page));
+        }
+        if words.contains(&MARK_WORD) {
+            buffer.set(MARK_WORD - words.start, 0);
+        }
+        Some(buffer)
+    }
+
+    /// Copies a whole page to a buffer of the endpoint. `None` if the endpoint has no buffer left.
+    fn image_out(&self, image: &Image<L>) -> Option<Buffer> {
+        let buffer = self.fabric().buffer(L::page_words() * 8).ok()?;
+        buffer.copy_from(image.words());
+        Some(buffer)
+    }
+
+    /// Posts the WRITEs of a leaf's words in one doorbell. Words of the heap precede those that
+    /// refer to them (bytes.Y9). `None`, with nothing posted, if the endpoint has no buffers left.
+    fn post_words(
+        &self,
+        at: GlobalAddr,
+        page: Page<'_, L>,
+        words: Words,
+    ) -> Option<PostedWords<F>> {
+        let place = |words: &Range<usize>| at.plus(words.start as u64 * 8);
+        let (heap, words) = words.writes();
+        // The last slot of a full leaf without records also ends at the end of the page.
+        let is_layout =
+            L::HAS_HEAP && words.end == L::page_words() && words.contains(&SIBLING_WORD);
+        if is_layout && !self.fabric().breaks(rules::LAYOUTS_MARKED) {
+            return self.post_layout(at, page, words);
+        }
+        let Some(heap) = heap else {
+            let buffer = self.copy_out(page, words.clone())?;
+            let words = self.fabric().write(place(&words), buffer);
+            return Some(PostedWords { before: None, words, after: None });
+        };
+        let (first, then) = match self.fabric().breaks(rules::HEAP_FIRST) {
+            false => (heap, words),
+            true => (words, heap),
+        };
+        let buffers = (self.copy_out(page, first.clone())?, self.copy_out(page, then.clone())?);
+        let before = self.fabric().write(place(&first), buffers.0);
+        let words = self.fabric().write(place(&then), buffers.1);
+        Some(PostedWords { before: Some(before), words, after: None })
+    }
+
+    /// Posts the WRITEs of a leaf whose layout has changed: an invalid stamp, then the words, which
+    /// include this stamp, then the valid stamp (bytes.Y9).
+    fn post_layout(
+        &self,
+        at: GlobalAddr,
+        page: Page<'_, L>,
+        words: Range<usize>,
+    ) -> Option<PostedWords<F>> {
+        let (first, body) = (self.fabric().buffer(8).ok()?, self.copy_out(page, words.clone())?);
+        let last = self.copy_out(page, SIBLING_WORD..SIBLING_WORD + 1)?;
+        let wrong = !last.get(0);
+        first.set(0, wrong);
+        body.set(SIBLING_WORD - words.start, wrong);
+        let write = |word: usize, buffer| self.fabric().write(at.plus(word as u64 * 8), buffer);
+        let before = Some(write(SIBLING_WORD, first));
+        let words = write(words.start, body);
+        Some(PostedWords { before, words, after: Some(write(SIBLING_WORD, last)) })
+    }
+
+    /// WRITEs a leaf that nothing points to yet.
+    ///
+    /// # Errors
+    /// As [`CacheClient::write_leaf`].
+    pub(crate) async fn write_new_leaf(
+        &self,
+        at: GlobalAddr,
+        page: Page<'_, L>,
+    ) -> Result<(), Restart> {
+        let post = async || {
+            let buffer = self.copy_out(page, 1..L::page_words())?;
+            Some(self.fabric().write(at.plus(8), buffer).await.map(drop))
+        };
+        self.write_to_the_end(at, post).await
+    }
+
+    /// WRITEs words of a leaf that no other thread can change meanwhile.
+    ///
+    /// # Errors
+    /// [`Restart::Failed`] if the WRITE may land later, [`Restart::Busy`] if there is no buffer.
+    pub(crate) async fn write_leaf(
+        &self,
+        at: GlobalAddr,
+        page: Page<'_, L>,
+        words: impl Into<Words>,
+    ) -> Result<(), Restart> {
+        let words = words.into();
+        self.write_to_the_end(at, async || Some(self.post_words(at, page, words)?.done().await))
+            .await
+    }
+
+    /// WRITEs an inner node that nothing points to yet. Its version follows `found`, the word 0
+    /// found in the page. Returns the new word 0.
+    ///
+    /// # Errors
+    /// As [`CacheClient::write_leaf`].
+    pub(crate) async fn write_new_inner(
+        &self,
+        at: GlobalAddr,
+        image: &Image<L>,
+        found: LockWord,
+    ) -> Result<LockWord, Restart> {
+        let word = found.next_by(found.owner());
+        image.page().seal(word);
+        self.write_image(at, image).await?;
+        Ok(word)
+    }
+
+    /// Seals an image of an inner node as the version after `word`. The client of `slot` becomes
+    /// the owner.
+    pub(crate) fn seal(
+        &self,
+        image: &Image<L>,
+        word: LockWord,
+        slot: Option<&LogSlot<'_>>,
+    ) -> LockWord {
+        let next = word.next_by(slot.map_or(word.owner(), LogSlot::owner));
+        image.page().seal(next);
+        next
+    }
+
+    /// WRITEs a sealed inner node after a log entry in `slot`, and repeats both until they are
+    /// known to have completed (D9). The entry stays until the node is complete in the pool.
+    /// `before` is the pool's content of the node, if known.
+    ///
+    /// # Errors
+    /// As [`CacheClient::write_leaf`].
+    pub(crate) async fn write_logged(
+        &self,
+        slot: Option<LogSlot<'_>>,
+        at: GlobalAddr,
+        before: Option<&Image<L>>,
+        image: &Image<L>,
+    ) -> Result<(), Restart> {
+        let Some(mut slot) = slot else {
+            return self.write_image(at, image).await;
+        };
+        for _ in 0..WRITE_RETRIES {
+            let posted = self.pages().post_logged(&slot, at, before.map(Image::page), image);
+            let Ok((entry, page)) = posted else { break };
+            // Pin the slot now, so that it is pinned even if this future is dropped.
+            if !self.fabric().breaks(rules::SLOTS_PINNED) {
+                slot.pin(at);
+            }
+            let (entry, page) = (entry.done().await, page.await);
+            match both(entry, page.map(drop)) {
+                Ok(()) => {
+                    slot.is_done();
+                    self.pages().unpin(at);
+                    return Ok(());
+                }
+                Err(error) => self.before_rewrite(at, error).await?,
+            }
+        }
+        Err(Restart::Busy)
+    }
+
+    /// Takes a slot of this endpoint's log on the server of the page at `at`. `None` if logging is
+    /// off, or if that server is full and this endpoint has no log there. The caller writes the
+    /// node anyway, because otherwise it could never leave the cache.
+    pub(crate) async fn log_slot(&self, at: GlobalAddr) -> Result<Option<LogSlot<'_>>, Restart> {
+        if self.fabric().breaks(rules::INNER_NODES_LOGGED) {
+            return Ok(None);
+        }
+        match self.pages().prepare_log(at.server()).await {
+            Ok(_) => {}
+            Err(RemoteError::OutOfMemory { .. }) => return Ok(None),
+            Err(error) => return Err(error.into()),
+        }
+        match self.pages().slot(at.server(), Some(at)).await {
+            Ok(slot) => Ok(Some(slot)),
+            Err(RemoteError::Contended { .. }) => {
+                // An entry is no longer needed if its node was merged away meanwhile.
+                self.pages().unpin_unless(|at| self.is_unwritten_at(at));
+                Err(Restart::Busy)
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Whether the node at `at` is in the cache and the pool may lack some of its changes.
+    fn is_unwritten_at(&self, at: GlobalAddr) -> bool {
+        match self.cache.mapping().get(at.to_bits()) {
+            Mapped::Frame(frame) => self.cache.is_unwritten(frame),
+            Mapped::Io => true,
+            Mapped::Absent => false,
+        }
+    }
+
+    /// Prepares for posting a WRITE again after it failed (C15).
+    async fn before_rewrite(&self, place: GlobalAddr, error: FabricError) -> Result<(), Restart> {
+        self.cache.detector().learn(&error);
+        match error {
+            FabricError::QueueFull { .. } => self.fabric().sleep(0).await,
+            FabricError::Indeterminate { .. } => {
+                self.fabric().counters().count_retry();
+                if !self.fabric().breaks(rules::WRITES_SETTLED) {
+                    self.fabric().reset(place.server()).await?;
+                }
+            }
+            error => return Err(error.into()),
+        }
+        Ok(())
+    }
+
+    /// Repeats the WRITEs that `post` posts and awaits, until they are known to have completed
+    /// (C15). `post` returns `None` if the endpoint has no buffer left.
+    async fn write_to_the_end(
+        &self,
+        at: GlobalAddr,
+        post: impl AsyncFn() -> Option<Result<(), FabricError>>,
+    ) -> Result<(), Restart> {
+        for _ in 0..WRITE_RETRIES {
+            match post().await.ok_or(Restart::Busy)? {
+                Ok(()) => return Ok(()),
+                Err(error) => self.before_rewrite(at, error).await?,
+            }
+        }
+        Err(Restart::Busy)
+    }
+
+    /// WRITEs an image, repeatedly until it is known to have completed.
+    async fn write_image(&self, at: GlobalAddr, image: &Image<L>) -> Result<(), Restart> {
+        let post = async || Some(self.fabric().write(at, self.image_out(image)?).await.map(drop));
+        self.write_to_the_end(at, post).await
+    }
+
+    /// The words to write if `words` have changed.
+    #[inline]
+    pub(super) fn to_write(&self, words: Words) -> Words {
+        match self.cache.options().write_back {
+            WriteBackName::Words => words,
+            WriteBackName::Pages => (1..L::page_words()).into(),
+        }
+    }
+
+    /// Marks `words` of a node in a frame as newer than in the pool. Call it under the frame's
+    /// latch.
+    #[inline]
+    pub(crate) fn mark_dirty(&self, frame: FrameId, page: Page<'_, L>, words: impl Into<Words>) {
+        let was_clean = is_clean(page);
+        mark_dirty(page, self.to_write(words.into()));
+        let ages = self.cache.ages();
+        let forgets = self.fabric().breaks(rules::AGES_NOTED);
+        if was_clean && ages.limit_ns() > 0 && !forgets {
+            ages.note(frame, self.fabric().now_ns());
+        }
+    }
+
+    /// Writes back a hot node that is dirty and not already being written. Other threads can read
+    /// and change it meanwhile.
+    ///
+    /// # Errors
+    /// [`Restart`] if the node was not written. It is dirty as before, or in doubt if the
+    /// connection could not be reset (C15).
+    pub async fn write_back(&self, frame: FrameId) -> Result<(), Restart> {
+        let cache = &*self.cache;
+        let node = cache.seen(frame).ok_or(Restart::Busy)?;
+        let (at, level) = (node.page.address(), node.page.level());
+        if !node.is_valid() {
+            return Err(Restart::Busy);
+        }
+        if level > 0 {
+            return self.write_back_inner(frame, at).await;
+        }
+        let guard = node.lock().ok_or(Restart::Busy)?;
+        let words = self.words_to_write(frame, node.page)?;
+        // Posted under the latch, awaited without it: `writing` keeps the node here (C14).
+        let posted = self.post_words(at, node.page, words).ok_or(Restart::Busy)?;
+        let under_way = self.begin_write_back(frame, node.page, words, guard);
+        if !self.fabric().breaks(rules::WRITE_BACK_AWAITED)
+            && let Err(error) = posted.done().await
+        {
+            self.settle_write_back(under_way, &error).await?;
+            return Err(Restart::Busy);
+        }
+        under_way.has_ended();
+        cache.arena().set_writing(frame, false);
+        Ok(())
+    }
+
+    /// The dirty words of a latched node, if it can be written back now.
+    fn words_to_write(&self, frame: FrameId, page: Page<'_, L>) -> Result<Words, Restart> {
+        let words = dirty_words(page);
+        let writing = self.cache.arena().is_writing(frame)
+            && !self.fabric().breaks(rules::ONE_WRITE_AT_A_TIME);
+        let is_free = self.cache.is_held(frame) && !writing;
+        if is_free && !words.is_empty() { Ok(words) } else { Err(Restart::Busy) }
+    }
+
+    /// Marks a latched node as clean and being written, and releases the latch.
+    fn begin_write_back<'a>(
+        &'a self,
+        frame: FrameId,
+        page: Page<'_, L>,
+        words: Words,
+        guard: Exclusive<'_>,
+    ) -> UnderWay<'a, F, L> {
+        let (at, since_ns) = (page.address(), self.cache.ages().since_ns(frame));
+        mark_clean(page);
+        self.cache.arena().set_writing(frame, true);
+        drop(guard);
+        LiveCounters::count(&self.counters.write_backs);
+        UnderWay { client: self, write: InDoubt { frame, at, words, since_ns } }
+    }
+
+    /// Marks a node dirty again after its WRITE failed or ended with an unknown outcome. The WRITE
+    /// can no longer land.
+    async fn is_dirty_again(&self, write: &InDoubt) {
+        let (page, _guard) = self.lock_frame(write.frame).await;
+        self.mark_dirty(write.frame, page, write.words);
+        self.cache.ages().note_again(write.frame, write.since_ns);
+        self.cache.arena().set_writing(write.frame, false);
+    }
+
+    /// Writes back an inner node whole and sealed, because another compute server may read it after
+    /// boundaries have moved.
+    async fn write_back_inner(&self, frame: FrameId, at: GlobalAddr) -> Result<(), Restart> {
+        let cache = &*self.cache;
+        // Take the slot before the latch, because taking a slot may wait.
+        let slot = self.log_slot(at).await?;
+        let node = cache.seen(frame).ok_or(Restart::Busy)?;
+        let guard = node.lock().ok_or(Restart::Busy)?;
+        let words = self.words_to_write(frame, node.page)?;
+        if node.page.address() != at {
+            return Err(Restart::Busy);
+        }
+        let image = cache.image(node.page);
+        let before = LockWord::from_bits(cache.arena().remote_word(frame));
+        let word = self.seal(&image, before, slot.as_ref());
+        cache.arena().set_remote_word(frame, word.to_bits());
+        let under_way = self.begin_write_back(frame, node.page, words, guard);
+        // `before` is `None`: the frame has changed, so the content in the pool is unknown.
+        if let Err(restart) = self.write_logged(slot, at, None, &image).await {
+            // The next attempt uses a new version, so that no version is ever sealed with two
+            // contents (D9).
+            if restart == Restart::Busy {
+                self.is_dirty_again(&under_way.write).await;
+                under_way.has_ended();
+            }
+            return Err(restart);
+        }
+        under_way.has_ended();
+        cache.arena().set_writing(frame, false);
+        Ok(())
+    }
+
+    /// Marks the node of a failed WRITE dirty again once the WRITE can no longer land.
+    #[cold]
+    async fn settle_write_back(
+        &self,
+        under_way: UnderWay<'_, F, L>,
+        error: &FabricError,
+    ) -> Result<(), Restart> {
+        self.cache.detector().learn(error);
+        let unknown = matches!(error, FabricError::Indeterminate { .. });
+        if unknown && !self.fabric().breaks(rules::WRITES_SETTLED) {
+            self.fabric().counters().count_retry();
+            self.fabric().reset(under_way.write.at.server()).await?; // C15
+        }
+        self.is_dirty_again(&under_way.write).await;
+        under_way.has_ended();
+        Ok(())
+    }
+
+    /// Records that a WRITE of a frame's words, other than a write-back, may land later. The frame
+    /// is not written again until that is settled (C15).
+    pub(crate) fn may_land(&self, frame: FrameId, page: Page<'_, L>) {
+        if !self.fabric().breaks(rules::FAILED_WRITES_KEPT) {
+            self.cache.arena().set_writing(frame, true);
+            let (at, words) = (page.address(), (1..L::page_words()).into());
+            let since_ns = self.cache.ages().since_ns(frame);
+            self.doubt(InDoubt { frame, at, words, since_ns });
+        }
+    }
+
+    fn doubt(&self, write: InDoubt) {
+        self.in_doubt.borrow_mut().push(write);
+        self.pages().doubtful().set(true);
+    }
+
+    /// Prevents a latched node from being written or leaving the cache until its parent is written
+    /// (C24).
+    pub(crate) fn hold_for(&self, frame: FrameId, parent: FrameId, parent_at: GlobalAddr) {
+        if !self.fabric().breaks(rules::PARENTS_FIRST) {
+            self.cache.arena().set_writing(frame, true);
+            self.held.borrow_mut().push(Held { frame, parent, parent_at });
+            self.pages().doubtful().set(true);
+        }
+    }
+
+    /// Whether unsettled WRITEs or READs of this handle keep frames out of use or nodes from being
+    /// written.
+    pub(crate) fn has_doubts(&self) -> bool {
+        !self.in_doubt.borrow().is_empty()
+            || !self.landings.borrow().is_empty()
+            || !self.held.borrow().is_empty()
+    }
+
+    /// Whether the pause between attempts to settle is over. Attempts are spaced because each can
+    /// take as long as a request timeout.
+    pub(crate) fn is_settling_due(&self) -> bool {
+        self.fabric().now_ns() >= self.settle_due.get().0
+    }
+
+    /// Records whether everything could be settled. If not, starts a pause, twice as long as the
+    /// last one, within the limits.
+    pub(crate) fn has_settled(&self, all: bool) {
+        let (_, pause_ns) = self.settle_due.get();
+        let pause_ns =
+            if all { 0 } else { (2 * pause_ns).clamp(SHORTEST_PAUSE_NS, LONGEST_PAUSE_NS) };
+        self.settle_due.set((self.fabric().now_ns() + pause_ns, pause_ns));
+    }
+
+    /// Settles the WRITEs and READs that this endpoint has in doubt, for each memory server that
+    /// can be reached again. After that no part of them can still land: pages that were being
+    /// written are dirty again, and frames that were being READ into are free.
+    ///
+    /// # Errors
+    /// [`FabricError`] if a memory server cannot be reached.
+    pub(crate) async fn settle_transfers(&self) -> Result<(), FabricError> {
+        if self.fabric().breaks(rules::DOUBTFUL_WRITES_SETTLED) {
+            return Ok(());
+        }
+        // Only one task settles at a time, so the lists only grow meanwhile. Other tasks check
+        // their own condition again.
+        let Some(_settling) = Settling::begin(&self.settling) else { return Ok(()) };
+        let written: Vec<_> =
+            self.in_doubt.borrow().iter().map(|doubt| doubt.at.server()).collect();
+        let read: Vec<_> = self.landings.borrow().iter().map(|(_, server)| *server).collect();
+        let mut outcome = Ok(());
+        for server in BTreeSet::from_iter(written.into_iter().chain(read)) {
+            // Transfers that may land after this reset are added to the lists behind these
+            // positions.
+            let before = self.in_doubt.borrow().len();
+            let before_read = self.landings.borrow().len();
+            if let Err(error) = self.fabric().reset(server).await {
+                outcome = Err(error);
+                continue;
+            }
+            self.free_landed(server, before_read);
+            self.settle_writes_to(server, before).await;
+        }
+        self.let_go_of_held().await;
+        outcome
+    }
+
+    /// Marks the frames on `server` among the oldest `many` in doubt as dirty again: their WRITEs
+    /// can no longer land. A frame leaves the list only afterwards, because this task may be
+    /// dropped at any time.
+    async fn settle_writes_to(&self, server: ServerId, many: usize) {
+        let oldest: Vec<InDoubt> = self.in_doubt.borrow().iter().take(many).cloned().collect();
+        for doubt in oldest.into_iter().filter(|doubt| doubt.at.server() == server) {
+            self.is_dirty_again(&doubt).await;
+            self.in_doubt.borrow_mut().retain(|other| *other != doubt);
+        }
+    }
+
+    /// Releases held nodes once their parents are written (C24).
+    async fn let_go_of_held(&self) {
+        let held = self.held.borrow().clone();
+        for Held { frame, parent, parent_at } in held {
+            let waits = || {
+                self.pages().is_unfinished(parent_at)
+                    || (self.cache.arena().page(parent).address() == parent_at
+                        && parent != frame
+                        && self.cache.is_unwritten(parent))
+            };
+            if waits() {
+                let _ = self.write_back(parent).await;
+            }
+            let mut left = self.held.borrow_mut();
+            if !waits()
+                && let Some(place) = left.iter().position(|other| other.frame == frame)
+            {
+                left.remove(place);
+                self.cache.arena().set_writing(frame, false);
+            }
+        }
+    }
+
+    /// Latches a frame that cannot be evicted meanwhile. Waits for other threads.
+    pub(crate) async fn lock_frame(&self, frame: FrameId) -> (Page<'_, L>, Exclusive<'_>) {
+        loop {
+            if let Some(node) = self.cache.seen(frame)
+                && let Some(guard) = node.lock()
+            {
+                return (node.page, guard);
+            }
+            self.fabric().sleep(0).await;
+        }
+    }
+}

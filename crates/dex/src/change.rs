@@ -1,0 +1,158 @@
+//! Single-key operations within the owned range.
+//!
+//! *Thread safety*: belongs to its endpoint's thread.
+
+use super::DexIndex;
+use super::descend::{LeafLocation, Offer};
+use crate::cache::Restart;
+use farleaf_fabric::{Fabric, Work};
+use farleaf_index::LiveCounters;
+use farleaf_page::{Action, Answer, Layout, LeafEdit, LeafOutcome, OwnedValue, Page, Probe};
+use farleaf_pool::remote::RemoteError;
+
+impl<F: Fabric, L: Layout> DexIndex<F, L> {
+    /// The value of `key`.
+    ///
+    /// # Errors
+    /// [`RemoteError`] if the leaf cannot be read.
+    #[inline]
+    pub async fn get(&self, key: &L::Key) -> Result<Option<OwnedValue<L>>, RemoteError> {
+        if self.uncached
+            && let Some(found) = Box::pin(self.get_in_pool(key)).await
+        {
+            return Ok(found);
+        }
+        let read = |page: Page<'_, L>| L::leaf_get(page, key);
+        if !self.offload.is_on() {
+            return self.read_leaf(Probe::At(key), read).await;
+        }
+        let (answer, _) = self.run(LeafEdit { key, action: Action::Get }).await?;
+        Ok(answer.found)
+    }
+
+    /// Executes any single-key operation.
+    ///
+    /// # Errors
+    /// [`RemoteError`]; unless it is `Indeterminate`, nothing has changed.
+    pub async fn execute(
+        &self,
+        edit: LeafEdit<&L::Key, &L::Value>,
+    ) -> Result<Answer<OwnedValue<L>>, RemoteError> {
+        if !edit.changes() {
+            return Ok(Answer::from_lookup(self.get(edit.key).await?));
+        }
+        let (answer, sparse) = self.run(edit).await?;
+        if sparse {
+            self.merge_sparse(edit.key).await;
+        }
+        Ok(answer)
+    }
+
+    /// Merges the leaf of a removed key.
+    pub(super) async fn merge_sparse(&self, key: &L::Key) {
+        // The key is removed even if this fails; the next removal tries again.
+        let _ = Box::pin(self.tidy(key)).await;
+    }
+
+    /// The steps before a change.
+    #[inline]
+    pub(super) async fn before_change(&self) {
+        if self.client.cache().ages().is_behind() {
+            Box::pin(self.help_to_write_back()).await;
+        }
+        if self.has_doubts() {
+            Box::pin(self.settle_some()).await;
+        }
+    }
+
+    /// Applies `edit` to the leaf of its key, splitting nodes until there is room. Also returns
+    /// whether the leaf is now sparse and should be merged.
+    async fn run(
+        &self,
+        edit: LeafEdit<&L::Key, &L::Value>,
+    ) -> Result<(Answer<OwnedValue<L>>, bool), RemoteError> {
+        if edit.changes() {
+            self.before_change().await;
+        }
+        let probe = Probe::At(edit.key);
+        let mut attempts = None;
+        let mut offer = if self.offload.is_on() { Offer::Edit } else { Offer::Nothing };
+        loop {
+            let restart = match self.try_run(probe, edit, offer).await {
+                Ok(LeafOutcome::Nothing(answer)) => return Ok((answer, false)),
+                Ok(LeafOutcome::Changed { answer, sparse, .. }) => return Ok((answer, sparse)),
+                Ok(LeafOutcome::Full) => None,
+                Err(restart) => Some(restart),
+            };
+            let restart = match restart {
+                Some(restart) => Some(restart),
+                None => Box::pin(self.try_make_room(edit)).await.err(),
+            };
+            // The memory server refused: execute the operation here.
+            if restart == Some(Restart::Here) {
+                offer = Offer::Nothing;
+            }
+            let attempts = attempts.get_or_insert_with(|| self.attempts());
+            let restart = restart.unwrap_or(Restart::Again);
+            Box::pin(self.after(attempts, restart, probe)).await?;
+        }
+    }
+
+    #[inline]
+    async fn try_run(
+        &self,
+        probe: Probe<'_, L::Key>,
+        edit: LeafEdit<&L::Key, &L::Value>,
+        offer: Offer,
+    ) -> Result<LeafOutcome<Answer<OwnedValue<L>>>, Restart> {
+        if self.uncached
+            && let Some(outcome) =
+                Box::pin(self.change_in_pool(probe, &|page| edit.apply(page))).await?
+        {
+            return Ok(outcome);
+        }
+        let _unsettled = self.unsettle();
+        let place = self.find_leaf(probe, offer).await?;
+        self.run_at(place, probe, edit).await
+    }
+
+    /// Executes `edit` at the leaf or missing node where its descent ended.
+    #[inline]
+    pub(super) async fn run_at(
+        &self,
+        place: LeafLocation<'_, L>,
+        probe: Probe<'_, L::Key>,
+        edit: LeafEdit<&L::Key, &L::Value>,
+    ) -> Result<LeafOutcome<Answer<OwnedValue<L>>>, Restart> {
+        match place {
+            LeafLocation::Hot(leaf) => {
+                let outcome = if edit.changes() {
+                    self.charge(Work::ChangeNode).await;
+                    let guard = leaf.lock().ok_or(Restart::Busy)?;
+                    let outcome = edit.apply(leaf.page);
+                    if let LeafOutcome::Changed { words, .. } = &outcome {
+                        self.client.mark_dirty(leaf.frame, leaf.page, *words);
+                    }
+                    drop(guard);
+                    outcome
+                } else {
+                    let outcome = edit.apply(leaf.page);
+                    if !leaf.is_valid() {
+                        return Err(Restart::Busy);
+                    }
+                    outcome
+                };
+                LiveCounters::count(&self.client.counters.leaf_hits);
+                self.client.mark_use(leaf.page);
+                Ok(outcome)
+            }
+            LeafLocation::Elsewhere { parent, slot, address } => {
+                let work = |page: Page<'_, L>| edit.apply(page);
+                self.client.fetch_leaf(parent, slot, address, probe, work).await
+            }
+            LeafLocation::Offered(missing) => {
+                Box::pin(self.offload(missing, edit)).await.map(LeafOutcome::Nothing)
+            }
+        }
+    }
+}

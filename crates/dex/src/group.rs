@@ -1,0 +1,233 @@
+//! Single-key operations that descend together, one level at a time.
+//!
+//! A single descent waits for memory at every level, because the child's lines are not in the
+//! processor's caches. Here each operation takes one step and prefetches what its next step reads;
+//! then the other operations of the group take their steps. So the memory accesses overlap, and
+//! each operation prefetches only the lines that it needs: first a header, then the keys, then one
+//! child word. Leaves that are not hot are fetched together.
+//!
+//! D5 holds for each operation at each level, as in `descend.rs`. An operation that meets anything
+//! unusual runs alone, from the root.
+//!
+//! *Thread safety*: belongs to its endpoint's thread.
+
+use super::DexIndex;
+use super::descend::{Child, LeafLocation};
+use crate::cache::{OptimisticRef, Restart, Swip};
+use farleaf_fabric::{Fabric, GlobalAddr, Work, prefetch};
+use farleaf_index::together::all;
+use farleaf_page::rules;
+use farleaf_page::{Answer, Layout, LeafEdit, LeafOutcome, OwnedValue, Probe};
+use farleaf_pool::remote::RemoteError;
+use smallvec::SmallVec;
+
+/// Maximum number of operations that descend together. With half as many, cache misses overlap just
+/// as well, but fewer READs do.
+const GROUP: usize = 32;
+
+/// How far an operation has come.
+#[derive(Debug)]
+enum Progress<'a, L: Layout> {
+    /// It is at a hot node of the group's level.
+    At(OptimisticRef<'a, L>),
+    /// It has found its slot in a node. The child word is being prefetched.
+    Found(OptimisticRef<'a, L>, usize),
+    /// It is between a node and its child. The child's header is being prefetched. Holds the slot
+    /// in the node and the child word.
+    Between(OptimisticRef<'a, L>, (usize, Swip)),
+    /// Its leaf is not hot. Holds the leaf's parent, the slot there, and the leaf's address.
+    Missing(OptimisticRef<'a, L>, usize, GlobalAddr),
+    /// It must run alone.
+    Alone,
+    /// It has ended, and has left its leaf sparse.
+    Sparse,
+    /// It has ended.
+    Done,
+}
+
+type Group<'a, L> = SmallVec<[Progress<'a, L>; GROUP]>;
+type EditOf<'e, L> = LeafEdit<&'e <L as Layout>::Key, &'e <L as Layout>::Value>;
+
+impl<F: Fabric, L: Layout> DexIndex<F, L> {
+    /// Executes several single-key operations like concurrent calls of [`DexIndex::execute`]: those
+    /// on the same key take effect in any order. When an operation ends, calls `done` with its
+    /// position and outcome.
+    pub async fn execute_all(
+        &self,
+        edits: &[EditOf<'_, L>],
+        done: impl Fn(usize, Result<Answer<OwnedValue<L>>, RemoteError>),
+    ) {
+        for (number, edits) in edits.chunks(GROUP).enumerate() {
+            let done = |place, outcome| done(number * GROUP + place, outcome);
+            if edits.iter().any(LeafEdit::changes) {
+                self.before_change().await;
+            }
+            // Without a cache there is no descent to share, and each offload is a request of its
+            // own.
+            let descends = !self.uncached && !self.offload.is_on();
+            let root = self.seen_root().ok().filter(|_| descends);
+            let at_root = || root.map_or(Progress::Alone, Progress::At);
+            let mut group: Group<'_, L> = edits.iter().map(|_| at_root()).collect();
+            if let Some(root) = root {
+                self.descend_together(root.page.level(), edits, &mut group).await;
+                self.use_hot_leaves(edits, &mut group, &done).await;
+            }
+            self.finish_others(edits, &mut group, &done).await;
+        }
+    }
+
+    /// Takes all operations from the root, which is at `level`, down to their leaves.
+    async fn descend_together<'a>(
+        &'a self,
+        level: u8,
+        edits: &[EditOf<'_, L>],
+        group: &mut Group<'a, L>,
+    ) {
+        for level in (1..=level).rev() {
+            for (progress, edit) in group.iter_mut().zip(edits) {
+                if let Progress::At(node) = *progress {
+                    let slot = L::inner_slot(node.page, Probe::At(edit.key));
+                    prefetch(&node.page.words()[L::inner_child_word(node.page, slot)]);
+                    *progress = Progress::Found(node, slot);
+                }
+            }
+            for progress in group.iter_mut() {
+                if let Progress::Found(node, slot) = *progress {
+                    *progress = match self.client.cache().swip(node.page, slot) {
+                        Some(swip) => {
+                            if let Swip::Frame(frame) = swip {
+                                self.client.cache().arena().prefetch_header(frame);
+                            }
+                            Progress::Between(node, (slot, swip))
+                        }
+                        None => Progress::Alone,
+                    };
+                }
+            }
+            for (progress, edit) in group.iter_mut().zip(edits) {
+                if let Progress::Between(node, found) = *progress {
+                    self.charge(Work::VisitNode).await;
+                    let stepped = self.step_down(node, level, found, Probe::At(edit.key));
+                    *progress = stepped.unwrap_or(Progress::Alone);
+                }
+            }
+        }
+    }
+
+    /// Steps from a node at `level` to the child: takes the child's version, and then validates the
+    /// node (D5), which may have changed since it was searched.
+    #[inline(always)]
+    fn step_down<'a>(
+        &'a self,
+        node: OptimisticRef<'a, L>,
+        level: u8,
+        (slot, swip): (usize, Swip),
+        probe: Probe<'_, L::Key>,
+    ) -> Result<Progress<'a, L>, Restart> {
+        let fabric = self.fabric();
+        let child = self.child(swip)?;
+        let node = match child {
+            Child::Elsewhere(_) if fabric.breaks(rules::GROUP_SLOT_FRESH) => {
+                self.client.cache().seen(node.frame).unwrap_or(node)
+            }
+            _ => node,
+        };
+        let is_hot = matches!(child, Child::Hot(_));
+        if !is_hot || !fabric.breaks(rules::GROUP_PARENT_VALIDATED) {
+            self.confirm(node, level, child, probe)?;
+        }
+        Ok(match child {
+            Child::Hot(child) => {
+                prefetch(&child.page.words()[L::search_words(child.page)]);
+                Progress::At(child)
+            }
+            Child::Elsewhere(address) if level == 1 => Progress::Missing(node, slot, address),
+            Child::Elsewhere(_) => Progress::Alone,
+        })
+    }
+
+    /// Executes the operations whose leaves are hot.
+    async fn use_hot_leaves<'a>(
+        &'a self,
+        edits: &[EditOf<'_, L>],
+        group: &mut Group<'a, L>,
+        done: &impl Fn(usize, Result<Answer<OwnedValue<L>>, RemoteError>),
+    ) {
+        for (place, (progress, edit)) in group.iter_mut().zip(edits).enumerate() {
+            if let Progress::At(leaf) = *progress {
+                let leaf = match self.fabric().breaks(rules::GROUP_VERSION_TAKEN) {
+                    true => self.client.cache().seen(leaf.frame).unwrap_or(leaf),
+                    false => leaf,
+                };
+                let ended =
+                    self.end_at(LeafLocation::Hot(leaf), edit, |answer| done(place, answer));
+                // A merge waits for memory servers; the operations after this one need not wait
+                // too.
+                *progress = match ended.await {
+                    Some(true) => Progress::Sparse,
+                    Some(false) => Progress::Done,
+                    None => Progress::Alone,
+                };
+            }
+        }
+    }
+
+    /// Executes the operations whose leaves are not hot, and those that run alone. Merges the
+    /// leaves that operations have left sparse.
+    async fn finish_others<'a>(
+        &'a self,
+        edits: &[EditOf<'_, L>],
+        group: &mut Group<'a, L>,
+        done: &impl Fn(usize, Result<Answer<OwnedValue<L>>, RemoteError>),
+    ) {
+        for progress in group.iter() {
+            if let Progress::Missing(_, _, address) = progress {
+                self.client.prefetch_for_fetch(*address);
+            }
+        }
+        let others = group.iter().zip(edits).enumerate().filter_map(|(place, (progress, edit))| {
+            let (leaf, mut ended) = match *progress {
+                Progress::Missing(parent, slot, address) => {
+                    (Some(LeafLocation::Elsewhere { parent, slot, address }), None)
+                }
+                Progress::Sparse => (None, Some(true)),
+                Progress::Done => return None,
+                _ => (None, None),
+            };
+            Some(async move {
+                let done = |outcome| done(place, outcome);
+                if let Some(leaf) = leaf {
+                    ended = self.end_at(leaf, edit, done).await;
+                }
+                match ended {
+                    Some(true) => Box::pin(self.merge_sparse(edit.key)).await,
+                    Some(false) => {}
+                    None => done(Box::pin(self.execute(*edit)).await),
+                }
+            })
+        });
+        all(others).await;
+    }
+
+    /// Executes an operation at its leaf. On completion, returns whether the leaf is now sparse.
+    /// `None` if the operation must be retried; then nothing has happened.
+    #[inline]
+    async fn end_at(
+        &self,
+        leaf: LeafLocation<'_, L>,
+        edit: &EditOf<'_, L>,
+        done: impl FnOnce(Result<Answer<OwnedValue<L>>, RemoteError>),
+    ) -> Option<bool> {
+        match self.run_at(leaf, Probe::At(edit.key), *edit).await {
+            Ok(LeafOutcome::Nothing(answer)) => {
+                done(Ok(answer));
+                Some(false)
+            }
+            Ok(LeafOutcome::Changed { answer, sparse, .. }) => {
+                done(Ok(answer));
+                Some(sparse)
+            }
+            Ok(LeafOutcome::Full) | Err(_) => None,
+        }
+    }
+}

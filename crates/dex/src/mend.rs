@@ -1,0 +1,111 @@
+//! Recovery by the next life of a compute server: before it serves, it completes the inner nodes
+//! that its previous life left half written.
+//!
+//! A page lands word by word, so a compute server that dies during a WRITE can leave a mixture of
+//! two versions. A shared node is locked at that time, and the next client that needs it recovers
+//! it. An exclusive node has no lock, and no other server writes it; its log entry (D9) completes
+//! it. But an old entry may name a page that has since been freed and given to another compute
+//! server, so only pages that are reachable in the tree are completed. Of these, only pages in the
+//! range that the compute server still owns are completed: keys were clean when they moved away,
+//! and their new owner may be writing the page.
+//!
+//! *Thread safety*: private to one task.
+
+use farleaf_fabric::{Fabric, GlobalAddr};
+use farleaf_index::OwnedRange;
+use farleaf_page::{Layout, OwnedKey, Page, Probe};
+use farleaf_pool::remote::{Image, Miss, PageClient, Pointer, RemoteError};
+
+/// Retries of a WRITE of unknown outcome.
+const WRITE_RETRIES: u32 = 16;
+
+/// Completes the nodes that `compute_server`, which is dead and fenced, left half written in the
+/// tree below `root`, within the `range` that it owns. Returns the number of nodes completed.
+///
+/// # Errors
+/// [`RemoteError`] if a memory server does not answer.
+pub(super) async fn mend<F: Fabric, L: Layout>(
+    pages: &PageClient<F, L>,
+    root: GlobalAddr,
+    compute_server: u16,
+    range: &OwnedRange<OwnedKey<L>>,
+) -> Result<u64, RemoteError> {
+    let mut mended = 0;
+    // Upper levels first, so that the path to each node contains only complete ones.
+    for (at, image) in pages.half_written(compute_server).await? {
+        let (low, high) = (L::low(image.page()), L::high(image.page()));
+        if range.covers(&low, high.as_ref()) && is_in_tree(pages, root, at, image.page()).await? {
+            write(pages, at, &image).await?;
+            mended += 1;
+        }
+    }
+    Ok(mended)
+}
+
+/// Whether the page at `at` is reachable in the tree; `image` is its intended content.
+async fn is_in_tree<F: Fabric, L: Layout>(
+    pages: &PageClient<F, L>,
+    root: GlobalAddr,
+    at: GlobalAddr,
+    image: Page<'_, L>,
+) -> Result<bool, RemoteError> {
+    let (low, high) = (L::low(image), L::high(image));
+    let last = high.as_ref().map(L::key).map_or(Probe::Last, Probe::Before);
+    // Probe both ends, because the parents may not reflect yet that one of them has moved.
+    for probe in [Probe::At(L::key(&low)), last] {
+        if at == root || leads_to(pages, root, (at, image.level()), probe).await? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+async fn leads_to<F: Fabric, L: Layout>(
+    pages: &PageClient<F, L>,
+    root: GlobalAddr,
+    (at, level): (GlobalAddr, u8),
+    probe: Probe<'_, L::Key>,
+) -> Result<bool, RemoteError> {
+    let (mut next, mut backoff) = (root, pages.backoff());
+    loop {
+        let copy = match pages.read(Pointer::fixed(next)).await {
+            Ok(copy) => copy,
+            Err(Miss::Restart) => match pages.before_retry(&mut backoff).await {
+                // The lock holder is changing the node, or is dead as well; in that case the retry
+                // finishes its change.
+                Ok(()) => {
+                    next = root;
+                    continue;
+                }
+                Err(RemoteError::Contended { .. }) => return Ok(false),
+                Err(error) => return Err(error),
+            },
+            Err(Miss::Failed(error)) => return Err(error),
+        };
+        let page = copy.page();
+        if page.level() <= level {
+            return Ok(false);
+        }
+        next = L::inner_child(page, L::inner_slot(page, probe));
+        if page.level() == level + 1 {
+            return Ok(next == at);
+        }
+    }
+}
+
+async fn write<F: Fabric, L: Layout>(
+    pages: &PageClient<F, L>,
+    at: GlobalAddr,
+    image: &Image<L>,
+) -> Result<(), RemoteError> {
+    let mut outcome = Ok(());
+    for _ in 0..WRITE_RETRIES {
+        outcome = match pages.post_page(at, image).await?.await {
+            Ok(_) => return Ok(()),
+            Err(error) => Err(error.into()),
+        };
+        pages.fabric().counters().count_retry();
+        pages.fabric().reset(at.server()).await?;
+    }
+    outcome
+}

@@ -1,0 +1,148 @@
+//! Flushes and merges: by the writer that meets a full MemTable, or by tasks in the background.
+//!
+//! Flushes and merges have rights of their own, so that MemTables are flushed during long merges. A
+//! task merges as much beside one another as the options let a tree merge. With background tasks, a
+//! writer that finds no room sleeps until there is some; if such a task has failed meanwhile, the
+//! writer tries for itself, and so learns why there is no room.
+//!
+//! A task has one timer while it has nothing to do: that of its flushes. Its merges sleep until the
+//! tree's signal is raised, which everything does that makes a merge due or possible (lsm.W1).
+//!
+//! *Thread safety*: that of the handle. Any number of tasks of any threads may work.
+
+use super::handle::DlsmIndex;
+use super::shard::{AtWork, Right, Shard};
+use farleaf_fabric::Fabric;
+use farleaf_index::together::{all, join};
+use farleaf_index::{IndexError, Reshaped};
+use farleaf_page::Layout;
+use std::cell::Cell;
+
+/// Flushes, or merges, that one call makes. The next one goes on, unless an operation waits for the
+/// right.
+const STEPS: u32 = 16;
+/// The longest sleep of a background task, in nanoseconds, before it checks whether it has ended.
+pub(super) const LOOK_NS: u64 = 1_000_000;
+/// The pause of all background tasks after a failure, in nanoseconds.
+const FAILED_NS: u64 = 1_000_000;
+
+impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
+    /// Flushes what waits, unless another handle does. Returns how many MemTables it flushed.
+    async fn flush_waiting(&self, worker: Option<&AtWork>) -> Result<u32, IndexError> {
+        self.settle_loans_when_due().await;
+        if worker.is_some() {
+            self.own_ahead().await;
+        }
+        // A right that is taken for nothing would wake all that wait for it.
+        if self.shard.pin().immutables.is_empty() {
+            return Ok(0);
+        }
+        let flushing = Shard::begin_due(&self.shard, Right::Flush, Shard::begin_flush);
+        let Some(flushing) = flushing else { return Ok(0) };
+        for step in 0..STEPS {
+            let flushed = self.flush_oldest(&flushing).await;
+            if !self.noted(flushed, worker)? {
+                return Ok(step);
+            }
+        }
+        Ok(STEPS)
+    }
+
+    /// Merges what is due and others do not merge. Returns the number of merges.
+    async fn merge_due(&self, worker: Option<&AtWork>) -> Result<u32, IndexError> {
+        if worker.is_some() && self.shard.needs.is_room_wanted() {
+            let made = self.make_room().await;
+            self.noted(made.map(|()| true), worker)?;
+        }
+        if worker.is_some() {
+            let merged = self.merge_hidden().await;
+            self.noted(merged, worker)?;
+        }
+        for step in 0..STEPS {
+            let merged = self.merge_what_is_due().await;
+            if !self.noted(merged, worker)? {
+                return Ok(step);
+            }
+            self.settle_loans().await;
+        }
+        Ok(STEPS)
+    }
+
+    /// Counts the failure of a background task at once, after which all rest: otherwise they would
+    /// take its right, or its tables, before writers, which have to learn of the failure.
+    fn noted(
+        &self,
+        outcome: Result<bool, IndexError>,
+        worker: Option<&AtWork>,
+    ) -> Result<bool, IndexError> {
+        if let (Err(_), Some(worker)) = (&outcome, worker) {
+            worker.failed(self.fabric().now_ns() + FAILED_NS);
+        }
+        outcome
+    }
+
+    /// Flushes what waits and merges what is due, unless other handles do. Returns how much it did.
+    pub(super) async fn work(&self) -> Result<u32, IndexError> {
+        let flushed = self.flush_waiting(None).await;
+        // A merge may succeed, and make room, although a flush has failed.
+        let merged = self.merge_due(None).await;
+        Ok(flushed? + merged?)
+    }
+
+    /// Flushes and merges until `ended` returns true, which it asks every `look_ns` at least.
+    pub(super) async fn work_until(
+        &self,
+        look_ns: u64,
+        ended: &dyn Fn() -> bool,
+        report: &dyn Fn(Result<Reshaped, IndexError>),
+    ) {
+        let at_work = &Shard::begin_worker(&self.shard);
+        let has_ended = &Cell::new(false);
+        let is_over = &|| has_ended.get() || ended();
+        let flushes = async {
+            let flush = async move || self.flush_waiting(Some(at_work)).await;
+            self.repeat(flush, at_work, Some(look_ns), is_over, report).await;
+            has_ended.set(true);
+            // Merges that sleep have no timer of their own.
+            self.shard.changed.raise();
+        };
+        let merges = (0..self.shard.options.workers).map(|_| {
+            let merge = async move || self.merge_due(Some(at_work)).await;
+            self.repeat(merge, at_work, None, is_over, report)
+        });
+        join(flushes, all(merges)).await;
+    }
+
+    /// Repeats `work` until `is_over` returns true. After a round that did nothing, it sleeps until
+    /// the tree has changed, at most `most_ns` if that is given; after a failure of any task, it
+    /// rests.
+    async fn repeat(
+        &self,
+        work: impl AsyncFn() -> Result<u32, IndexError>,
+        at_work: &AtWork,
+        most_ns: Option<u64>,
+        is_over: &dyn Fn() -> bool,
+        report: &dyn Fn(Result<Reshaped, IndexError>),
+    ) {
+        let fabric = self.fabric();
+        while !is_over() {
+            let rests_ns = at_work.rests_ns(fabric.now_ns());
+            if rests_ns > 0 {
+                fabric.sleep(rests_ns).await;
+                continue;
+            }
+            let seen = self.shard.changed.count();
+            let did = work().await.unwrap_or_else(|error| {
+                report(Err(error));
+                0
+            });
+            if did > 0 || at_work.rests_ns(fabric.now_ns()) > 0 {
+                continue;
+            }
+            match most_ns {
+                Some(most_ns) => self.shard.changed.sleep(fabric, seen, most_ns).await,
+                None => self.shard.changed.raised(seen).await,
+            }
+        }
+    }
+}

@@ -1,0 +1,380 @@
+//! Merges of tables into the next level, on the compute side, and which one is due.
+//!
+//! Several merges run beside one another if they have nothing to do with each other (lsm.V7).
+//!
+//! *Thread safety*: that of the handle.
+
+use super::DlsmOptions;
+use super::claim::Claim;
+use super::handle::DlsmIndex;
+use super::near::MergePart;
+use super::shard::{Merging, Right, Shard};
+use super::table_writer::{TableWriter, merge_error};
+use super::version::{Table, TreeVersion};
+use farleaf_fabric::sync::Arc;
+use farleaf_fabric::{Fabric, GlobalAddr, Work};
+use farleaf_index::IndexError;
+use farleaf_page::Layout;
+use farleaf_page::rules::{MERGES_APART, OLDEST_MERGED_FIRST};
+use farleaf_page::table::{Clip, KeyBuf, Merge, MergeOptions, Progress};
+use farleaf_pool::remote::{ExtentUse, TRANSFER_WORDS};
+use std::collections::VecDeque;
+use std::ops::Range;
+
+/// Words of input that are merged before the output is sent on.
+const STEP_WORDS: u64 = TRANSFER_WORDS as u64;
+/// Words that are READ of one source together: 256 KiB.
+const READ_WORDS: u32 = 4 * TRANSFER_WORDS as u32;
+
+/// How often a task looks for something to merge that others have not just taken.
+const CLAIM_ATTEMPTS: u32 = 4;
+
+/// A merge that is due.
+struct Task {
+    /// Each is a source: tables with ascending keys.
+    sources: Vec<Vec<Arc<Table>>>,
+    /// The level of the outputs.
+    into: usize,
+}
+
+impl Task {
+    fn claim(&self) -> Option<Claim> {
+        let tables = || self.sources.iter().flatten();
+        Some(Claim {
+            inputs: tables().map(|table| table.id()).collect(),
+            into: self.into,
+            keys: range_of(tables())?,
+        })
+    }
+}
+
+pub(super) fn range_of<'t>(
+    tables: impl Iterator<Item = &'t Arc<Table>> + Clone,
+) -> Option<(KeyBuf, KeyBuf)> {
+    let smallest = tables.clone().map(|table| &table.meta.smallest).min()?;
+    let largest = tables.map(|table| &table.meta.largest).max()?;
+    Some((smallest.clone(), largest.clone()))
+}
+
+fn bytes_of(tables: &[Arc<Table>]) -> u64 {
+    tables.iter().map(|table| table.bytes()).sum()
+}
+
+/// Those of `tables`, which ascend and do not overlap, that overlap a range.
+pub(super) fn overlapping<'t>(
+    tables: &'t [Arc<Table>],
+    (smallest, largest): (&KeyBuf, &KeyBuf),
+) -> &'t [Arc<Table>] {
+    let first = tables.partition_point(|table| table.meta.largest < *smallest);
+    let end = tables.partition_point(|table| table.meta.smallest <= *largest);
+    &tables[first..end.max(first)]
+}
+
+/// What is merged next, beside `claims`.
+struct Picking<'v> {
+    version: &'v TreeVersion,
+    options: &'v DlsmOptions,
+    claims: &'v [Claim],
+    conflict: fn(&Claim, &Claim) -> bool,
+    /// A planted bug: older tables of level 0 are left behind.
+    takes_newest: bool,
+}
+
+impl Picking<'_> {
+    /// The tables of a level that no merge has.
+    fn free(&self, level: usize) -> Vec<Arc<Table>> {
+        let is_free = |table: &&Arc<Table>| {
+            !self.claims.iter().any(|claim| claim.inputs.contains(&table.id()))
+        };
+        self.version.levels[level].iter().filter(is_free).cloned().collect()
+    }
+
+    /// How much a merge of these tables of a level is due: from 1 on.
+    fn score(&self, level: usize, tables: &[Arc<Table>]) -> f64 {
+        match level {
+            0 => tables.len() as f64 / self.options.level0_tables as f64,
+            _ => bytes_of(tables) as f64 / self.options.level_bytes(level) as f64,
+        }
+    }
+
+    /// The merge that is due most of those that conflict with none, and its claim.
+    fn pick(&self) -> Option<(Task, Claim)> {
+        let levels = (0..self.options.levels).map(|level| {
+            let free = self.free(level);
+            (self.score(level, &free), level, free)
+        });
+        let is_due = |(score, level, _): &(f64, usize, _)| {
+            if *level == 0 { *score >= 1.0 } else { *score > 1.0 }
+        };
+        let mut due: Vec<_> = levels.filter(is_due).collect();
+        due.sort_by(|(one, ..), (other, ..)| other.total_cmp(one));
+        due.into_iter().find_map(|(_, level, free)| match level {
+            0 => self.checked(self.of_level0(&free)?),
+            _ => self.of_level(level, &free),
+        })
+    }
+
+    fn checked(&self, task: Task) -> Option<(Task, Claim)> {
+        let claim = task.claim()?;
+        let is_apart = !self.claims.iter().any(|other| (self.conflict)(other, &claim));
+        is_apart.then_some((task, claim))
+    }
+
+    /// All tables of level 0 that no merge has: older ones that a merge has do not overlap them, or
+    /// the claims conflict (V4).
+    fn of_level0(&self, free: &[Arc<Table>]) -> Option<Task> {
+        let tables = if self.takes_newest { &free[..1] } else { free };
+        let (smallest, largest) = range_of(tables.iter())?;
+        let mut sources: Vec<_> = tables.iter().map(|table| vec![Arc::clone(table)]).collect();
+        sources.push(overlapping(&self.version.levels[1], (&smallest, &largest)).to_vec());
+        Some(Task { sources, into: 1 })
+    }
+
+    /// The table that has the least below it, for its size.
+    fn of_level(&self, level: usize, free: &[Arc<Table>]) -> Option<(Task, Claim)> {
+        let next = &self.version.levels[level + 1];
+        let below =
+            |table: &Arc<Table>| overlapping(next, (&table.meta.smallest, &table.meta.largest));
+        let cost = |table: &Arc<Table>| bytes_of(below(table)) as f64 / table.bytes().max(1) as f64;
+        let mut tables: Vec<_> = free.iter().map(|table| (cost(table), table)).collect();
+        tables.sort_by(|(one, _), (other, _)| one.total_cmp(other));
+        tables.into_iter().find_map(|(_, table)| {
+            let sources = vec![vec![Arc::clone(table)], below(table).to_vec()];
+            self.checked(Task { sources, into: level + 1 })
+        })
+    }
+}
+
+/// A source of a merge, as far as it was fed.
+pub(super) struct Input {
+    tables: VecDeque<(Arc<Table>, Range<u32>)>,
+    /// The table that is fed, and its words that are left.
+    now: Option<(Arc<Table>, Range<u32>)>,
+}
+
+impl Input {
+    /// The words of `tables` that may have keys of `range`.
+    fn new<F: Fabric, L: Layout>(
+        index: &DlsmIndex<F, L>,
+        tables: &[Arc<Table>],
+        range: &Clip,
+    ) -> Result<Self, IndexError> {
+        let words = |table: &Arc<Table>| Ok((Arc::clone(table), index.words_of(table, range)?));
+        let mut tables = tables.iter().map(words).collect::<Result<VecDeque<_>, IndexError>>()?;
+        tables.retain(|(_, words)| !words.is_empty());
+        Ok(Self { tables, now: None })
+    }
+
+    /// READs the rest of `whole` from `part`.
+    pub(super) fn replace(&mut self, whole: &Arc<Table>, part: &Arc<Table>) {
+        for (table, _) in self.now.iter_mut().chain(&mut self.tables) {
+            if Arc::ptr_eq(table, whole) {
+                *table = Arc::clone(part);
+            }
+        }
+    }
+}
+
+/// A merge on this side, and how far it is.
+pub(super) struct MergeRun {
+    pub(super) merge: Merge,
+    pub(super) sources: Vec<Input>,
+    /// Where the tables are, by their numbers.
+    places: Vec<(u64, GlobalAddr)>,
+    /// Records whose merging is accounted for.
+    charged: u64,
+}
+
+impl MergeRun {
+    pub(super) fn new<F: Fabric, L: Layout>(
+        index: &DlsmIndex<F, L>,
+        sources: &[Vec<Arc<Table>>],
+        options: MergeOptions,
+    ) -> Result<Self, IndexError> {
+        let tables = sources.iter().flatten();
+        let places = tables.map(|table| (table.id(), table.lease.place())).collect();
+        let input = |tables: &Vec<Arc<Table>>| Input::new(index, tables, &options.range);
+        let inputs = sources.iter().map(input).collect::<Result<Vec<_>, _>>()?;
+        Ok(Self { merge: Merge::new(inputs.len(), options), sources: inputs, places, charged: 0 })
+    }
+}
+
+impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
+    /// Merges what is due most, beside what others merge. Returns whether there was something.
+    pub(super) async fn merge_what_is_due(&self) -> Result<bool, IndexError> {
+        match self.merge_beside_others().await {
+            // Merges have all of their inputs and outputs at once.
+            Err(IndexError::OutOfMemory { .. }) => {
+                self.settle_loans().await;
+                self.merge_alone().await
+            }
+            outcome => outcome,
+        }
+    }
+
+    async fn merge_beside_others(&self) -> Result<bool, IndexError> {
+        self.settle_change().await?;
+        for _ in 0..CLAIM_ATTEMPTS {
+            if !self.shard.has_lane() {
+                break;
+            }
+            let (version, claims) = self.shard.pin_with_claims();
+            let picking = self.picking(&version, &claims);
+            let Some((task, claim)) = picking.pick() else { break };
+            let conflict = picking.conflict;
+            let merging = Shard::begin_merge_of(&self.shard, claim, &task.sources, conflict);
+            let Some(merging) = merging else { continue };
+            self.merge_task(&merging, &version, task).await?;
+            return Ok(true);
+        }
+        Ok(false)
+    }
+
+    /// Merges what is due most while nothing else merges, with memory for one output at a time.
+    async fn merge_alone(&self) -> Result<bool, IndexError> {
+        let merging = self.until_begun(Right::Merge, Shard::begin_merge).await?;
+        self.settle_change().await?;
+        let version = self.shard.pin();
+        let Some((task, _)) = self.picking(&version, &[]).pick() else { return Ok(false) };
+        let Task { mut sources, into } = task;
+        sources.retain(|tables| !tables.is_empty());
+        // A pinned version keeps what the merge gives back.
+        drop(version);
+        self.merge_in_pieces(&merging, sources, (into, None)).await?;
+        Ok(true)
+    }
+
+    fn picking<'v>(&'v self, version: &'v TreeVersion, claims: &'v [Claim]) -> Picking<'v> {
+        Picking {
+            version,
+            options: &self.shard.options,
+            claims,
+            conflict: match self.fabric().breaks(MERGES_APART) {
+                true => Claim::shares,
+                false => Claim::conflicts,
+            },
+            takes_newest: self.fabric().breaks(OLDEST_MERGED_FIRST),
+        }
+    }
+
+    async fn merge_task(
+        &self,
+        merging: &Merging,
+        version: &TreeVersion,
+        Task { mut sources, into }: Task,
+    ) -> Result<(), IndexError> {
+        sources.retain(|tables| !tables.is_empty());
+        if let [tables] = &sources[..]
+            && let [table] = &tables[..]
+            && version.owns_all_of(table)
+        {
+            return self.publish(merging.moved(table, into)).await;
+        }
+        self.merge_somewhere(merging, version, &sources, into).await
+    }
+
+    /// Merges everything into the deepest level, where nothing but the newest values stays, unless
+    /// snapshots need more.
+    pub(super) async fn merge_everything(&self, merging: &Merging) -> Result<(), IndexError> {
+        self.settle_change().await?;
+        let version = self.shard.pin();
+        let deepest = version.levels.len() - 1;
+        let (level0, others) = version.levels.split_first().expect("there is a level 0");
+        let is_clean = |table: &Arc<Table>| {
+            let footer = &table.meta.footer;
+            let is_newest = footer.tombstones == 0 && footer.keys == footer.records;
+            is_newest && version.owns_all_of(table)
+        };
+        let is_above = version.levels[..deepest].iter().any(|tables| !tables.is_empty());
+        if !is_above && version.levels[deepest].iter().all(is_clean) {
+            return Ok(());
+        }
+        let level0 = level0.iter().map(|table| vec![Arc::clone(table)]);
+        let sources = level0.chain(others.iter().cloned());
+        let sources: Vec<_> = sources.filter(|tables| !tables.is_empty()).collect();
+        match self.merge_somewhere(merging, &version, &sources, deepest).await {
+            Err(IndexError::OutOfMemory { .. }) => {
+                self.settle_loans().await;
+                // A pinned version keeps what the merge gives back.
+                drop(version);
+                self.merge_in_pieces(merging, sources, (deepest, None)).await
+            }
+            merged => merged,
+        }
+    }
+
+    /// Merges a part on this side. Returns the outputs.
+    pub(super) async fn merge(&self, part: MergePart<'_>) -> Result<Vec<Table>, IndexError> {
+        let MergePart { version, sources, level, range } = part;
+        let below = version.levels[level + 1..].iter().flatten();
+        let options = MergeOptions {
+            range: range.clone(),
+            // Later snapshots are newer than all inputs (J5).
+            snapshots: self.snapshot_bounds(),
+            below: self.below(below),
+            cuts: Vec::new(),
+            table_words: u32::try_from(self.shard.options.table_bytes / 8).unwrap_or(u32::MAX),
+        };
+        let mut run = MergeRun::new(self, sources, options)?;
+        let mut outputs = Vec::new();
+        let mut writer = TableWriter::new(self, ExtentUse::Merge);
+        let written = async {
+            loop {
+                let progress = self.fill_output(&mut run, &mut writer).await?;
+                outputs.extend(writer.replace().finish(level as u8).await?);
+                if progress == Progress::Done {
+                    return Ok(());
+                }
+            }
+        };
+        if let Err(error) = written.await {
+            writer.abandon().await;
+            return Err(error);
+        }
+        Ok(outputs)
+    }
+
+    /// Merges until the table that is being written ends, or everything is merged.
+    pub(super) async fn fill_output(
+        &self,
+        run: &mut MergeRun,
+        writer: &mut TableWriter<'_, F, L>,
+    ) -> Result<Progress, IndexError> {
+        loop {
+            let TableWriter { builder, out, .. } = &mut *writer;
+            let stepped = run.merge.step(STEP_WORDS, builder, out);
+            let progress = stepped.map_err(|error| merge_error(error, &run.places))?;
+            let records = run.merge.counts().records_in;
+            self.fabric().charge(Work::MergeRecords((records - run.charged) as u32)).await;
+            run.charged = records;
+            match progress {
+                Progress::Spent => writer.send().await?,
+                Progress::NeedsInput(source) => self.feed(run, source).await?,
+                progress => return Ok(progress),
+            }
+        }
+    }
+
+    /// Gives a source its next words.
+    async fn feed(&self, run: &mut MergeRun, source: usize) -> Result<(), IndexError> {
+        let MergeRun { merge, sources, places, .. } = run;
+        let (failed, input) = (|error| merge_error(error, places), &mut sources[source]);
+        if input.now.is_none() {
+            let Some((table, words)) = input.tables.pop_front() else {
+                return merge.end(source).map_err(failed);
+            };
+            merge.begin(source, table.id(), &table.meta.clip).map_err(failed)?;
+            input.now = Some((table, words));
+        }
+        let Some((table, left)) = &mut input.now else { return Ok(()) };
+        let end = left.start.saturating_add(READ_WORDS).min(left.end);
+        let words = self.read(table, left.start..end).await?;
+        self.fabric().charge(Work::CopyBytes(words.len() as u64 * 8)).await;
+        self.shard.step();
+        left.start = end;
+        if left.start >= left.end {
+            input.now = None;
+        }
+        merge.feed(source, &words).map_err(failed)
+    }
+}

@@ -1,0 +1,189 @@
+//! Bulk loads, and what empties the MemTables: `flush` and `collect`.
+//!
+//! *Thread safety*: that of the handle.
+
+use super::MemTable;
+use super::handle::DlsmIndex;
+use super::shard::{Right, Shard};
+use super::table_writer::{TableWriter, refused};
+use super::version::{Change, Table};
+use farleaf_fabric::Fabric;
+use farleaf_fabric::sync::Arc;
+use farleaf_index::{IndexError, Scan, check_fill};
+use farleaf_page::Layout;
+use farleaf_page::table::{KeyBuf, Kind};
+use farleaf_pool::remote::{ExtentUse, ROOT_SERVER, RemoteError};
+use farleaf_pool::wire::Refusal;
+
+/// A bulk load needs an empty tree.
+const NOT_EMPTY: IndexError =
+    IndexError::Refused { server: ROOT_SERVER, refusal: Refusal::NotEmpty };
+
+fn is_empty(table: &MemTable) -> bool {
+    let mut cursor = table.cursor(u64::MAX);
+    cursor.seek_first();
+    cursor.key().is_none()
+}
+
+impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
+    /// Waits for `right`, which `begin` returns. Tasks that do what is due leave it to the call.
+    pub(super) async fn until_begun<R>(
+        &self,
+        right: Right,
+        begin: fn(&Arc<Shard>) -> Option<R>,
+    ) -> Result<R, IndexError> {
+        let _waiting = Shard::begin_waiting(&self.shard, right);
+        let mut wait = self.wait();
+        loop {
+            let seen = self.shard.changed.count();
+            if let Some(right) = begin(&self.shard) {
+                return Ok(right);
+            }
+            wait.for_change(&self.shard, seen).await?;
+        }
+    }
+
+    /// Flushes everything that was written before the call.
+    pub(super) async fn flush_everything(&self) -> Result<(), IndexError> {
+        // Without its version: flushes and merges free nothing that a version in use has.
+        let (active, closed) = {
+            let version = self.shard.pin();
+            (Arc::clone(&version.active), version.immutables.first().cloned())
+        };
+        let newest = if is_empty(&active) {
+            closed
+        } else {
+            self.replace(&active).await?;
+            Some(active)
+        };
+        let Some(newest) = newest else { return Ok(()) };
+        let mut wait = self.wait();
+        loop {
+            let seen = self.shard.changed.count();
+            let is_newest = |table: &Arc<MemTable>| Arc::ptr_eq(table, &newest);
+            if !self.shard.pin().immutables.iter().any(is_newest) {
+                return Ok(());
+            }
+            match Shard::begin_flush(&self.shard) {
+                Some(flushing) => _ = self.flush_oldest(&flushing).await?,
+                None => wait.for_change(&self.shard, seen).await?,
+            }
+        }
+    }
+
+    /// Flushes everything and merges it into the deepest level.
+    pub(super) async fn settle_tree(&self) -> Result<(), IndexError> {
+        self.flush_everything().await?;
+        let merging = self.until_begun(Right::Merge, Shard::begin_merge).await?;
+        self.merge_everything(&merging).await?;
+        self.settle_loans().await;
+        Ok(())
+    }
+
+    /// Writes ascending records into the deepest level of an empty tree.
+    pub(super) async fn load(
+        &self,
+        source: impl Iterator<Item = Result<(Vec<u8>, Vec<u8>), IndexError>>,
+        fill: f64,
+    ) -> Result<u64, IndexError> {
+        check_fill(fill)?;
+        if !self.records(&Scan::range(..).limit(1)).await?.is_empty() {
+            return Err(NOT_EMPTY);
+        }
+        // Tombstones above would hide what is loaded.
+        self.settle_tree().await?;
+        let _flushing = self.until_begun(Right::Flush, Shard::begin_flush).await?;
+        let merging = self.until_begun(Right::Merge, Shard::begin_merge).await?;
+        self.settle_change().await?;
+        self.check_no_records()?;
+        // One number for all: they become visible together. Later versions are newer.
+        let mut loader = Loader::new(self, self.shard.sequences.take());
+        let written = async {
+            for record in source {
+                let (key, value) = record?;
+                loader.add(&key, &value).await?;
+            }
+            Ok(())
+        };
+        if let Err(error) = written.await {
+            loader.abandon().await;
+            return Err(error);
+        }
+        let count = loader.count;
+        let tables = loader.finish().await?;
+        self.publish_load(merging.merged(&[], self.shard.options.levels, tables)).await?;
+        Ok(count)
+    }
+
+    /// Publishes the tables of a bulk load. The caller has the rights to flush and to merge, so a
+    /// change that the directory may still make stays pending until it gives them back: then the
+    /// next flush or merge makes it, and the records appear.
+    pub(super) async fn publish_load(&self, change: Change) -> Result<(), RemoteError> {
+        let published = self.publish(change).await.map_err(RemoteError::from);
+        match published {
+            Err(error) if self.shard.is_changing() => Err(error.after_a_change(ROOT_SERVER)),
+            outcome => outcome,
+        }
+    }
+
+    /// Fails if the tree has versions of any key. The caller has the rights to flush and to merge.
+    pub(super) fn check_no_records(&self) -> Result<(), IndexError> {
+        let version = self.shard.pin();
+        match version.tables().next().is_none() && version.memtables().all(|table| is_empty(table))
+        {
+            true => Ok(()),
+            false => Err(NOT_EMPTY),
+        }
+    }
+}
+
+/// Writes ascending records into tables of the deepest level, which no version has yet.
+pub(super) struct Loader<'h, F: Fabric, L: Layout> {
+    index: &'h DlsmIndex<F, L>,
+    sequence: u64,
+    writer: TableWriter<'h, F, L>,
+    tables: Vec<Table>,
+    /// The last key, if there is one.
+    last: Vec<u8>,
+    /// Records so far.
+    pub(super) count: u64,
+}
+
+impl<'h, F: Fabric, L: Layout> Loader<'h, F, L> {
+    /// All records get the number `sequence`.
+    pub(super) fn new(index: &'h DlsmIndex<F, L>, sequence: u64) -> Self {
+        let writer = TableWriter::new(index, ExtentUse::Load);
+        Self { index, sequence, writer, tables: Vec::new(), last: Vec::new(), count: 0 }
+    }
+
+    /// Appends a record.
+    pub(super) async fn add(&mut self, key: &[u8], value: &[u8]) -> Result<(), IndexError> {
+        let options = &self.index.shard.options;
+        options.memtable.check(key.len(), value.len())?;
+        if self.count > 0 && &self.last[..] >= key {
+            return Err(IndexError::NotSorted { position: self.count });
+        }
+        if u64::from(self.writer.builder.data_words()) >= options.table_bytes / 8 {
+            self.tables.extend(self.writer.replace().finish(options.levels as u8).await?);
+        }
+        let words = KeyBuf::from_bytes(key);
+        self.writer.add(words.key(), self.sequence, Kind::Value, value).map_err(refused)?;
+        self.writer.send().await?;
+        self.last.clear();
+        self.last.extend_from_slice(key);
+        self.count += 1;
+        Ok(())
+    }
+
+    /// Gives all tables up.
+    pub(super) async fn abandon(self) {
+        self.writer.abandon().await;
+    }
+
+    /// The tables, which the pool has.
+    pub(super) async fn finish(mut self) -> Result<Vec<Table>, IndexError> {
+        let level = self.index.shard.options.levels as u8;
+        self.tables.extend(self.writer.finish(level).await?);
+        Ok(self.tables)
+    }
+}

@@ -1,0 +1,389 @@
+//! A MemTable: keys with their newest versions, and the range of their numbers.
+//!
+//! A write has four steps: look at the newest version of the key, prepare the new one, take its
+//! number, and link it. Memory is taken before the number, so a full table never refuses a version
+//! that already has one. Nothing between the number and the link waits for another thread.
+//!
+//! *Thread safety*: any number of threads read and write, each writer with a [`Writer`] of its own.
+//! A closed table admits no more versions, and once its last number is settled it never changes.
+
+use super::arena::{MOST_WORDS, NOWHERE, Place};
+use super::close::Range;
+use super::cursor::Cursor;
+use super::filter::Filter;
+use super::search_key::{Prefix, SearchKey};
+use super::skiplist::{Head, Inserted, SkipList};
+use super::versions::{Blank, Kind, Version};
+use super::writer::Writer;
+use crate::{Announcement, Sequences};
+use farleaf_fabric::sync::Arc;
+use farleaf_fabric::{Region, RegionError};
+use farleaf_page::table::MAX_VALUE_BYTES;
+use thiserror::Error;
+
+/// The length of a key is stored in 16 bits.
+const MOST_KEY_BYTES: usize = 65_535;
+
+/// Sizes of MemTables.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemTableOptions {
+    /// Memory for keys and versions, in bytes: a multiple of 4096, at most 2^34.
+    pub bytes: usize,
+    /// A table is closed once this many numbers were taken since it was made. The paper closes
+    /// tables by this alone.
+    pub most_numbers: u64,
+    /// Memory for the filter, in bytes.
+    pub filter_bytes: usize,
+}
+
+impl Default for MemTableOptions {
+    /// The paper's 64 MiB, closed when the memory is used up.
+    fn default() -> Self {
+        Self { bytes: 64 << 20, most_numbers: u64::MAX, filter_bytes: 512 << 10 }
+    }
+}
+
+impl MemTableOptions {
+    /// Memory for a MemTable, which can be reused any number of times.
+    ///
+    /// # Errors
+    /// [`MemTableError::BadSize`] and [`MemTableError::Memory`].
+    pub fn memory(&self) -> Result<Arc<Region>, MemTableError> {
+        if self.bytes / 8 > MOST_WORDS {
+            return Err(MemTableError::BadSize { bytes: self.bytes });
+        }
+        Ok(Arc::new(Region::new(self.bytes)?))
+    }
+
+    /// The longest key, in bytes: 65,535, or a quarter of a small table.
+    pub fn most_key_bytes(&self) -> usize {
+        MOST_KEY_BYTES.min(self.bytes / 4)
+    }
+
+    /// The longest value, in bytes: a quarter of the table, so that a new table has room for it and
+    /// its key, but no more than a table in the pool can hold.
+    pub fn most_value_bytes(&self) -> usize {
+        MAX_VALUE_BYTES.min(self.bytes / 4)
+    }
+
+    /// Checks the lengths of a key and a value.
+    ///
+    /// # Errors
+    /// [`MemTableError::KeyTooLong`] and [`MemTableError::ValueTooLong`].
+    pub fn check(&self, key_bytes: usize, value_bytes: usize) -> Result<(), MemTableError> {
+        let (most_key, most_value) = (self.most_key_bytes(), self.most_value_bytes());
+        if key_bytes > most_key {
+            return Err(MemTableError::KeyTooLong { bytes: key_bytes, most: most_key });
+        }
+        if value_bytes > most_value {
+            return Err(MemTableError::ValueTooLong { bytes: value_bytes, most: most_value });
+        }
+        Ok(())
+    }
+}
+
+/// Why a MemTable cannot be created, or cannot hold a record.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum MemTableError {
+    /// The size is larger than offsets can name.
+    #[error("a MemTable of {bytes} bytes: it has at most 2^34")]
+    BadSize {
+        /// The requested size.
+        bytes: usize,
+    },
+    /// The memory cannot be allocated.
+    #[error("cannot get the memory of a MemTable: {0}")]
+    Memory(#[from] RegionError),
+    /// No MemTable of this size holds the key.
+    #[error("a key of {bytes} bytes: a key has at most {most}")]
+    KeyTooLong {
+        /// The key's length.
+        bytes: usize,
+        /// The limit.
+        most: usize,
+    },
+    /// No MemTable of this size holds the value.
+    #[error("a value of {bytes} bytes: a value has at most {most}; use larger MemTables")]
+    ValueTooLong {
+        /// The value's length.
+        bytes: usize,
+        /// The limit.
+        most: usize,
+    },
+}
+
+/// Keys with their versions, in memory of a fixed size.
+#[derive(Debug)]
+pub struct MemTable {
+    /// Its number among the MemTables of its compute server.
+    id: u64,
+    options: MemTableOptions,
+    list: SkipList,
+    range: Range,
+    filter: Filter,
+}
+
+/// What a writer saw of a key: the version that its own should follow.
+#[derive(Clone, Copy, Debug)]
+pub struct Seen<'t> {
+    table: &'t MemTable,
+    node: Option<Place>,
+    newest: Place,
+}
+
+impl<'t> Seen<'t> {
+    /// The newest version. `None` if the table has no version of the key.
+    #[inline]
+    pub fn newest(&self) -> Option<Version<'t>> {
+        Version::at(self.table.list.arena().words(), self.newest)
+    }
+}
+
+/// How a write to a MemTable ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Link {
+    /// The version is linked, with this number.
+    Done(u64),
+    /// Another version was linked in the meantime: look again.
+    Changed,
+    /// The table is closed, or full, which closes it: write to the next one.
+    Closed,
+    /// The write lost too often to inserts into the same gap.
+    Contended,
+}
+
+/// A version with its number, to be linked next. While it exists, its number is not settled.
+/// Dropping it abandons the number.
+#[derive(Debug)]
+#[must_use = "a version is only in the table once it is linked"]
+pub struct Pending<'w> {
+    table: &'w MemTable,
+    announcement: Announcement<'w>,
+    version: Blank,
+    /// Where the writer keeps the memory if linking fails.
+    blank: &'w mut Option<Blank>,
+    number: u64,
+    node: Place,
+    seen: Head,
+    kind: Kind,
+}
+
+impl MemTable {
+    /// The first MemTable of an index or a shard, in memory of [`MemTableOptions::memory`] or of a
+    /// table of the same size.
+    ///
+    /// # Panics
+    /// If the memory is smaller than the options say.
+    pub fn new(sequences: &Sequences, memory: Arc<Region>, options: MemTableOptions) -> Self {
+        Self::starting_at(sequences.latest() + 1, sequences, memory, options, Prefix::default())
+    }
+
+    /// The MemTable after this one, which is closed first.
+    ///
+    /// # Panics
+    /// As [`MemTable::new`].
+    #[must_use = "this table is closed"]
+    pub fn next(
+        &self,
+        sequences: &Sequences,
+        memory: Arc<Region>,
+        options: MemTableOptions,
+    ) -> Self {
+        let first = self.close(sequences) + 1;
+        Self::starting_at(first, sequences, memory, options, self.prefix())
+    }
+
+    fn starting_at(
+        first: u64,
+        sequences: &Sequences,
+        memory: Arc<Region>,
+        options: MemTableOptions,
+        prefix: Prefix,
+    ) -> Self {
+        Self {
+            id: sequences.table_id(),
+            options,
+            list: SkipList::new(memory, options.bytes / 8, prefix),
+            range: Range::new(first, options.most_numbers),
+            filter: Filter::new(options.filter_bytes),
+        }
+    }
+
+    /// What its keys have in common, or what was expected of them if it has only a few.
+    fn prefix(&self) -> Prefix {
+        /// Keys to look at. Fewer say little about those of a full table: a table that was flushed
+        /// with a single key has all of it in common.
+        const KEYS: usize = 32;
+        let some = self.list.sample(KEYS);
+        let (Some(first), Some(last)) = (self.list.first(), self.list.last()) else {
+            return self.list.prefix().clone();
+        };
+        if some.is_empty() && !cfg!(any(loom, shuttle)) {
+            return self.list.prefix().clone();
+        }
+        let key = |node: Place| self.list.key(node).to_search_key();
+        let some: Vec<_> = some.into_iter().map(key).collect();
+        Prefix::of(&self.list.key(first).to_vec(), &self.list.key(last).to_vec()).refined(&some)
+    }
+
+    /// Returns its memory, for reuse by another MemTable.
+    pub fn into_memory(self) -> Arc<Region> {
+        self.list.into_memory()
+    }
+
+    /// The sizes it was created with.
+    pub fn options(&self) -> &MemTableOptions {
+        &self.options
+    }
+
+    /// A number that no other MemTable of the compute server has.
+    pub(super) fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// The first number of its range.
+    pub fn first(&self) -> u64 {
+        self.range.first()
+    }
+
+    /// The last number of its range. `None` while it is open.
+    pub fn last(&self) -> Option<u64> {
+        self.range.last()
+    }
+
+    /// Closes the range (Q3), unless it is closed already. Returns its last number. Writers may
+    /// still link versions with numbers up to it until it is settled.
+    pub fn close(&self, sequences: &Sequences) -> u64 {
+        self.range.close(sequences)
+    }
+
+    /// The memory in use, in bytes.
+    pub fn bytes(&self) -> usize {
+        self.list.arena().taken_bytes()
+    }
+
+    /// Whether the table may have versions of `key`. False only if it has none.
+    pub fn may_hold(&self, key: &SearchKey) -> bool {
+        self.filter.may_hold(key.hash())
+    }
+
+    /// Looks at the newest version of `key`, before writing the next one.
+    #[inline]
+    pub fn look(&self, writer: &mut Writer, key: &SearchKey) -> Seen<'_> {
+        writer.turn_to(self.id);
+        self.filter.prefetch(key.hash());
+        let node = self.list.find_gap(key, &mut writer.splice);
+        let newest = node.map_or(NOWHERE, |node| self.list.head_to_change(node).newest());
+        Seen { table: self, node, newest }
+    }
+
+    /// The newest version of `key`.
+    #[inline]
+    pub fn newest(&self, key: &SearchKey) -> Option<Version<'_>> {
+        let node = self.list.find(key)?;
+        let version = Version::at(self.list.arena().words(), self.list.head(node).newest())?;
+        // Its lines come together, before the number is compared or the value copied.
+        version.prefetch();
+        Some(version)
+    }
+
+    /// The newest version of `key` with a number up to `bound`, which is settled (Q7).
+    pub fn newest_up_to(&self, key: &SearchKey, bound: u64) -> Option<Version<'_>> {
+        self.newest(key)?.up_to(bound)
+    }
+
+    /// A cursor over the keys that have versions up to `bound`, which is settled (Q7).
+    pub fn cursor(&self, bound: u64) -> Cursor<'_> {
+        Cursor::new(&self.list, bound)
+    }
+
+    /// Prepares a version of `key` that follows the one that was seen, and takes its number.
+    ///
+    /// # Errors
+    /// Any [`Link`] but [`Link::Done`].
+    pub fn prepare<'w>(
+        &'w self,
+        writer: &'w mut Writer,
+        key: &SearchKey,
+        seen: &Seen<'_>,
+        kind: Kind,
+        value: &[u8],
+    ) -> Result<Pending<'w>, Link> {
+        debug_assert_eq!(seen.table.id, self.id, "seen in this table");
+        // The writer may have looked at another table in the meantime.
+        writer.turn_to(self.id);
+        let full = |sequences: &Arc<Sequences>| {
+            self.close(sequences);
+            Link::Closed
+        };
+        let node = match seen.node {
+            Some(node) => node,
+            None => {
+                self.filter.add(key.hash()); // M2
+                let levels = writer.levels();
+                match self.list.insert(key, &mut writer.splice, levels) {
+                    Inserted::At(node) => node,
+                    Inserted::Full => return Err(full(writer.sequences())),
+                    Inserted::Contended => return Err(Link::Contended),
+                }
+            }
+        };
+        let reusable = writer.blank.filter(|blank| blank.fits(value.len()));
+        let arena = self.list.arena();
+        let Some(version) = reusable.or_else(|| Blank::take(arena, value.len())) else {
+            return Err(full(writer.sequences()));
+        };
+        writer.blank = Some(version);
+        version.fill(arena.words(), value, seen.newest);
+        let head = self.list.head_to_change(node); // before the number (Q4)
+        if head.newest() != seen.newest {
+            return Err(Link::Changed);
+        }
+        let Writer { seat, blank, .. } = writer;
+        let announcement = seat.announce();
+        let number = announcement.take();
+        Ok(Pending { table: self, announcement, version, blank, number, node, seen: head, kind })
+    }
+
+    /// Writes a version of `key`, whatever it replaces, with retries until it is linked or the
+    /// table is closed.
+    pub fn upsert(&self, writer: &mut Writer, key: &SearchKey, kind: Kind, value: &[u8]) -> Link {
+        for _ in 0..MOST_LOST {
+            let seen = self.look(writer, key);
+            match self
+                .prepare(writer, key, &seen, kind, value)
+                .map_or_else(|end| end, Pending::link)
+            {
+                Link::Changed => {}
+                end => return end,
+            }
+        }
+        Link::Contended
+    }
+}
+
+/// How often a write looks again because of concurrent versions of its key.
+pub(super) const MOST_LOST: u32 = 1_000;
+
+impl Pending<'_> {
+    /// The number of the version.
+    pub fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// Links the version, if it belongs to the table and still follows the one that was seen.
+    pub fn link(self) -> Link {
+        let Self { table, announcement, version, blank, number, node, seen, kind } = self;
+        if !table.range.admits(number, announcement.sequences()) {
+            return Link::Closed;
+        }
+        version.number(table.list.arena().words(), number, kind);
+        if !table.list.replace_head(node, seen, version.place()) {
+            return Link::Changed;
+        }
+        *blank = None;
+        Link::Done(number)
+        // The announcement is withdrawn here, after the version is linked (Q1).
+    }
+}

@@ -1,0 +1,135 @@
+//! The traits of indexes for a handle: what it does with keys and values as byte strings.
+//!
+//! *Thread safety*: that of the handle.
+
+use super::background::LOOK_NS;
+use super::handle::DlsmIndex;
+use farleaf_fabric::{Fabric, GlobalAddr};
+use farleaf_index::{
+    Action, Answer, Background, Encoded, IndexAdmin, IndexError, LeafEdit, Owned, RangeIndex,
+    RecordOf, Records, RecordsOf, Reshaped, Scan,
+};
+use farleaf_page::{Layout, OwnedKey, OwnedValue};
+use std::ops::Bound;
+
+/// A stored byte string as a key or a value.
+fn decoded<T: Encoded + ?Sized>(bytes: Vec<u8>) -> Result<Owned<T>, IndexError> {
+    T::decoded(bytes).ok_or(IndexError::Damaged { at: GlobalAddr::NULL })
+}
+
+fn bound_of<T: Encoded + ?Sized>(bound: &Bound<Owned<T>>) -> Bound<Vec<u8>> {
+    bound.as_ref().map(T::of_owned)
+}
+
+/// The byte strings that bound a scan.
+pub(super) fn encoded_scan<K: Encoded + ?Sized>(scan: &Scan<Owned<K>>) -> Scan<Vec<u8>> {
+    Scan {
+        lower: bound_of::<K>(&scan.lower),
+        upper: bound_of::<K>(&scan.upper),
+        reverse: scan.reverse,
+        limit: scan.limit,
+    }
+}
+
+impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
+    pub(super) async fn look_up(
+        &self,
+        key: &L::Key,
+    ) -> Result<Option<Owned<L::Value>>, IndexError> {
+        let found = self.value_of(key.encoded().as_ref()).await?;
+        found.map(decoded::<L::Value>).transpose()
+    }
+
+    pub(super) async fn perform(
+        &self,
+        edit: LeafEdit<&L::Key, &L::Value>,
+    ) -> Result<Answer<Owned<L::Value>>, IndexError> {
+        let key = edit.key.encoded();
+        let key = key.as_ref();
+        let change = async |action: Action<&[u8]>| self.change(LeafEdit { key, action }).await;
+        let Answer { applied, found } = match edit.action {
+            Action::Get => Answer::from_lookup(self.value_of(key).await?),
+            Action::Insert(value) => change(Action::Insert(value.encoded().as_ref())).await?,
+            Action::Update(value) => change(Action::Update(value.encoded().as_ref())).await?,
+            Action::Upsert(value) => change(Action::Upsert(value.encoded().as_ref())).await?,
+            Action::Remove => change(Action::Remove).await?,
+            Action::CompareExchange(expected, new) => {
+                let (expected, new) = (expected.encoded(), new.encoded());
+                change(Action::CompareExchange(expected.as_ref(), new.as_ref())).await?
+            }
+        };
+        Ok(Answer { applied, found: found.map(decoded::<L::Value>).transpose()? })
+    }
+}
+
+/// Stored byte strings as records.
+pub(super) fn decoded_records<L: Layout>(
+    records: Records<Vec<u8>, Vec<u8>>,
+) -> Result<Records<OwnedKey<L>, OwnedValue<L>>, IndexError> {
+    let record = |(key, value)| Ok((decoded::<L::Key>(key)?, decoded::<L::Value>(value)?));
+    records.into_iter().map(record).collect()
+}
+
+impl<F: Fabric, L: Layout> RangeIndex for DlsmIndex<F, L> {
+    type Key = L::Key;
+    type Value = L::Value;
+
+    async fn get(&self, key: &L::Key) -> Result<Option<Owned<L::Value>>, IndexError> {
+        self.look_up(key).await
+    }
+
+    async fn execute(
+        &self,
+        edit: LeafEdit<&L::Key, &L::Value>,
+    ) -> Result<Answer<Owned<L::Value>>, IndexError> {
+        self.perform(edit).await
+    }
+
+    async fn scan(&self, scan: &Scan<Owned<L::Key>>) -> Result<RecordsOf<Self>, IndexError> {
+        decoded_records::<L>(self.records(&encoded_scan::<L::Key>(scan)).await?)
+    }
+
+    async fn bulk_load_from(
+        &self,
+        source: impl Iterator<Item = Result<RecordOf<Self>, IndexError>>,
+        fill: f64,
+    ) -> Result<u64, IndexError> {
+        let bytes = |(key, value)| (L::Key::of_owned(&key), L::Value::of_owned(&value));
+        self.load(source.map(|record| record.map(bytes)), fill).await
+    }
+
+    async fn flush(&self) -> Result<(), IndexError> {
+        self.flush_everything().await
+    }
+
+    /// Gives back the extents of tables that were given up with WRITEs in flight.
+    async fn settle(&self) -> Result<(), IndexError> {
+        Ok(self.extents.settle().await?)
+    }
+}
+
+impl<F: Fabric, L: Layout> IndexAdmin for DlsmIndex<F, L> {
+    /// Merges everything into the deepest level: no tombstone and no old version stays that no
+    /// snapshot needs.
+    async fn collect(&self) -> Result<(), IndexError> {
+        self.settle_tree().await
+    }
+
+    /// Flushes and merges. Any number of tasks may run this; one flushes at a time.
+    async fn background(
+        &self,
+        work: Background,
+        ended: &dyn Fn() -> bool,
+        report: &dyn Fn(Result<Reshaped, IndexError>),
+    ) -> Result<(), IndexError> {
+        match work {
+            Background::WriteBack => {
+                self.work_until(LOOK_NS, ended, report).await;
+                Ok(())
+            }
+            Background::Balance => {
+                Err(IndexError::InvalidArgument("dLSM has one tree, which cannot be balanced"))
+            }
+        }
+    }
+}

@@ -1,0 +1,519 @@
+//! One endpoint's handle on a compute server's trees.
+//!
+//! *Thread safety*: belongs to its endpoint's thread; operations of one handle may overlap.
+
+use super::server::{DlsmServer, Owned, shards_of};
+use super::shard_map::{MOST_SHARDS, ShardMap};
+use crate::directory::check_no_owner;
+use crate::gate::Visit;
+use crate::handle::DlsmIndex;
+use crate::operations::{decoded_records, encoded_scan};
+use farleaf_fabric::Fabric;
+use farleaf_fabric::sync::Arc;
+use farleaf_index::together::{all, join};
+use farleaf_index::{
+    Answer, Encoded, IndexError, LeafEdit, PartIndex, PartState, Records, Released, Scan,
+};
+use farleaf_index::{CacheCounters, OwnedRange};
+use farleaf_page::rules::{DIVISIONS_SETTLED, LEAVING_COVERED, ONE_BOUND, PIECES_REREAD};
+use farleaf_page::table::KeyBuf;
+use farleaf_page::{Layout, OwnedKey, OwnedValue};
+use farleaf_pool::remote::{ExtentClient, ExtentSpace, RemoteError, RpcClient, divided_shards};
+use farleaf_pool::wire::Refusal;
+use std::cell::{OnceCell, Ref, RefCell};
+use std::ops::Bound;
+use std::rc::Rc;
+
+/// How often background tasks check whether they have ended, in nanoseconds: rarely, because each
+/// tree has one on each thread.
+const LOOK_NS: u64 = 20_000_000;
+/// How often a thread settles what it has given up, in nanoseconds.
+const SETTLE_NS: u64 = 50_000_000;
+
+/// The trees of a compute server, over one endpoint.
+#[derive(Debug)]
+pub(super) struct PartTrees<F: Fabric, L: Layout> {
+    pub(super) fabric: F,
+    pub(super) server: Arc<DlsmServer<L>>,
+    /// The map of the shards as of a number of changes of the server.
+    map: RefCell<(u64, Arc<ShardMap>)>,
+    /// A handle of each tree that it has used, by number. They stay, so that others can refer to
+    /// them.
+    handles: Box<[Handle<F, L>]>,
+}
+
+/// A handle of a tree, once it has been used.
+type Handle<F, L> = OnceCell<Box<DlsmIndex<F, L>>>;
+
+/// One endpoint's handle on a compute server's trees.
+#[derive(Debug)]
+pub struct DlsmPart<F: Fabric, L: Layout> {
+    part: Rc<PartTrees<F, L>>,
+}
+
+/// A tree that an operation uses.
+pub(super) type Entered<'t, F, L> = (&'t DlsmIndex<F, L>, Visit<'t>);
+
+impl<F: Fabric, L: Layout> PartTrees<F, L> {
+    pub(super) fn new(fabric: F, server: &Arc<DlsmServer<L>>) -> Self {
+        let owned = server.owned();
+        let handles = (0..MOST_SHARDS).map(|_| OnceCell::new()).collect();
+        let map = RefCell::new((owned.changes, owned.map));
+        Self { fabric, server: Arc::clone(server), map, handles }
+    }
+
+    /// The map of the shards. It stays true of a shard that the caller has entered before.
+    #[inline]
+    pub(super) fn map(&self) -> Ref<'_, ShardMap> {
+        if self.map.borrow().0 != self.server.changes() {
+            let owned = self.server.owned();
+            *self.map.borrow_mut() = (owned.changes, owned.map);
+        }
+        Ref::map(self.map.borrow(), |(_, map)| &**map)
+    }
+
+    /// The handle of a tree that the compute server owns, or has owned.
+    fn tree(&self, shard: usize) -> Result<&DlsmIndex<F, L>, RemoteError> {
+        let handle = &self.handles[shard];
+        if let Some(tree) = handle.get() {
+            return Ok(tree);
+        }
+        let shard = self.server.tree(shard)?;
+        let chunk_bytes = shard.options.chunk_bytes;
+        let extents = ExtentClient::new(self.fabric.clone(), &shard.space, chunk_bytes);
+        Ok(handle.get_or_init(|| Box::new(DlsmIndex::new(&shard, extents))))
+    }
+
+    /// The tree of a shard that the compute server owns, which neither leaves nor is divided
+    /// meanwhile. The first handle opens it from its directory.
+    #[inline]
+    pub(super) async fn enter(&self, shard: usize) -> Result<Entered<'_, F, L>, RemoteError> {
+        let tree = self.tree(shard)?;
+        let Some(visit) = tree.shard.gate.enter() else {
+            return Err(self.closed(shard).await);
+        };
+        match tree.ready().await {
+            Ok(()) => Ok((tree, visit)),
+            Err(_) if !tree.shard.gate.is_open() => Err(RemoteError::Moved),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Why a tree cannot be entered. The operation looks again, so a division that has ended is
+    /// settled before.
+    #[cold]
+    async fn closed(&self, shard: usize) -> RemoteError {
+        if self.server.ended_division().is_some_and(|(divided, _)| divided == shard) {
+            // If that fails, the next operation tries it.
+            let _ = self.settle_division().await;
+        }
+        RemoteError::Moved
+    }
+
+    /// The tree that has `key`.
+    #[inline]
+    async fn enter_of(&self, key: &L::Key) -> Result<Entered<'_, F, L>, RemoteError> {
+        Ok(self.enter_at(key.encoded().as_ref()).await?.1)
+    }
+
+    /// The tree that has the key with these bytes, and its number.
+    #[inline]
+    pub(super) async fn enter_at(
+        &self,
+        key: &[u8],
+    ) -> Result<(usize, Entered<'_, F, L>), RemoteError> {
+        loop {
+            let shard = self.map().shard_of(key);
+            let entered = self.enter(shard).await?;
+            // It may have been divided just before.
+            if self.map().shard_of(key) == shard {
+                return Ok((shard, entered));
+            }
+        }
+    }
+
+    /// Asks which shards divisions have made (L5), after division `ended` if that has ended.
+    async fn look_for_divisions(&self, ended: Option<u64>) -> Result<(), RemoteError> {
+        let rpc = RpcClient::<F, L>::new(self.fabric.clone());
+        Ok(self.server.learn_divisions(&divided_shards(&rpc).await?, ended)?)
+    }
+
+    /// Finds out what became of a division that has ended, if there is one (L4).
+    async fn settle_division(&self) -> Result<(), RemoteError> {
+        let Some((shard, number)) = self.server.ended_division() else { return Ok(()) };
+        if !self.fabric.breaks(DIVISIONS_SETTLED) {
+            self.tree(shard)?.end_leaving().await?;
+        }
+        self.look_for_divisions(Some(number)).await
+    }
+
+    /// Divides the shard that has `low` inside it, so that another one begins there. Returns
+    /// whether it has: the compute server may have as many shards as it can have.
+    async fn divide_at(&self, low: &[u8]) -> Result<bool, RemoteError> {
+        self.settle_division().await?;
+        let servers = self.fabric.memory_servers();
+        if !self.server.can_divide(low, servers) {
+            return Ok(false);
+        }
+        // For a number that no other compute server has taken.
+        self.look_for_divisions(None).await?;
+        // Only a tree that is open is in a directory.
+        drop(self.enter_at(low).await?);
+        let Some((shard, into)) = self.server.begin_division(low, servers) else {
+            return Err(RemoteError::Contended { retries: 0 });
+        };
+        let dividing = DivisionUnderWay(&self.server);
+        let divided = self.tree(shard)?.divide((into as u64, &KeyBuf::from_bytes(low))).await;
+        drop(dividing);
+        self.settle_division().await?;
+        match divided.map_err(RemoteError::from) {
+            // Also if that is not known: the map knows.
+            _ if self.map().ends(low).0 == Some(low) => Ok(true),
+            // Another compute server has just taken the number, or this one has lost the shard.
+            Ok(()) | Err(RemoteError::Refused { refusal: Refusal::OtherOwner, .. }) => {
+                Err(RemoteError::Contended { retries: 0 })
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The trees that may have keys of `scan`, and what the compute server owned when it had them
+    /// all.
+    pub(super) async fn enter_for_scan(
+        &self,
+        scan: &Scan<Vec<u8>>,
+    ) -> Result<(Owned<L>, Vec<Entered<'_, F, L>>), RemoteError> {
+        loop {
+            let owned = self.server.owned();
+            let places = owned.places.clone();
+            let wanted = places.filter(|place| overlaps(owned.map.ends_at(*place), scan));
+            let shards = wanted.flat_map(|place| owned.map.shards(place..place + 1));
+            let entered = all(shards.map(|shard| self.enter(*shard))).await;
+            let entered = entered.into_iter().collect::<Result<Vec<_>, _>>()?;
+            // Shards that have left in between would be missing in the range's answer, and those
+            // that divisions have made in the records.
+            if self.server.changes() == owned.changes {
+                return Ok((owned, entered));
+            }
+        }
+    }
+
+    /// The handles that it has used.
+    fn used(&self) -> impl Iterator<Item = &DlsmIndex<F, L>> {
+        self.handles.iter().filter_map(OnceCell::get).map(|tree| &**tree)
+    }
+
+    /// Runs `work` on all trees that this process has opened, also on those that it is about to
+    /// leave, whichever thread has opened them: they may have MemTables (L6). Returns the first
+    /// failure.
+    async fn on_all<'t, Fut: Future<Output = Result<(), IndexError>>>(
+        &'t self,
+        work: impl Fn(&'t DlsmIndex<F, L>) -> Fut,
+    ) -> Result<(), RemoteError> {
+        let shards = match self.fabric.breaks(LEAVING_COVERED) {
+            true => self.server.owned().shards().to_vec(),
+            false => self.server.with_trees(),
+        };
+        for shard in shards {
+            match self.tree(shard) {
+                // One that has left since then, and was never opened here, has nothing.
+                Ok(_) | Err(RemoteError::Moved) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        let on_open = async |tree: &'t DlsmIndex<F, L>| {
+            // One that is not open has nothing. One that cannot be joined is being left.
+            if tree.shard.epoch() == 0 {
+                return Ok(());
+            }
+            match tree.ready().await {
+                Err(_) if !tree.shard.gate.is_open() && tree.shard.epoch() == 0 => Ok(()),
+                Ok(()) => work(tree).await,
+                failed => failed,
+            }
+        };
+        let outcomes = all(self.used().map(on_open)).await;
+        Ok(outcomes.into_iter().collect::<Result<(), _>>()?)
+    }
+
+    /// Flushes and merges in a tree until `is_over` returns true, once it can be opened.
+    async fn work_on(&self, shard: usize, is_over: &dyn Fn() -> bool) {
+        while !is_over() {
+            if let Ok((tree, visit)) = self.enter(shard).await {
+                drop(visit);
+                return tree.work_until(LOOK_NS, is_over, &|_| {}).await;
+            }
+            self.fabric.sleep(LOOK_NS).await;
+        }
+    }
+
+    fn key_at(bytes: &[u8]) -> Result<OwnedKey<L>, RemoteError> {
+        let bad_map = RemoteError::InvalidArgument("a boundary between shards is no key");
+        L::Key::decoded(bytes.to_vec()).ok_or(bad_map)
+    }
+}
+
+impl<F: Fabric, L: Layout> DlsmPart<F, L> {
+    pub(super) fn new(part: Rc<PartTrees<F, L>>) -> Self {
+        Self { part }
+    }
+}
+
+/// A shard is being divided. Dropping this ends that.
+struct DivisionUnderWay<'s, L: Layout>(&'s DlsmServer<L>);
+
+impl<L: Layout> Drop for DivisionUnderWay<'_, L> {
+    fn drop(&mut self) {
+        self.0.end_division();
+    }
+}
+
+/// Whether a shard with these ends, the lower inclusive, may have keys of `scan`.
+fn overlaps((low, high): (Option<&[u8]>, Option<&[u8]>), scan: &Scan<Vec<u8>>) -> bool {
+    let is_above = match (&scan.upper, low) {
+        (Bound::Included(upper), Some(low)) => low > &upper[..],
+        (Bound::Excluded(upper), Some(low)) => low >= &upper[..],
+        _ => false,
+    };
+    let is_below = match (&scan.lower, high) {
+        (Bound::Included(lower) | Bound::Excluded(lower), Some(high)) => high <= &lower[..],
+        _ => false,
+    };
+    !is_above && !is_below
+}
+
+/// Shards that a compute server has left and no other one owns yet. Dropping this restores the
+/// range: the next operation opens them again.
+#[must_use]
+#[derive(Debug)]
+pub struct LeftShards<'a, L: Layout> {
+    server: &'a DlsmServer<L>,
+    before: Option<OwnedRange<OwnedKey<L>>>,
+}
+
+impl<L: Layout> Released for LeftShards<'_, L> {
+    fn for_good(mut self) {
+        self.before = None;
+    }
+}
+
+impl<L: Layout> Drop for LeftShards<'_, L> {
+    fn drop(&mut self) {
+        if let Some(before) = self.before.take() {
+            self.server.set_range(before);
+        }
+    }
+}
+
+impl<F: Fabric, L: Layout> PartIndex<F, L> for DlsmPart<F, L> {
+    type Released<'a>
+        = LeftShards<'a, L>
+    where
+        Self: 'a;
+
+    fn fabric(&self) -> &F {
+        &self.part.fabric
+    }
+
+    async fn get(&self, key: &L::Key) -> Result<Option<OwnedValue<L>>, RemoteError> {
+        let (tree, _visit) = self.part.enter_of(key).await?;
+        Ok(tree.look_up(key).await?)
+    }
+
+    async fn execute(
+        &self,
+        edit: LeafEdit<&L::Key, &L::Value>,
+    ) -> Result<Answer<OwnedValue<L>>, RemoteError> {
+        let (tree, _visit) = self.part.enter_of(edit.key).await?;
+        Ok(tree.perform(edit).await?)
+    }
+
+    async fn execute_all(
+        &self,
+        edits: &[LeafEdit<&L::Key, &L::Value>],
+        done: impl Fn(usize, Result<Answer<OwnedValue<L>>, RemoteError>),
+    ) {
+        let execute = async |(place, edit)| done(place, self.execute(edit).await);
+        all(edits.iter().copied().enumerate().map(execute)).await;
+    }
+
+    async fn scan(
+        &self,
+        scan: &Scan<OwnedKey<L>>,
+        out: &mut Records<OwnedKey<L>, OwnedValue<L>>,
+    ) -> Result<OwnedRange<OwnedKey<L>>, RemoteError> {
+        self.scan_some(scan, usize::MAX, out).await
+    }
+
+    /// All trees as of one moment.
+    async fn scan_some(
+        &self,
+        scan: &Scan<OwnedKey<L>>,
+        most_bytes: usize,
+        out: &mut Records<OwnedKey<L>, OwnedValue<L>>,
+    ) -> Result<OwnedRange<OwnedKey<L>>, RemoteError> {
+        let part = &*self.part;
+        if out.len() >= scan.limit {
+            return Ok(part.server.range());
+        }
+        let wanted = encoded_scan::<L::Key>(scan);
+        let (Owned { range, .. }, mut entered) = part.enter_for_scan(&wanted).await?;
+        let Some((first, _)) = entered.first() else { return Ok(range) };
+        first.check_scan(&wanted)?;
+        // After the trees were opened: the bound is above all numbers in them (H10). It is kept
+        // until the last version is pinned.
+        let mut view = first.view().await?;
+        if scan.reverse {
+            entered.reverse();
+        }
+        let (had, mut bytes) = (out.len(), 0);
+        for (tree, _visit) in &entered {
+            let rest = Scan { limit: scan.limit - out.len(), ..wanted.clone() };
+            if self.fabric().breaks(ONE_BOUND) {
+                view = tree.view().await?;
+            }
+            let version = tree.shard.pin();
+            let room = most_bytes.saturating_sub(bytes);
+            let records = tree.records_in(&version, view.bound, &rest, room).await?;
+            bytes += records.iter().map(|(key, value)| key.len() + value.len()).sum::<usize>();
+            out.extend(decoded_records::<L>(records)?);
+            if out.len() >= scan.limit || (out.len() >= had + 2 && bytes > most_bytes) {
+                break;
+            }
+        }
+        Ok(range)
+    }
+
+    async fn flush(&self) -> Result<(), RemoteError> {
+        self.part.on_all(DlsmIndex::flush_everything).await
+    }
+
+    /// Nothing is cached that another compute server could have changed.
+    async fn forget(&self) -> Result<(), RemoteError> {
+        Ok(())
+    }
+
+    async fn collect(&self) -> Result<(), RemoteError> {
+        self.part.on_all(DlsmIndex::settle_tree).await
+    }
+
+    /// Flushes and merges in the trees that the compute server owns, also in those that come
+    /// later. Writers that find no room learn of failures by themselves.
+    async fn write_back_by_age(&self, ended: &dyn Fn() -> bool) {
+        let part = &*self.part;
+        let working = async {
+            while !ended() {
+                let owned = part.server.owned();
+                let is_over = || ended() || part.server.changes() != owned.changes;
+                if owned.shards().is_empty() {
+                    part.fabric.sleep(LOOK_NS).await;
+                }
+                all(owned.shards().iter().map(|shard| part.work_on(*shard, &is_over))).await;
+            }
+        };
+        let settling = async {
+            while !ended() {
+                self.settle_some().await;
+                part.fabric.sleep(SETTLE_NS).await;
+            }
+        };
+        join(working, settling).await;
+    }
+
+    fn cache_counters(&self) -> CacheCounters {
+        CacheCounters::default()
+    }
+
+    /// No operation waits for one of unknown outcome.
+    fn has_doubts(&self) -> bool {
+        false
+    }
+
+    async fn settle_some(&self) {
+        for tree in self.part.used() {
+            tree.extents.settle_due().await;
+        }
+    }
+
+    async fn settle(&self) -> Result<(), RemoteError> {
+        let mut settled = Ok(());
+        for tree in self.part.used() {
+            settled = settled.and(tree.extents.settle().await);
+        }
+        settled
+    }
+
+    /// The ends of the key's shard, or the key itself if the shard can be divided there.
+    async fn fences(
+        &self,
+        key: &L::Key,
+    ) -> Result<(OwnedKey<L>, Option<OwnedKey<L>>), RemoteError> {
+        let part = &*self.part;
+        let encoded = key.encoded();
+        let map = part.map();
+        let (low, high) = map.ends(encoded.as_ref());
+        let low = low.map(PartTrees::<F, L>::key_at).transpose()?;
+        let high = high.map(PartTrees::<F, L>::key_at).transpose()?;
+        match part.server.can_divide(encoded.as_ref(), part.fabric.memory_servers()) {
+            true => Ok((key.to_owned(), high)),
+            false => Ok((low.unwrap_or_else(L::min_key), high)),
+        }
+    }
+
+    /// The key itself, where its shard is divided if it can be. Otherwise the low end of its shard,
+    /// or its high end if the range begins there.
+    async fn boundary_near(&self, key: &L::Key) -> Result<Option<OwnedKey<L>>, RemoteError> {
+        let range = self.part.server.range();
+        let is_inside = |at: &OwnedKey<L>| *at > range.low && range.has(L::key(at));
+        let own = key.to_owned();
+        if is_inside(&own) && self.part.divide_at(key.encoded().as_ref()).await? {
+            return Ok(Some(own));
+        }
+        let (low, high) = self.fences(key).await?;
+        Ok(Some(low).filter(is_inside).or(high.filter(is_inside)))
+    }
+
+    /// Leaves the shards of `keys`, all together.
+    async fn release_range(
+        &self,
+        keys: &OwnedRange<OwnedKey<L>>,
+        rest: &OwnedRange<OwnedKey<L>>,
+    ) -> Result<Option<LeftShards<'_, L>>, RemoteError> {
+        let part = &*self.part;
+        let map = Arc::clone(&part.server.owned().map);
+        let leaving = map.shards(shards_of::<L>(&map, keys)?);
+        shards_of::<L>(&map, rest)?;
+        let before = Some(part.server.range());
+        part.server.set_range(rest.clone());
+        let left = LeftShards { server: &part.server, before };
+        // Of one that was never opened here there is no tree.
+        let trees = leaving.iter().filter_map(|shard| part.tree(*shard).ok());
+        let outcomes = all(trees.map(DlsmIndex::leave)).await;
+        outcomes.into_iter().collect::<Result<(), _>>()?;
+        Ok(Some(left))
+    }
+
+    /// Checks that there is room for the shards, and that no other process has them. They are
+    /// opened by the first operation after [`PartIndex::take_over`]: if they were opened before the
+    /// compute server owns them, the one that has left them could not open them again.
+    async fn prepare_take_over(&self, grown: &OwnedRange<OwnedKey<L>>) -> Result<(), RemoteError> {
+        let part = &*self.part;
+        // A map that has these ends may lack shards in between.
+        if !part.fabric.breaks(PIECES_REREAD) || part.server.check_range(grown).is_err() {
+            part.look_for_divisions(None).await?;
+        }
+        let coming = part.server.check_range(grown)?;
+        let check = async |shard| {
+            let space = Arc::new(ExtentSpace::new(1));
+            let client = ExtentClient::<F, L>::new(part.fabric.clone(), &space, 1);
+            check_no_owner(&client.directory(shard as u64), part.server.owner_of(shard)).await
+        };
+        Ok(all(coming.into_iter().map(check)).await.into_iter().collect::<Result<(), _>>()?)
+    }
+
+    async fn take_over(&self, grown: &OwnedRange<OwnedKey<L>>) -> Result<(), RemoteError> {
+        self.prepare_take_over(grown).await?;
+        self.part.server.set_range(grown.clone());
+        Ok(())
+    }
+}

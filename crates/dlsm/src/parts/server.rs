@@ -1,0 +1,400 @@
+//! What the threads of one compute server share: its trees.
+//!
+//! A tree's gate is open while the compute server owns its shard, and does not divide it. A tree
+//! whose shard has moved away stays, without tables and almost without memory, for the handles that
+//! refer to it.
+//!
+//! *Invariants* (`docs/internals/lsm-tree.md`)
+//! - lsm.L4. After a division of unknown outcome, its epoch has ended before the process asks which
+//!   shards there are, and the gate stays closed until it knows.
+//! - lsm.L5. A process that gets shards asks first which ones there are.
+//! - lsm.L6. A flush or a collection covers the shards that the process is leaving, as long as it
+//!   has not left them: the leave may fail, and then it keeps their MemTables.
+//!
+//! *Thread safety*: any number of threads; a mutex that is never held across a wait.
+
+use super::options::DlsmServerOptions;
+use super::shard_map::ShardMap;
+use crate::writers::Writers;
+use crate::{DlsmOptions, Shard};
+use farleaf_fabric::GlobalAddr;
+use farleaf_fabric::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
+use farleaf_index::OwnedRange;
+use farleaf_index::{Encoded, IndexError, PartState};
+use farleaf_page::{Layout, OwnedKey};
+use farleaf_pool::remote::{Detector, RemoteError};
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+/// One compute server.
+#[derive(Debug)]
+pub struct DlsmServer<L: Layout> {
+    /// As they were given, whatever the pool's size.
+    options: DlsmServerOptions,
+    detector: Detector,
+    /// Counts the changes of the range.
+    changes: AtomicU64,
+    inner: Mutex<Inner<L>>,
+}
+
+#[derive(Debug)]
+struct Inner<L: Layout> {
+    range: OwnedRange<OwnedKey<L>>,
+    /// Once a thread has read the map of the shards.
+    known: Option<Known>,
+}
+
+/// A division of a shard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Dividing {
+    /// A thread divides it.
+    Now(usize),
+    /// It has ended, and which shards there are is not known yet. The second is its number.
+    Ended(usize, u64),
+}
+
+/// What a compute server owns at one moment.
+#[derive(Clone, Debug)]
+pub(super) struct Owned<L: Layout> {
+    pub(super) range: OwnedRange<OwnedKey<L>>,
+    pub(super) map: Arc<ShardMap>,
+    /// The places of its shards in the map.
+    pub(super) places: Range<usize>,
+    /// [`DlsmServer::changes`].
+    pub(super) changes: u64,
+}
+
+impl<L: Layout> Owned<L> {
+    /// The numbers of its shards, in the order of their keys.
+    pub(super) fn shards(&self) -> &[usize] {
+        self.map.shards(self.places.clone())
+    }
+}
+
+/// What a compute server knows of its index.
+#[derive(Debug)]
+struct Known {
+    map: Arc<ShardMap>,
+    /// The places in it of those of its range.
+    owned: Range<usize>,
+    dividing: Option<Dividing>,
+    /// The number of divisions so far.
+    divisions: u64,
+    /// Of the compute server, with this pool.
+    server: DlsmServerOptions,
+    /// Of each tree, with the smallest MemTables that it may have.
+    options: DlsmOptions,
+    writers: Arc<Writers>,
+    /// The trees that it has, or had, by number.
+    trees: BTreeMap<usize, Arc<Shard>>,
+}
+
+impl<L: Layout> DlsmServer<L> {
+    pub(super) fn new(
+        options: &DlsmServerOptions,
+        range: OwnedRange<OwnedKey<L>>,
+    ) -> Result<Self, IndexError> {
+        options.tree.check()?;
+        Ok(Self {
+            options: options.clone(),
+            detector: Detector::default(),
+            changes: AtomicU64::new(0),
+            inner: Mutex::new(Inner { range, known: None }),
+        })
+    }
+
+    /// The trees that it owns, for tests and tools. None before a handle was opened.
+    pub fn shards(&self) -> Vec<Arc<Shard>> {
+        let inner = lock(&self.inner);
+        let Some(known) = &inner.known else { return Vec::new() };
+        known.shards().iter().filter_map(|shard| known.trees.get(shard)).map(Arc::clone).collect()
+    }
+
+    /// Notes that the index's shards are as in `map`, and the memory servers have `pool_bytes`.
+    pub(super) fn learn(&self, map: &Arc<ShardMap>, pool_bytes: u64) -> Result<(), IndexError> {
+        let mut inner = lock(&self.inner);
+        match &inner.known {
+            // It may know of more divisions.
+            Some(known) if known.map.is_of_same_index(map) => return Ok(()),
+            Some(_) => {
+                return Err(IndexError::InvalidArgument("this is not the index of before"));
+            }
+            None => {}
+        }
+        let owned = shards_of::<L>(map, &inner.range)?;
+        let shards = map.between(None, None).map_or(1, |all| all.len());
+        let server = self.options.within(pool_bytes, shards);
+        server.check(owned.len(), server.longest_value.unwrap_or(0))?;
+        let options = server.smallest(owned.len())?;
+        let writers = Arc::new(Writers::new(options.writers));
+        let (map, trees) = (Arc::clone(map), BTreeMap::new());
+        let (dividing, divisions) = (None, 0);
+        inner.known =
+            Some(Known { map, owned, dividing, divisions, server, options, writers, trees });
+        Ok(())
+    }
+
+    /// Notes which shards divisions have made. If the memory servers were asked after division
+    /// `ended` had ended, the gate that it has left closed is opened.
+    ///
+    /// # Errors
+    /// [`IndexError::Damaged`] if they make no sense.
+    pub(super) fn learn_divisions(
+        &self,
+        pieces: &[(u64, Vec<u64>)],
+        ended: Option<u64>,
+    ) -> Result<(), IndexError> {
+        let mut inner = lock(&self.inner);
+        let Inner { range, known } = &mut *inner;
+        let Some(known) = known else { return Ok(()) };
+        let map = known.map.divided(pieces);
+        let map = map.ok_or(IndexError::Damaged { at: GlobalAddr::NULL })?;
+        // Another one may have ended since then.
+        let is_settled = match known.dividing {
+            Some(Dividing::Ended(_, number)) => Some(number) == ended,
+            _ => false,
+        };
+        if is_settled {
+            known.dividing = None;
+        }
+        if is_settled || map != *known.map {
+            known.map = Arc::new(map);
+            self.arrange(range, known);
+        }
+        Ok(())
+    }
+
+    /// Begins to divide the shard that has `low` inside it, and closes its gate. Returns it, and
+    /// the number of the shard that is to begin at `low`. `None` if the compute server cannot have
+    /// another shard, or no shard can begin there, or another division has not ended.
+    pub(super) fn begin_division(&self, low: &[u8], servers: u16) -> Option<(usize, usize)> {
+        let mut inner = lock(&self.inner);
+        let known = inner.known.as_mut()?;
+        let (shard, into) = self.division(known, low, servers)?;
+        known.trees.get(&shard)?.gate.set_open(false);
+        known.dividing = Some(Dividing::Now(shard));
+        Some((shard, into))
+    }
+
+    /// Whether a shard can begin at `low`, within one that the compute server owns.
+    pub(super) fn can_divide(&self, low: &[u8], servers: u16) -> bool {
+        let inner = lock(&self.inner);
+        inner.known.as_ref().is_some_and(|known| self.division(known, low, servers).is_some())
+    }
+
+    fn division(&self, known: &Known, low: &[u8], servers: u16) -> Option<(usize, usize)> {
+        let shards = known.owned.len() + 1;
+        let memtable = known.server.of_each(shards).ok()?.memtable;
+        let has_room =
+            shards <= self.options.most_shards && memtable.bytes >= known.options.memtable.bytes;
+        let shard = known.map.shard_of(low);
+        let is_inside = known.shards().contains(&shard) && known.map.ends(low).0 != Some(low);
+        let is_lowest = low == &*L::Key::of_owned(&L::min_key());
+        if !has_room || !is_inside || is_lowest || known.dividing.is_some() {
+            return None;
+        }
+        Some((shard, known.map.free_number(shard, low, servers)?))
+    }
+
+    /// The division has ended. Its gate stays closed until it is known which shards there are.
+    pub(super) fn end_division(&self) {
+        let mut inner = lock(&self.inner);
+        let Some(known) = &mut inner.known else { return };
+        if let Some(Dividing::Now(shard)) = known.dividing {
+            known.divisions += 1;
+            known.dividing = Some(Dividing::Ended(shard, known.divisions));
+        }
+    }
+
+    /// The shard of a division that has ended, and the division's number, if it is not known yet
+    /// which shards there are.
+    pub(super) fn ended_division(&self) -> Option<(usize, u64)> {
+        match lock(&self.inner).known.as_ref()?.dividing? {
+            Dividing::Ended(shard, number) => Some((shard, number)),
+            Dividing::Now(_) => None,
+        }
+    }
+
+    /// What it owns now: nothing before a handle was opened.
+    pub(super) fn owned(&self) -> Owned<L> {
+        let inner = lock(&self.inner);
+        let range = inner.range.clone();
+        let (map, places) = match &inner.known {
+            Some(known) => (Arc::clone(&known.map), known.owned.clone()),
+            None => (Arc::default(), 0..0),
+        };
+        // Changed under the mutex only.
+        let changes = self.changes.load(Ordering::Relaxed);
+        Owned { range, map, places, changes }
+    }
+
+    /// Counts the changes of the range.
+    pub(super) fn changes(&self) -> u64 {
+        self.changes.load(Ordering::Acquire)
+    }
+
+    /// The tree of a shard that it owns, or has owned.
+    ///
+    /// # Errors
+    /// [`RemoteError::Moved`] if there is none.
+    pub(super) fn tree(&self, shard: usize) -> Result<Arc<Shard>, RemoteError> {
+        let mut inner = lock(&self.inner);
+        let known = inner.known.as_mut().ok_or(RemoteError::Moved)?;
+        if let Some(tree) = known.trees.get(&shard) {
+            return Ok(Arc::clone(tree));
+        }
+        if !known.shards().contains(&shard) {
+            return Err(RemoteError::Moved);
+        }
+        let made = Shard::beside(shard as u64, &known.options, &known.writers);
+        let tree = Arc::new(made.map_err(|error| RemoteError::from(IndexError::from(error)))?);
+        if let Ok(options) = known.server.of_each(known.owned.len()) {
+            tree.resize(&options.memtable);
+        }
+        tree.set_clip(known.map.clip(shard));
+        tree.gate.set_open(true);
+        known.trees.insert(shard, Arc::clone(&tree));
+        Ok(tree)
+    }
+
+    /// The numbers of the shards whose trees this process has, or had. The others have nothing
+    /// here.
+    pub(super) fn with_trees(&self) -> Vec<usize> {
+        let inner = lock(&self.inner);
+        inner.known.iter().flat_map(|known| known.trees.keys().copied()).collect()
+    }
+
+    /// The number by which directories know this process, if it has ever had the shard.
+    pub(super) fn owner_of(&self, shard: usize) -> Option<u64> {
+        let inner = lock(&self.inner);
+        let owner = inner.known.as_ref()?.trees.get(&shard)?.owner(0);
+        (owner > 0).then_some(owner)
+    }
+
+    /// Checks that it can have the shards of `range`. Returns those that it does not own yet.
+    pub(super) fn check_range(
+        &self,
+        range: &OwnedRange<OwnedKey<L>>,
+    ) -> Result<Vec<usize>, IndexError> {
+        let inner = lock(&self.inner);
+        let Some(known) = &inner.known else {
+            return Err(IndexError::InvalidArgument("the compute server has not opened the index"));
+        };
+        let shards = shards_of::<L>(&known.map, range)?;
+        let memtable = known.server.of_each(shards.len())?.memtable;
+        if memtable.bytes < known.options.memtable.bytes {
+            return Err(IndexError::InvalidArgument(
+                "too little memory for MemTables of more shards; give the compute server more, or \
+                 move fewer of them",
+            ));
+        }
+        let new = shards.filter(|place| !known.owned.contains(place));
+        Ok(new.flat_map(|place| known.map.shards(place..place + 1)).copied().collect())
+    }
+
+    /// Arranges the trees for what the compute server owns now: opens the gates of its shards, and
+    /// closes those of all others. The next MemTables have the size that the number of shards
+    /// leaves.
+    fn arrange(&self, range: &OwnedRange<OwnedKey<L>>, known: &mut Known) {
+        // Nothing is served of a range that ends within a shard.
+        known.owned = shards_of::<L>(&known.map, range).unwrap_or(0..0);
+        // Before any gate: who enters one sees the map of then.
+        self.changes.fetch_add(1, Ordering::AcqRel);
+        let sizes = known.server.of_each(known.owned.len());
+        for (number, tree) in &known.trees {
+            if let Ok(options) = &sizes {
+                tree.resize(&options.memtable);
+            }
+            tree.set_clip(known.map.clip(*number));
+            let is_divided = match known.dividing {
+                Some(Dividing::Now(shard) | Dividing::Ended(shard, _)) => shard == *number,
+                None => false,
+            };
+            tree.gate.set_open(known.shards().contains(number) && !is_divided);
+        }
+    }
+}
+
+impl Known {
+    /// The numbers of the shards that it owns.
+    fn shards(&self) -> &[usize] {
+        self.map.shards(self.owned.clone())
+    }
+}
+
+/// The places of the shards of a range of keys.
+pub(super) fn shards_of<L: Layout>(
+    map: &ShardMap,
+    range: &OwnedRange<OwnedKey<L>>,
+) -> Result<Range<usize>, IndexError> {
+    if range.is_empty() {
+        return Ok(0..0);
+    }
+    let low = (range.low > L::min_key()).then(|| L::Key::of_owned(&range.low));
+    let high = range.high.as_ref().map(L::Key::of_owned);
+    let shards = map.between(low.as_deref(), high.as_deref());
+    shards.ok_or(IndexError::InvalidArgument(
+        "compute servers of this index own whole shards, and this one's range ends within one",
+    ))
+}
+
+impl<L: Layout> PartState<OwnedKey<L>> for DlsmServer<L> {
+    fn range(&self) -> OwnedRange<OwnedKey<L>> {
+        lock(&self.inner).range.clone()
+    }
+
+    fn set_range(&self, range: OwnedRange<OwnedKey<L>>) {
+        let mut inner = lock(&self.inner);
+        inner.range = range;
+        let Inner { range, known } = &mut *inner;
+        if let Some(known) = known {
+            self.arrange(range, known);
+        }
+    }
+
+    fn detector(&self) -> &Detector {
+        &self.detector
+    }
+
+    fn cached_bytes(&self) -> u64 {
+        let bytes = |shard: &Arc<Shard>| {
+            let (memtables, indexes) = shard.local_bytes();
+            memtables + indexes
+        };
+        self.shards().iter().map(bytes).sum()
+    }
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+    use farleaf_fabric::sync::thread;
+    use farleaf_page::Fixed8;
+
+    /// A scan that took the range before a shard left, and the shards after it, missed the shard's
+    /// records and answered for its keys.
+    #[test]
+    fn a_range_comes_with_its_shards() {
+        type Layout = Fixed8<128>;
+        let lows = [100_u64, 200].map(|low| u64::of_owned(&low));
+        let map = Arc::new(ShardMap::new(lows.to_vec()).unwrap());
+        let all = OwnedRange { low: 0, high: None };
+        let some = OwnedRange { low: 0, high: Some(100) };
+        let server =
+            &DlsmServer::<Layout>::new(&DlsmServerOptions::default(), all.clone()).unwrap();
+        server.learn(&map, 1 << 30).unwrap();
+        thread::scope(|scope| {
+            scope.spawn(move || {
+                for _ in 0..50_000 {
+                    server.set_range(some.clone());
+                    server.set_range(all.clone());
+                }
+            });
+            for _ in 0..50_000 {
+                let owned = server.owned();
+                assert_eq!(shards_of::<Layout>(&map, &owned.range).unwrap(), owned.places);
+            }
+        });
+        assert_eq!((server.owned().places, server.changes()), (0..3, 100_000));
+    }
+}

@@ -1,0 +1,137 @@
+//! Writes one table into extents: records as they come, in large WRITEs, then its index.
+//!
+//! *Thread safety*: belongs to one operation.
+
+use super::handle::DlsmIndex;
+use super::version::Table;
+use farleaf_fabric::sync::Arc;
+use farleaf_fabric::{Fabric, GlobalAddr, Work};
+use farleaf_index::IndexError;
+use farleaf_page::Layout;
+use farleaf_page::table::{Builder, ExtentRun, Index, IndexKind, Key, Kind, MergeError, Refused};
+use farleaf_pool::remote::{ExtentUse, ExtentWriter, TRANSFER_WORDS};
+
+/// Keys of a new index between two chances for other tasks: some 100 µs.
+const STEP_KEYS: usize = 4_096;
+
+/// A table that is being written.
+pub(super) struct TableWriter<'h, F: Fabric, L: Layout> {
+    index: &'h DlsmIndex<F, L>,
+    pub(super) builder: Builder,
+    /// Words of the table that are not written yet.
+    pub(super) out: Vec<u64>,
+    extents: ExtentWriter<'h, F, L>,
+    purpose: ExtentUse,
+    /// Records, and words of them, whose writing is accounted for.
+    charged: (u64, u32),
+}
+
+impl<'h, F: Fabric, L: Layout> TableWriter<'h, F, L> {
+    pub(super) fn new(index: &'h DlsmIndex<F, L>, purpose: ExtentUse) -> Self {
+        let shard = &index.shard;
+        Self {
+            index,
+            builder: Builder::new(shard.table_id(), 0, shard.options.index),
+            out: Vec::new(),
+            extents: index.extents.writer_for(purpose),
+            purpose,
+            charged: (0, 0),
+        }
+    }
+
+    /// Begins another table. Returns this one.
+    pub(super) fn replace(&mut self) -> Self {
+        let next = Self::new(self.index, self.purpose);
+        std::mem::replace(self, next)
+    }
+
+    /// Appends a record.
+    pub(super) fn add(
+        &mut self,
+        key: Key<'_>,
+        sequence: u64,
+        kind: Kind,
+        value: &[u8],
+    ) -> Result<(), Refused> {
+        self.builder.add(key, sequence, kind, value, &mut self.out)
+    }
+
+    /// Writes what makes whole WRITEs.
+    pub(super) async fn send(&mut self) -> Result<(), IndexError> {
+        let whole = self.out.len() / TRANSFER_WORDS * TRANSFER_WORDS;
+        if whole > 0 {
+            self.charge().await;
+            self.extents.append(&self.out[..whole]).await?;
+            self.out.drain(..whole);
+            self.index.shard.step();
+        }
+        Ok(())
+    }
+
+    /// Waits until everything has landed, so that the extents can be used again. Those that a WRITE
+    /// may still reach wait for the handle's `settle` (K3).
+    pub(super) async fn abandon(self) {
+        drop(self.extents.finish().await);
+    }
+
+    async fn charge(&mut self) {
+        let now = (self.builder.records(), self.builder.data_words());
+        let (records, words) = (now.0 - self.charged.0, now.1 - self.charged.1);
+        self.charged = now;
+        let fabric = self.index.fabric();
+        fabric.charge(Work::CopyBytes(u64::from(words) * 8)).await;
+        if self.index.shard.options.index == IndexKind::Compact {
+            fabric.charge(Work::IndexKeys(records as u32)).await;
+        }
+    }
+
+    /// Writes the rest, waits until everything has landed (F1), and opens the table. `None` if it
+    /// has no records.
+    pub(super) async fn finish(mut self, level: u8) -> Result<Option<Table>, IndexError> {
+        self.charge().await;
+        let Self { index, builder, mut out, mut extents, .. } = self;
+        let id = builder.table();
+        let mut finishing = builder.finishing(level);
+        let finished = loop {
+            match finishing.step(STEP_KEYS, &mut out) {
+                Some(meta) => break meta,
+                None => index.fabric().sleep(0).await,
+            }
+        };
+        let Some(mut meta) = finished else { return Ok(None) };
+        let written = extents.words() as usize;
+        let sections = out[meta.footer.data_words as usize - written..].to_vec();
+        extents.append(&out).await?;
+        let lease = extents.finish().await?;
+        for &extent in lease.extents() {
+            match meta.extents.last_mut() {
+                Some(run) if run.first + run.count == extent => run.count += 1,
+                _ => meta.extents.push(ExtentRun { first: extent, count: 1 }),
+            }
+        }
+        match Index::open(sections, id) {
+            Ok(index) => Ok(Some(Table { meta, index: Arc::new(index), lease: Arc::new(lease) })),
+            Err(_) => Err(IndexError::InvalidArgument("the index of a new table does not open")),
+        }
+    }
+}
+
+/// The error of a table that cannot take a record. MemTables take no such records, and no table of
+/// theirs is so large.
+pub(super) fn refused(_: Refused) -> IndexError {
+    IndexError::InvalidArgument("a table cannot take a record; use smaller MemTables")
+}
+
+/// The error of a merge of tables with these ids at these places.
+pub(super) fn merge_error(error: MergeError, inputs: &[(u64, GlobalAddr)]) -> IndexError {
+    match error {
+        MergeError::Damaged(damaged) => {
+            let found = inputs.iter().find(|(table, _)| *table == damaged.table);
+            IndexError::Damaged { at: found.map_or(GlobalAddr::NULL, |(_, place)| *place) }
+        }
+        MergeError::Refused(why) => refused(why),
+        MergeError::KeyTooLarge => IndexError::InvalidArgument(
+            "the versions of one key do not fit in a table; drop snapshots, and merge again",
+        ),
+    }
+}

@@ -1,0 +1,156 @@
+//! Changes: into the active MemTable, and what follows when it is full.
+//!
+//! *Thread safety*: that of the handle.
+
+use super::handle::DlsmIndex;
+use super::memtable::{Edit, MemTable, Step};
+use super::version::{Switched, Takes};
+use farleaf_fabric::sync::Arc;
+use farleaf_fabric::{Fabric, Section, Work};
+use farleaf_index::{Action, Answer, IndexError, LeafEdit};
+use farleaf_page::Layout;
+use farleaf_page::rules::BELOW_SETTLED;
+
+/// What an operation needs before it goes on.
+enum Next {
+    Ended(Answer<Vec<u8>>),
+    Below,
+    OtherTable,
+    Contended,
+}
+
+impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
+    /// Executes an operation that may change its key.
+    pub(super) async fn change(
+        &self,
+        edit: LeafEdit<&[u8], &[u8]>,
+    ) -> Result<Answer<Vec<u8>>, IndexError> {
+        let LeafEdit { key, action } = edit;
+        let options = &self.shard.options.memtable;
+        if let Action::CompareExchange(expected, _) = action {
+            options.check(key.len(), expected.len())?;
+        }
+        let mut edit = Edit::new(key, action, options)?;
+        if self.shard.options.write_queue {
+            self.fabric().charge(Work::Enter(Section::WriteQueue)).await;
+        }
+        let mut writer = self.writer().await?;
+        self.fabric().charge(Work::SearchMemTable).await;
+        let (mut wait, mut least) = (None, Takes::Everything);
+        loop {
+            let version = self.shard.pin();
+            if version.takes < least {
+                let takes = version.takes;
+                drop(version); // merges give back nothing that it has
+                if self.admit(takes, (key, &action), &mut wait).await? {
+                    least = Takes::Shrinking;
+                }
+                continue;
+            }
+            least = Takes::Everything;
+            let table = &version.active;
+            let next = loop {
+                let link = match edit.step(table, &mut writer) {
+                    Step::Link(pending) => {
+                        // The number is taken: in the simulator others overtake here.
+                        self.fabric().charge(Work::ChangeNode).await;
+                        pending.link()
+                    }
+                    Step::Done(answer) => break Next::Ended(answer),
+                    Step::NeedBelow => break Next::Below,
+                    Step::Again => continue,
+                    Step::Closed => break Next::OtherTable,
+                    Step::Contended => break Next::Contended,
+                };
+                match edit.linked(link) {
+                    Step::Again => {}
+                    Step::Done(answer) => break Next::Ended(answer),
+                    Step::Closed => break Next::OtherTable,
+                    _ => break Next::Contended,
+                }
+            };
+            match next {
+                Next::Ended(answer) => return Ok(answer),
+                Next::Below => {
+                    if !self.fabric().breaks(BELOW_SETTLED) {
+                        self.until_settled(table.first() - 1).await?; // Q5
+                    }
+                    let value = self.value_below(&version, key).await?;
+                    edit.found_below(table, value);
+                }
+                Next::OtherTable => {
+                    let table = Arc::clone(table);
+                    // Flushes and merges free nothing that this version has.
+                    drop(version);
+                    self.replace(&table).await?;
+                }
+                Next::Contended => return Err(IndexError::Contended { retries: 0 }),
+            }
+        }
+    }
+
+    /// Makes another MemTable the active one than `full`. Without background tasks, the handle that
+    /// does so flushes `full` and merges what has become due, unless others do. If there is too
+    /// little memory for its flush, the other one does not take everything (S1, S2).
+    pub(super) async fn replace(&self, full: &Arc<MemTable>) -> Result<(), IndexError> {
+        let mut wait = self.wait();
+        let mut is_stalled = false;
+        loop {
+            let seen = self.shard.changed.count();
+            let switched = self.shard.switch(full, Takes::Everything)?;
+            let (workers, _) = self.shard.workers();
+            if switched == Switched::NoRoom && !std::mem::replace(&mut is_stalled, true) {
+                self.shard.count_stall();
+            }
+            match switched {
+                Switched::Before => return Ok(()),
+                Switched::Here if workers > 0 => return Ok(()),
+                Switched::Here => {
+                    // If it fails, there is still room. The next one tries again.
+                    let _ = self.work().await;
+                    return Ok(());
+                }
+                Switched::NoSpace if wait.works_itself(&self.shard) => {
+                    if !self.own_next().await? {
+                        self.close_in_full_pool(full)?;
+                    }
+                }
+                Switched::NoSpace if self.shard.needs.is_refused() => {
+                    self.close_in_full_pool(full)?;
+                }
+                Switched::NoSpace => {
+                    self.shard.ask_for_room();
+                    wait.for_change(&self.shard, seen).await?;
+                }
+                Switched::NoRoom if wait.works_itself(&self.shard) => {
+                    // A merge may fail although the flush before it has made room.
+                    let worked = self.work().await;
+                    if self.shard.switch(full, Takes::Everything)? != Switched::NoRoom {
+                        continue;
+                    }
+                    match worked {
+                        // Merges under way have the extents, which come back.
+                        Err(IndexError::OutOfMemory { .. })
+                            if workers > 0 && wait.looks_again() =>
+                        {
+                            wait.for_change(&self.shard, self.shard.changed.count()).await?;
+                        }
+                        // A flush under way may still make room.
+                        Err(error) if !self.shard.is_flushing() => return Err(error),
+                        Err(_) | Ok(0) => wait.for_change(&self.shard, seen).await?,
+                        Ok(_) => {}
+                    }
+                }
+                Switched::NoRoom => wait.for_change(&self.shard, seen).await?,
+            }
+        }
+    }
+
+    /// Makes another MemTable the active one than `full`, which takes what there is memory for.
+    pub(super) fn close_in_full_pool(&self, full: &Arc<MemTable>) -> Result<(), IndexError> {
+        if self.shard.switch(full, Takes::Shrinking)? == Switched::NoSpace {
+            self.shard.switch(full, Takes::Nothing)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,111 @@
+//! Bulk loads. A design takes its records one by one and cannot wait for WRITEs meanwhile, so all
+//! blocks are written first (blocks.X1), and the stored values are collected until then.
+//!
+//! *Thread safety*: the same as for the handle.
+
+use super::BlockIndex;
+use super::below::{Below, Whole};
+use crate::together::all;
+use crate::{IndexAdmin, IndexError};
+use farleaf_fabric::Fabric;
+use farleaf_page::{BlockRef, Layout, Stored};
+
+/// Blocks written together.
+const BLOCKS_TOGETHER: usize = 16;
+
+/// Keys and the stored values for them, one after the other, in few allocations.
+#[derive(Default)]
+struct Collected {
+    bytes: Vec<u8>,
+    /// By record: the lengths of its key and of its stored value.
+    lengths: Vec<(u32, u32)>,
+}
+
+impl Collected {
+    fn push(&mut self, key: &[u8], stored: &[u8]) {
+        self.lengths.push((key.len() as u32, stored.len() as u32));
+        self.bytes.extend_from_slice(key);
+        self.bytes.extend_from_slice(stored);
+    }
+
+    fn records(&self) -> impl Iterator<Item = (Vec<u8>, Vec<u8>)> {
+        let mut rest = &self.bytes[..];
+        self.lengths.iter().map(move |(key, stored)| {
+            let (own, others) = rest.split_at((key + stored) as usize);
+            rest = others;
+            let (key, stored) = own.split_at(*key as usize);
+            (key.to_vec(), stored.to_vec())
+        })
+    }
+}
+
+impl<I, F, L> BlockIndex<I, F, L>
+where
+    I: IndexAdmin<Key = [u8], Value = [u8]>,
+    F: Fabric,
+    L: Layout<Key = [u8], Value = [u8]>,
+{
+    pub(super) async fn load(
+        &self,
+        source: impl Iterator<Item = Result<(Vec<u8>, Vec<u8>), IndexError>>,
+        fill: f64,
+    ) -> Result<u64, IndexError> {
+        let mut collected = Collected::default();
+        let loaded = match self.collect_records(source, &mut collected).await {
+            Ok(()) => self.design.bulk_load(collected.records(), fill).await,
+            Err(error) => Err(error),
+        };
+        if let Err(error) = &loaded
+            && !Whole::<I>::is_unknown(error)
+        {
+            // The index is empty, so no leaf refers to them.
+            for (_, stored) in collected.records() {
+                if let Stored::Block(block) = Stored::of(&stored) {
+                    self.over().give_back(Some(block));
+                }
+            }
+        }
+        loaded
+    }
+
+    async fn collect_records(
+        &self,
+        mut source: impl Iterator<Item = Result<(Vec<u8>, Vec<u8>), IndexError>>,
+        collected: &mut Collected,
+    ) -> Result<(), IndexError> {
+        let mut position = 0;
+        let mut last: Option<Vec<u8>> = None;
+        loop {
+            let together = source.by_ref().take(BLOCKS_TOGETHER).collect::<Result<Vec<_>, _>>()?;
+            if together.is_empty() {
+                return Ok(());
+            }
+            // Check the records before blocks are written for any that the design would refuse.
+            for (key, value) in &together {
+                Self::check(key, value)?;
+                if last.as_ref().is_some_and(|last| last >= key) {
+                    return Err(IndexError::NotSorted { position });
+                }
+                (last, position) = (Some(key.clone()), position + 1);
+            }
+            let over = self.over();
+            let written = together.iter().map(async |(key, value)| match over.inline(key, value) {
+                Some(_) => Ok(None),
+                None => over.write_block(value).await.map(|(block, _)| Some(block)),
+            });
+            let written: Vec<Result<Option<BlockRef>, IndexError>> = all(written).await;
+            let mut outcome = Ok(());
+            for ((key, value), block) in together.iter().zip(written) {
+                match block {
+                    Ok(Some(block)) => collected.push(key, &block.to_stored()),
+                    Ok(None) => {
+                        let stored = over.inline(key, value);
+                        collected.push(key, stored.as_deref().unwrap_or_default());
+                    }
+                    Err(error) => outcome = Err(error),
+                }
+            }
+            outcome?;
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! Values of up to 1 MiB, for any design whose keys and values are byte strings: [`Blocks`] keeps
+//! longer values in immutable blocks beside the leaves, and leaves refer to them.
+//!
+//! ```text
+//! leaf record:  key │ value, if it is short             Blocks<D>
+//!               key │ [address][length][check] ──▶ block: the value's words and nothing else
+//!                      └──────── design D ────────┘        └─ written once, READ by its exact size
+//! ```
+//!
+//! The underlying design depends on blocks in only one way: an edit that takes away a value with a
+//! reference's length returns it ([`farleaf_page::Answer::found`]), so that the block can be freed.
+//! Its pages, messages and protocols are the same.
+//!
+//! The files of this folder enforce three of the invariants of blocks. A reference is stored only
+//! after its block is written (blocks.X1). The operation that took a reference out of a leaf frees
+//! the block, but only after [`crate::RangeIndex::flush`] and a grace period, because until
+//! then the leaf may be only in a cache (blocks.X4). A block of an operation of unknown outcome is
+//! abandoned (blocks.X8).
+//!
+//! *Thread safety*: handles belong to their endpoints' threads; the space and the cache are shared
+//! by the handles of a process.
+
+mod batch;
+mod below;
+mod cache;
+mod handle;
+mod load;
+mod options;
+mod part;
+mod shared;
+
+pub use handle::BlockIndex;
+pub use options::{BlockOptions, MOST_LOST};
+pub use part::InBlocks;
+pub use shared::{SharedBlocks, ValueBlocks};
+
+use super::{Design, IndexError, ValueForm};
+use farleaf_fabric::Fabric;
+use farleaf_page::Layout;
+use farleaf_pool::remote::BlockUsage;
+use std::marker::PhantomData;
+
+/// Design `D` with value blocks.
+#[derive(Clone, Copy, Debug)]
+pub struct Blocks<D>(PhantomData<D>);
+
+/// The compute side of an index with value blocks.
+#[derive(Clone, Debug)]
+pub struct BlockCompute<C> {
+    design: C,
+    shared: SharedBlocks,
+}
+
+impl<C> BlockCompute<C> {
+    /// The compute side of the underlying design.
+    pub fn design(&self) -> &C {
+        &self.design
+    }
+
+    /// How much space the blocks of this process use.
+    pub fn usage(&self) -> BlockUsage {
+        self.shared.usage()
+    }
+}
+
+impl<L: Layout<Key = [u8], Value = [u8]>, D: Design<L>> Design<L> for Blocks<D> {
+    const NAME: &'static str = D::NAME;
+
+    type Options = BlockOptions<D::Options>;
+    type Compute = BlockCompute<D::Compute>;
+    type Index<F: Fabric> = BlockIndex<D::Index<F>, F, L>;
+
+    async fn create<F: Fabric>(fabric: &F, options: &Self::Options) -> Result<(), IndexError> {
+        D::create(fabric, &options.design).await?;
+        Ok(<InBlocks as ValueForm<L>>::mark(fabric).await?)
+    }
+
+    fn compute(options: &Self::Options) -> Result<Self::Compute, IndexError> {
+        let shared = SharedBlocks::new(options)?;
+        Ok(BlockCompute { design: D::compute(&options.design)?, shared })
+    }
+
+    async fn open_handle<F: Fabric>(
+        fabric: F,
+        compute: &Self::Compute,
+    ) -> Result<Self::Index<F>, IndexError> {
+        let design = D::open_handle(fabric.clone(), &compute.design).await?;
+        Ok(BlockIndex::new(design, ValueBlocks::new(&compute.shared, fabric)))
+    }
+
+    /// Leaves must have been written with blocks: a value of a reference's length would pass for
+    /// one, and a longer one lose a byte.
+    async fn check_values<F: Fabric>(fabric: &F) -> Result<(), IndexError> {
+        Ok(<InBlocks as ValueForm<L>>::check_index(fabric).await?)
+    }
+
+    fn cached_bytes(compute: &Self::Compute) -> u64 {
+        D::cached_bytes(&compute.design) + compute.shared.cached_bytes()
+    }
+
+    fn local_bytes(compute: &Self::Compute) -> u64 {
+        D::local_bytes(&compute.design)
+    }
+}

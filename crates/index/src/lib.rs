@@ -1,0 +1,47 @@
+//! What all index designs have in common: the traits that they implement, the partitioning of keys
+//! among compute servers, the client, and values in blocks. The designs are in crates above.
+//!
+//! A key's way leads through [`partition`], or for other programs through [`client`], to a design.
+//! `together` runs futures of one task concurrently, for scans and multi-gets.
+
+#![deny(missing_docs)]
+#![forbid(unsafe_code)]
+
+mod admin;
+pub mod blocks;
+mod bulk;
+mod by_name;
+mod cache_counters;
+pub mod client;
+mod design;
+mod error;
+mod memory_use;
+mod option_names;
+mod owned_range;
+pub mod partition;
+mod partition_options;
+mod partitioned;
+mod range_index;
+mod reshape;
+pub mod together;
+mod values;
+
+pub use admin::{Background, IndexAdmin};
+pub use bulk::{Ascending, check_fill};
+pub use by_name::{ByName, NamesOfLayout, Naming};
+pub use cache_counters::{CacheCounters, LiveCounters};
+pub use design::Design;
+pub use error::IndexError;
+pub use farleaf_page::{Action, Answer, Encoded, LeafEdit};
+pub use memory_use::MemoryUse;
+pub use option_names::UnknownName;
+pub use owned_range::{OwnedRange, Ownership};
+pub use partition_options::{BalanceOptions, Boundaries, PartitionOptions};
+pub use partitioned::{Built, BulkBuilder, PartIndex, PartPool, PartState, Partitioned, Released};
+pub use range_index::{Exchange, Owned, RangeIndex, RecordOf, Records, RecordsOf, Scan};
+pub(crate) use range_index::{OPERATIONS_TOGETHER, rounds};
+pub use reshape::{KeyRange, Reshape, Reshaped};
+pub use values::{InLeaves, InTables, PartValues, Reclaimed, Scanned, ValueForm};
+
+/// The default size of a compute server's cache, in bytes.
+pub const DEFAULT_CACHE_BYTES: u64 = 64 << 20;

@@ -1,0 +1,7 @@
+//! The suites that every design passes on every provider. The tests of this crate run them, and
+//! what concerns all crates: the layers, the documents, and the model checkers.
+
+#![deny(missing_docs)]
+#![forbid(unsafe_code)]
+
+pub mod conformance;

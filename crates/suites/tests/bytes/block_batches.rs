@@ -1,0 +1,174 @@
+//! Batches of operations on values in blocks: what they cost, and that their outcomes are those of
+//! the operations one after the other.
+
+use super::blocks::{spent, with_blocks};
+use super::designs::{Model, caches, dex, fine};
+use super::providers::{AnyProvider, sim};
+use farleaf_dex::Dex;
+use farleaf_dex::cache::{AdmissionName, CacheOptions};
+use farleaf_fabric::sim::SimConfig;
+use farleaf_fabric::{Cluster, Fabric};
+use farleaf_index::blocks::{BlockIndex, BlockOptions, Blocks};
+use farleaf_index::{Design, IndexError, RangeIndex, Scan};
+use farleaf_page::{Action, Answer, Bytes, LeafEdit, TooLong};
+use farleaf_suites::conformance::Setup;
+use farleaf_trees::fine::Fine;
+
+type Small = Bytes<128>;
+type Edit<'a> = LeafEdit<&'a [u8], &'a [u8]>;
+
+fn key(number: u64) -> Vec<u8> {
+    format!("key-{number:06}").into_bytes()
+}
+
+/// All blocks of a batch are WRITTEN at the same time, and then all of its leaves that are not
+/// cached are READ at the same time. It is the same work as one by one, and takes few round trips.
+#[test]
+fn the_blocks_of_a_batch_are_written_and_its_leaves_read_together() {
+    let provider = &sim(SimConfig::default());
+    let cache = CacheOptions { admission: AdmissionName::Hot, ..caches()[1] };
+    let mut setup = with_blocks(dex(provider, cache));
+    (setup.options.cache_bytes, setup.options.most_lost) = (0, 1_000);
+    setup.options.design.boundaries = vec![];
+    let cluster = setup.with_index::<Small, Blocks<Dex>>();
+    let compute = || <Blocks<Dex> as Design<Small>>::compute(&setup.options).unwrap();
+    let [loader, batched, single] = &[compute(), compute(), compute()];
+    cluster.run_one(|fabric| async move {
+        let open =
+            async |compute| <Blocks<Dex> as Design<Small>>::open(fabric.clone(), compute).await;
+        let index = open(loader).await.unwrap();
+        let records = (0..400).map(|number| (key(number), vec![1; 300]));
+        assert_eq!(index.bulk_load(records, 0.7).await, Ok(400));
+        index.flush().await.unwrap();
+
+        let keys: Vec<Vec<u8>> = (0..16).map(|number| key(number * 24 + 12)).collect();
+        let edit = |key| LeafEdit { key, action: Action::Upsert(&[2; 400][..]) };
+        let edits: Vec<Edit<'_>> = keys.iter().map(|key| edit(&key[..])).collect();
+        // The inner nodes are cached, and each memory server has given a chunk for blocks.
+        let warm = async |index: &BlockIndex<_, _, Small>| {
+            for number in 396..400 {
+                index.upsert(&key(number), &[3; 400]).await.unwrap();
+            }
+        };
+        let index = open(batched).await.unwrap();
+        warm(&index).await;
+        let begin_ns = fabric.now_ns();
+        let cost = spent(&fabric, async {
+            for outcome in index.execute_all(&edits).await {
+                assert_eq!(outcome, Ok(Answer::from_change(true)));
+            }
+        });
+        let together = (cost.await, fabric.now_ns() - begin_ns);
+
+        let index = open(single).await.unwrap();
+        warm(&index).await;
+        let begin_ns = fabric.now_ns();
+        let cost = spent(&fabric, async {
+            for edit in &edits {
+                assert_eq!(index.execute(*edit).await, Ok(Answer::from_change(true)));
+            }
+        });
+        let single = (cost.await, fabric.now_ns() - begin_ns);
+        for (cost, _) in [&together, &single] {
+            // A leaf that was not cached is written through, its heap and its front.
+            let (of_blocks, of_leaves) = (16 * 400, 16 * 162);
+            assert_eq!((cost.writes, cost.bytes_written), (16 + 2 * 16, of_blocks + of_leaves));
+            assert_eq!((cost.reads, cost.bytes_read), (16, 16 * 1016));
+            assert_eq!((cost.rpcs, cost.atomics), (0, 0));
+        }
+        // In virtual time, three round trips each: of the block, of the leaf, and of its change.
+        // Posting 64 verbs takes longer than a round trip, so those of a batch are not just three.
+        let round_trip_ns = 2 * SimConfig::default().network.one_way_ns;
+        assert!(single.1 >= 16 * 3 * round_trip_ns, "{single:?}");
+        assert!(together.1 < single.1 / 4, "{together:?} {single:?}");
+    });
+}
+
+/// The outcome of an edit of a map.
+fn in_model(model: &mut Model, edit: &Edit<'_>) -> Answer<Vec<u8>> {
+    let held = model.get(edit.key).cloned();
+    let new = match edit.action {
+        Action::Get => return Answer::from_lookup(held),
+        Action::Insert(value) if held.is_none() => Some(value),
+        Action::Update(value) if held.is_some() => Some(value),
+        Action::Upsert(value) => Some(value),
+        Action::Remove => return Answer::from_change(model.remove(edit.key).is_some()),
+        Action::CompareExchange(expected, value) => {
+            if held.as_deref() != Some(expected) {
+                return Answer { applied: false, found: held };
+            }
+            Some(value)
+        }
+        _ => None,
+    };
+    if let Some(value) = new {
+        model.insert(edit.key.to_vec(), value.to_vec());
+    }
+    Answer::from_change(new.is_some())
+}
+
+/// Random batches on few keys, so that most have several edits of one key.
+fn batches_are_like_single_operations<D: Design<Small>>(
+    mut setup: Setup<'_, AnyProvider, BlockOptions<D::Options>>,
+) {
+    setup.options.most_lost = 5;
+    let cluster = setup.with_index::<Small, Blocks<D>>();
+    let compute = &<Blocks<D> as Design<Small>>::compute(&setup.options).unwrap();
+    cluster.run_one(|fabric| async move {
+        let index = <Blocks<D> as Design<Small>>::open(fabric.clone(), compute).await.unwrap();
+        let mut model = Model::new();
+        // Some are stored in leaves, and some in blocks.
+        let values: Vec<Vec<u8>> =
+            (0..8_u8).map(|number| vec![number; [4, 300][usize::from(number % 2)]]).collect();
+        let keys: Vec<Vec<u8>> = (0..12).map(key).collect();
+        let too_long = vec![b'k'; Small::max_key() + 1];
+        for round in 0..120 {
+            let some = |of: &[Vec<u8>]| fabric.random() as usize % of.len();
+            let edits: Vec<Edit<'_>> = (0..round)
+                .map(|_| {
+                    let (one, other) = (&values[some(&values)][..], &values[some(&values)][..]);
+                    let key = &keys[some(&keys)][..];
+                    let action = match fabric.random() % 7 {
+                        0 => Action::Get,
+                        1 => Action::Insert(one),
+                        2 => Action::Update(one),
+                        3 => Action::Remove,
+                        4 | 5 => Action::CompareExchange(one, other),
+                        _ => Action::Upsert(one),
+                    };
+                    LeafEdit { key, action }
+                })
+                .chain([LeafEdit { key: &too_long[..], action: Action::Get }])
+                .collect();
+            let outcomes = index.execute_all(&edits).await;
+            assert_eq!(outcomes.len(), edits.len());
+            for (edit, outcome) in edits.iter().zip(outcomes) {
+                match edit.key.len() > Small::max_key() {
+                    true => {
+                        let is_refused =
+                            matches!(outcome, Err(IndexError::TooLong(TooLong::Key { .. })));
+                        assert!(is_refused, "{outcome:?}");
+                    }
+                    false => assert_eq!(outcome, Ok(in_model(&mut model, edit)), "{edit:?}"),
+                }
+            }
+        }
+        let all: Vec<_> = model.iter().map(|(key, value)| (key.clone(), value.clone())).collect();
+        assert_eq!(index.scan(&Scan::range(..)).await, Ok(all));
+        let in_blocks = model.values().filter(|value| value.len() > 12).count() as u64;
+        assert_eq!(
+            compute.usage().blocks_in_use,
+            in_blocks,
+            "no block is lost, and none is there twice"
+        );
+    });
+}
+
+#[test]
+fn the_outcomes_of_a_batch_are_those_of_its_operations_in_turn() {
+    let provider = &sim(SimConfig::default());
+    batches_are_like_single_operations::<Fine>(with_blocks(fine(provider)));
+    for cache in caches() {
+        batches_are_like_single_operations::<Dex>(with_blocks(dex(provider, cache)));
+    }
+}

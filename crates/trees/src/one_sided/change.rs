@@ -1,0 +1,72 @@
+//! Lookups, and changes of single records.
+
+use super::{Key, Locate, Value, tidy};
+use farleaf_fabric::{Fabric, GlobalAddr};
+use farleaf_index::IndexError;
+use farleaf_page::{Action, Answer, LeafEdit, OwnedValue, Probe};
+use farleaf_pool::remote::{Miss, Pointer, RemoteError};
+use std::borrow::Borrow;
+
+/// The values of many keys, fetched one window at a time, because other operations of the endpoint
+/// also need buffers.
+pub(crate) async fn get_all<I: Locate>(
+    index: &I,
+    keys: &[impl Borrow<Key<I>>],
+) -> Result<Vec<Option<OwnedValue<I::Layout>>>, IndexError> {
+    let pages = index.pages();
+    let mut values = Vec::with_capacity(keys.len());
+    for window in keys.chunks((pages.fabric().depth() / 2).max(1)) {
+        let found = index.get_together(window).await?;
+        for (key, value) in window.iter().zip(found) {
+            values.push(match value {
+                Some(value) => value,
+                // The lookup met a concurrent change: repeat it alone.
+                None => pages.attempts(async || index.get_one(key.borrow()).await).await?,
+            });
+        }
+    }
+    Ok(values)
+}
+
+/// Applies `edit` to the leaf of its key, or splits the leaf if a new record does not fit.
+pub(crate) async fn change<I: Locate>(
+    index: &I,
+    edit: LeafEdit<&Key<I>, &Value<I>>,
+) -> Result<Answer<OwnedValue<I::Layout>>, IndexError> {
+    let pages = index.pages();
+    pages.settle_doubts().await;
+    let (mut spare, mut leaf, mut is_emptied) = (Vec::new(), None, false);
+    let attempt = async || try_change(index, edit, &mut leaf, &mut spare, &mut is_emptied).await;
+    let outcome = pages.attempts(attempt).await;
+    spare.into_iter().for_each(|node| pages.give_back_unseen(node));
+    if is_emptied && outcome.is_ok() {
+        Box::pin(tidy(index, edit.key)).await;
+    }
+    Ok(outcome?)
+}
+
+async fn try_change<I: Locate>(
+    index: &I,
+    edit: LeafEdit<&Key<I>, &Value<I>>,
+    leaf: &mut Option<Pointer>,
+    spare: &mut Vec<GlobalAddr>,
+    is_emptied: &mut bool,
+) -> Result<Answer<OwnedValue<I::Layout>>, Miss> {
+    // After losing against a concurrent change, continue from the leaf found earlier.
+    let copy = match leaf.take() {
+        Some(pointer) => index.find_from(pointer, Probe::At(edit.key)).await?,
+        None => index.find(Probe::At(edit.key)).await?,
+    };
+    *leaf = Some(copy.itself());
+    if let Some(answer) = index.pages().edit(&copy, edit).await? {
+        let is_removal = matches!(edit.action, Action::Remove) && answer.applied;
+        *is_emptied = is_removal && copy.page().live_count() == 1;
+        return Ok(answer);
+    }
+    let Some(entry) = edit.new_record() else {
+        return Err(RemoteError::BadReply { server: copy.at().server() }.into());
+    };
+    let answer = edit.answer_after_split(copy.page());
+    index.split_and_add(&copy, &entry, spare).await?;
+    Ok(answer)
+}

@@ -1,0 +1,217 @@
+//! Changes under a leaf's entry lock: lock, READ, WRITE of one entry with the unlock.
+
+use super::EntryTree;
+use farleaf_fabric::{Fabric, GlobalAddr, Work};
+use farleaf_index::IndexError;
+use farleaf_page::rules;
+use farleaf_page::{Answer, Layout, LeafEdit, LeafOutcome, OwnedValue, Probe, Step, step};
+use farleaf_pool::remote::{EntryHold, EntryWords, Image, Miss, PageCopy, Pointer, RemoteError};
+use smallvec::SmallVec;
+
+/// Maximum number of siblings that one change follows. A longer chain would mean that clients do
+/// not install separators.
+const MAX_STEPS: usize = 1_000;
+
+/// What a change does at a leaf.
+enum Turn<T> {
+    Done(T),
+    /// The key is in a leaf further to the right.
+    Right(GlobalAddr),
+    /// The leaf is another compute server's (entrywise.O1).
+    Of(usize),
+}
+
+type Edit<'e, L> = LeafEdit<&'e <L as Layout>::Key, &'e <L as Layout>::Value>;
+
+impl<F: Fabric, L: Layout> EntryTree<F, L> {
+    pub(super) async fn change_entry(
+        &self,
+        edit: Edit<'_, L>,
+    ) -> Result<Answer<OwnedValue<L>>, IndexError> {
+        let pages = &self.tree.pages;
+        pages.settle_doubts().await;
+        let mut spare = Vec::new();
+        let outcome = pages.attempts(async || self.try_change(edit, &mut spare).await).await;
+        spare.into_iter().for_each(|node| pages.give_back_unseen(node));
+        Ok(outcome?)
+    }
+
+    async fn try_change(
+        &self,
+        edit: Edit<'_, L>,
+        spare: &mut Vec<GlobalAddr>,
+    ) -> Result<Answer<OwnedValue<L>>, Miss> {
+        let mut at = self.leaf_of(Probe::At(edit.key)).await?;
+        if at == self.tree.root() && !self.tree.knows_root() {
+            // Entries are locked before the READ, and an inner root has none. Clients that lock it
+            // all the same would keep each other busy.
+            self.read(at).await?;
+            at = self.leaf_of(Probe::At(edit.key)).await?;
+        }
+        let mut owner = self.sides.owner_of(Probe::At(edit.key));
+        for _ in 0..MAX_STEPS {
+            match self.change_at(at, owner, edit, spare).await? {
+                Turn::Done(answer) => return Ok(answer),
+                Turn::Right(to) => at = to,
+                Turn::Of(other) => owner = other,
+            }
+        }
+        Err(Miss::Restart)
+    }
+
+    /// Changes the leaf at `at`, if that is the one of the key and `owner` is its owner.
+    async fn change_at(
+        &self,
+        at: GlobalAddr,
+        owner: usize,
+        edit: Edit<'_, L>,
+        spare: &mut Vec<GlobalAddr>,
+    ) -> Result<Turn<Answer<OwnedValue<L>>>, Miss> {
+        let pages = &self.tree.pages;
+        let earlier = match pages.fabric().breaks(rules::READ_UNDER_LOCK) {
+            true => Some(self.read(at).await?),
+            false => None,
+        };
+        let mut hold = match pages.hold_entries_by(self.sides.locks(owner), at).await {
+            Err(Miss::Restart) if at == self.tree.root() => {
+                // It may have become an inner page, whose lock others hold in vain.
+                self.read(at).await?;
+                return Err(Miss::Restart);
+            }
+            hold => hold?,
+        };
+        if L::WINDOWS && at != self.tree.root() && earlier.is_none() {
+            hold = match self.change_window(hold, at, edit).await? {
+                Ok(answer) => return Ok(Turn::Done(answer)),
+                Err(hold) => hold,
+            };
+        }
+        let copy = match earlier {
+            Some(copy) => Ok(copy),
+            None => self.read(at).await,
+        };
+        let copy = match copy {
+            Ok(copy) => copy,
+            Err(miss) => {
+                pages.release_entries(hold).await;
+                return Err(miss);
+            }
+        };
+        // A whole page that is being written may still look like the old one.
+        let next = match copy.word().is_locked() {
+            true => Step::Lost,
+            false => step(copy.page(), Probe::At(edit.key), 0),
+        };
+        if next != Step::Here {
+            pages.release_entries(hold).await;
+            self.forget(Probe::At(edit.key));
+            return match next {
+                Step::Right(to) => Ok(Turn::Right(to)),
+                _ => Err(Miss::Restart),
+            };
+        }
+        let of_leaf = self.sides.owner_of(Probe::At(L::key(&L::low(copy.page()))));
+        if of_leaf != owner {
+            pages.release_entries(hold).await;
+            return Ok(Turn::Of(of_leaf));
+        }
+        let image = Image::of(copy.page());
+        match edit.apply(image.page()) {
+            LeafOutcome::Nothing(answer) => {
+                pages.release_entries(hold).await;
+                Ok(Turn::Done(answer))
+            }
+            LeafOutcome::Changed { answer, words, .. } => {
+                pages.fabric().charge(Work::ChangeNode).await;
+                if let Some(writes) = L::entry_writes(words.front()) {
+                    pages.write_entries(hold, &image, &listed(writes)).await?;
+                } else if pages.fabric().breaks(rules::MOVES_VERSIONED) {
+                    pages.write_entries(hold, &image, &[words.front()]).await?;
+                } else {
+                    // Entries move only with the version of the page (hops.P2).
+                    let rewritten = hold.rewriting(pages.replace(&copy, image)).await;
+                    pages.end_entries(hold).await;
+                    rewritten?;
+                }
+                Ok(Turn::Done(answer))
+            }
+            LeafOutcome::Full => {
+                let Some(entry) = edit.new_record() else {
+                    pages.release_entries(hold).await;
+                    return Err(RemoteError::BadReply { server: at.server() }.into());
+                };
+                let answer = edit.answer_after_split(copy.page());
+                let split = async {
+                    self.tree.provide_all(spare).await?;
+                    self.tree.split_page(&copy, &entry, spare).await
+                };
+                let split = hold.rewriting(split).await;
+                pages.end_entries(hold).await;
+                self.tree.install_all(split?, spare).await;
+                self.forget(Probe::At(edit.key));
+                Ok(Turn::Done(answer))
+            }
+        }
+    }
+
+    /// READs a leaf whose address a parent has named, and whose lock this client need not have.
+    pub(super) async fn read_unlocked(&self, at: GlobalAddr) -> Result<PageCopy<L>, Miss> {
+        if !self.by_versions || at == self.tree.root() {
+            return self.read(at).await;
+        }
+        let copy = self.tree.pages.read_between_versions(at).await?;
+        self.tree.pages.fabric().charge(Work::VisitNode).await;
+        Ok(copy)
+    }
+
+    /// Changes the leaf at `at` by the window of its key. Returns the hold, with nothing changed,
+    /// if that takes the whole leaf: the window is torn, it is not of the key's leaf, or has no
+    /// room.
+    ///
+    /// A window does not show a lock on the whole page. A client without the entry lock can have
+    /// that one in two cases. One is a root that becomes an inner page, and this leaf is no root
+    /// (entries.E3). The other is a commit that got no log entry and could not unlock the page: it
+    /// has written nothing, and settling the doubt only unlocks word 0, which no entry shares.
+    async fn change_window<'a>(
+        &'a self,
+        hold: EntryHold<'a>,
+        at: GlobalAddr,
+        edit: Edit<'_, L>,
+    ) -> Result<Result<Answer<OwnedValue<L>>, EntryHold<'a>>, Miss> {
+        let pages = &self.tree.pages;
+        let window = match pages.read_window(at, edit.key).await {
+            Ok(window) => self.covering(window, edit.key),
+            Err(error) => {
+                pages.release_entries(hold).await;
+                return Err(error.into());
+            }
+        };
+        pages.fabric().charge(Work::VisitNode).await;
+        let Some(image) = window else { return Ok(Err(hold)) };
+        match edit.apply(image.page()) {
+            LeafOutcome::Nothing(answer) => {
+                pages.release_entries(hold).await;
+                Ok(Ok(answer))
+            }
+            LeafOutcome::Changed { answer, words, .. } => {
+                let Some(writes) = L::entry_writes(words.front()) else { return Ok(Err(hold)) };
+                pages.fabric().charge(Work::ChangeNode).await;
+                pages.write_entries(hold, &image, &listed(writes)).await?;
+                Ok(Ok(answer))
+            }
+            LeafOutcome::Full => Ok(Err(hold)),
+        }
+    }
+
+    /// READs a leaf whose address a parent has named.
+    pub(super) async fn read(&self, at: GlobalAddr) -> Result<PageCopy<L>, Miss> {
+        let copy = self.tree.pages.read(Pointer::fixed(at)).await?;
+        self.tree.note_root(&copy);
+        self.tree.pages.fabric().charge(Work::VisitNode).await;
+        Ok(copy)
+    }
+}
+
+fn listed((first, second): (EntryWords, Option<EntryWords>)) -> SmallVec<[EntryWords; 2]> {
+    [first].into_iter().chain(second).collect()
+}
