@@ -1,7 +1,7 @@
 //! A workload of your own against one of the index designs, measured like `farleaf-lab bench`:
 //! `cargo run --release -p farleaf --example own_workload`
 //!
-//! It uses the crates below `farleaf`: `farleaf-core` has the designs and `farleaf-bench` the
+//! It uses the crates below `farleaf`: `farleaf-dex` has the design and `farleaf-bench` the
 //! driver.
 
 use farleaf_bench::driver::{Amount, Reshaping, Run, Testbed};

@@ -2,7 +2,7 @@
 //! 20 + 400 bytes, all in local memory, for each kind of index. Times are processor time of the one
 //! thread, so that other work on the machine counts little.
 //!
-//! `cargo bench -p farleaf-core --bench table_cost -- [RECORDS [TABLES [ROUNDS]]]`
+//! `cargo bench -p farleaf-page --bench table_cost -- [RECORDS [TABLES [ROUNDS]]]`
 
 use farleaf_page::table::{
     Below, Builder, Clip, Cursor, Found, Index, IndexKind, KeyBuf, Kind, MAX_SEQUENCE, Merge,

@@ -2,7 +2,7 @@
 //! index, fabric and RPC, inline on one thread, and on DEX with every node in its cache, one by one
 //! and in groups of 16. All alternate within one run, so that their ratios hold on a noisy machine.
 //!
-//! `cargo bench -p farleaf-core --bench get_cost -- [KEYS [ROUNDS [PERCENT]]]`; PERCENT limits
+//! `cargo bench -p farleaf-suites --bench get_cost -- [KEYS [ROUNDS [PERCENT]]]`; PERCENT limits
 //! DEX's cache to that share of its nodes.
 #![expect(clippy::disallowed_methods, reason = "this measures real time")]
 

@@ -5,3 +5,5 @@
 #![forbid(unsafe_code)]
 
 pub mod conformance;
+pub mod providers;
+pub mod strings;

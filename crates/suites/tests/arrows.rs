@@ -54,7 +54,8 @@ const CRATES: [(&str, usize, &[&str]); 19] = [
     ("index", 3, &[]),
     // The designs, of which none uses another one.
     ("dex", 4, &[]),
-    ("dlsm", 4, &[]),
+    // Uses the suites in its tests.
+    ("dlsm", 4, &["farleaf-suites"]),
     ("trees", 4, &[]),
     // Uses the designs only in its tests.
     ("suites", 7, &[]),

@@ -1,9 +1,8 @@
 //! Batches of operations on values in blocks: what they cost, and that their outcomes are those of
 //! the operations one after the other.
 
-use super::blocks::{spent, with_blocks};
-use super::designs::{Model, caches, dex, fine};
-use super::providers::{AnyProvider, sim};
+use super::blocks::with_blocks;
+use super::designs::{caches, dex, fine};
 use farleaf_dex::Dex;
 use farleaf_dex::cache::{AdmissionName, CacheOptions};
 use farleaf_fabric::sim::SimConfig;
@@ -12,6 +11,9 @@ use farleaf_index::blocks::{BlockIndex, BlockOptions, Blocks};
 use farleaf_index::{Design, IndexError, RangeIndex, Scan};
 use farleaf_page::{Action, Answer, Bytes, LeafEdit, TooLong};
 use farleaf_suites::conformance::Setup;
+use farleaf_suites::providers::spent;
+use farleaf_suites::providers::{AnyProvider, sim};
+use farleaf_suites::strings::Model;
 use farleaf_trees::fine::Fine;
 
 type Small = Bytes<128>;

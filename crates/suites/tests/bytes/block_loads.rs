@@ -2,7 +2,6 @@
 
 use super::blocks::with_blocks;
 use super::designs::{caches, dex, fine};
-use super::providers::{AnyProvider, local};
 use farleaf_dex::Dex;
 use farleaf_fabric::Cluster;
 use farleaf_fabric::local::LocalConfig;
@@ -11,6 +10,7 @@ use farleaf_index::{Design, IndexError, RangeIndex, Scan};
 use farleaf_page::Bytes;
 use farleaf_pool::wire::Refusal;
 use farleaf_suites::conformance::Setup;
+use farleaf_suites::providers::{AnyProvider, local};
 use farleaf_trees::fine::Fine;
 
 type Small = Bytes<128>;

@@ -8,7 +8,6 @@
 
 use super::blocks::with_blocks;
 use super::designs::{caches, dex};
-use super::providers::{AnyProvider, local, sim};
 use farleaf_dex::Dex;
 use farleaf_fabric::Cluster;
 use farleaf_fabric::local::LocalConfig;
@@ -18,6 +17,7 @@ use farleaf_index::{Design, IndexError, RangeIndex};
 use farleaf_page::{Action, Bytes, LeafEdit};
 use farleaf_pool::remote::RpcClient;
 use farleaf_suites::conformance::Setup;
+use farleaf_suites::providers::{AnyProvider, local, sim};
 
 type Small = Bytes<128>;
 

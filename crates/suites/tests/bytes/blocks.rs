@@ -1,13 +1,12 @@
 //! Values in blocks: the suites of all designs, with even short values in blocks, so that most
 //! operations involve some, and with values of many pieces; the cost of blocks; and planted bugs.
 
-use super::designs::{caches, dex, fine, hybrid, loads, random_operations};
-use super::providers::{AnyProvider, local, rough, sim, tcp};
+use super::designs::{caches, dex, fine, hybrid};
 use super::suite;
 use farleaf_dex::Dex;
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::{Faults, SimConfig, Slow, Verb};
-use farleaf_fabric::{Cluster, CounterSnapshot, Fabric};
+use farleaf_fabric::{Cluster, Fabric};
 use farleaf_index::blocks::{BlockIndex, BlockOptions, Blocks};
 use farleaf_index::{Design, Exchange, IndexAdmin, IndexError, RangeIndex, Scan};
 use farleaf_page::rules::KnownRule;
@@ -15,6 +14,9 @@ use farleaf_page::{Action, Answer, Bytes, LeafEdit, MOST_BLOCK_BYTES, Named, Too
 use farleaf_pool::remote::GRACE_NS;
 use farleaf_pool::server::MemoryServerConfig;
 use farleaf_suites::conformance::{self, Setup};
+use farleaf_suites::providers::spent;
+use farleaf_suites::providers::{AnyProvider, local, rough, sim, tcp};
+use farleaf_suites::strings::{loads, random_operations};
 use farleaf_trees::coarse::Coarse;
 use farleaf_trees::fine::Fine;
 use farleaf_trees::hybrid::{Hybrid, HybridOptions};
@@ -113,15 +115,6 @@ fn long_values_simulated() {
         }
         loads::<128, Blocks<Dex>>(&with_blocks(dex(provider, caches()[1])), 1_000);
     }
-}
-
-pub(super) async fn spent<F: Fabric>(
-    fabric: &F,
-    operation: impl Future<Output = ()>,
-) -> CounterSnapshot {
-    let start = fabric.counters().snapshot();
-    operation.await;
-    fabric.counters().snapshot() - start
 }
 
 /// The leaf is in DEX's cache, but the block is not.

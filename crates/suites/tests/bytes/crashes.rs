@@ -1,6 +1,5 @@
 //! Leaves of byte strings after a crash of a DEX compute server.
 
-use super::providers::{sim, simulated};
 use farleaf_dex::cache::CacheOptions;
 use farleaf_dex::{Dex, DexOptions};
 use farleaf_fabric::sim::{Faults, LastWords, SimConfig};
@@ -9,6 +8,7 @@ use farleaf_index::{Design, IndexError, RangeIndex, Scan};
 use farleaf_page::{Bytes, Layout};
 use farleaf_pool::server::MemoryServerConfig;
 use farleaf_suites::conformance::Setup;
+use farleaf_suites::providers::{sim, simulated};
 
 type Small = Bytes<128>;
 

@@ -1,6 +1,5 @@
 //! Keys and values at their limits and beyond, and messages of records of maximum size.
 
-use super::providers::local;
 use super::suite::{hash, range, server};
 use farleaf_fabric::local::{LocalCluster, LocalConfig};
 use farleaf_fabric::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
@@ -17,6 +16,7 @@ use farleaf_pool::wire::{
     Ticket, TreeRequest,
 };
 use farleaf_suites::conformance::Setup;
+use farleaf_suites::providers::local;
 use farleaf_trees::coarse::{Coarse, CoarseOptions, Partitioning};
 use farleaf_trees::fine::{Fine, FineOptions};
 use farleaf_trees::hybrid::{Hybrid, HybridOptions};

@@ -1,6 +1,5 @@
 //! How many bytes a bulk load takes per record, on all levels, and what memory it needs.
 
-use super::providers::local;
 use farleaf_dex::cache::CacheOptions;
 use farleaf_dex::{Dex, DexOptions};
 use farleaf_fabric::local::LocalConfig;
@@ -9,6 +8,7 @@ use farleaf_index::{Design, IndexError, RangeIndex, Scan};
 use farleaf_page::Bytes;
 use farleaf_pool::server::MemoryServerConfig;
 use farleaf_suites::conformance::Setup;
+use farleaf_suites::providers::local;
 use farleaf_trees::coarse::{Coarse, CoarseOptions, Partitioning};
 use farleaf_trees::fine::{Fine, FineOptions};
 use farleaf_trees::hybrid::{Hybrid, HybridOptions};

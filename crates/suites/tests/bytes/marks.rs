@@ -2,11 +2,9 @@
 
 use super::blocks::with_blocks;
 use super::designs::{caches, dex, fine, hybrid};
-use super::dlsm::tiny;
-use super::providers::{AnyProvider, local};
 use super::suite;
 use farleaf_dex::Dex;
-use farleaf_dlsm::Dlsm;
+use farleaf_dlsm::{Dlsm, DlsmOptions};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::{Cluster, ServerId};
 use farleaf_index::blocks::Blocks;
@@ -14,6 +12,7 @@ use farleaf_index::{Design, IndexError, RangeIndex};
 use farleaf_page::table::IndexKind;
 use farleaf_page::{Bytes, SuperblockError};
 use farleaf_suites::conformance::Setup;
+use farleaf_suites::providers::{AnyProvider, local};
 use farleaf_trees::coarse::Coarse;
 use farleaf_trees::fine::Fine;
 use farleaf_trees::hybrid::Hybrid;
@@ -69,7 +68,8 @@ fn each_form_of_values_is_refused_by_the_other() {
     each_form_refuses_the_other::<Fine>(fine(provider));
     each_form_refuses_the_other::<Hybrid>(hybrid(provider));
     each_form_refuses_the_other::<Dex>(dex(provider, caches()[1]));
-    let (options, server) = (tiny(IndexKind::Compact), suite::server());
+    let (options, server) =
+        (DlsmOptions { index: IndexKind::Compact, ..DlsmOptions::tiny() }, suite::server());
     each_form_refuses_the_other::<Dlsm>(Setup { provider, options, memory_servers: 3, server });
     for error in [SuperblockError::NoBlocks, SuperblockError::HasBlocks] {
         let line = error.to_string();

@@ -1,11 +1,11 @@
 //! The suite of all designs over named keys with lengths from 0 to the limit.
 
-use super::providers::{AnyProvider, local, rough, sim, tcp};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::SimConfig;
 use farleaf_page::{Bytes, Named, OwnedKey};
 use farleaf_pool::server::MemoryServerConfig;
 use farleaf_suites::conformance::{self, Setup};
+use farleaf_suites::providers::{AnyProvider, local, rough, sim, tcp};
 use farleaf_trees::chime::{Chime, ChimeOptions};
 use farleaf_trees::coarse::{Coarse, CoarseOptions, Partitioning};
 use farleaf_trees::fine::{Fine, FineOptions};

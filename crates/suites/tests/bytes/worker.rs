@@ -2,7 +2,6 @@
 //! frees, and what it refuses.
 
 use super::designs::{caches, dex};
-use super::providers::{AnyProvider, rough, sim};
 use farleaf_dex::cache::CacheOptions;
 use farleaf_dex::{Dex, DexOptions};
 use farleaf_fabric::sim::{Faults, SimConfig, Slow, Verb};
@@ -18,6 +17,7 @@ use farleaf_pool::remote::{BlockClient, BlockSpace, GRACE_NS};
 use farleaf_pool::server::MemoryServerConfig;
 use farleaf_pool::wire::{ClientRequest, ClientResponse, ErrorCode, MOST_VALUE_BYTES};
 use farleaf_suites::conformance::Setup;
+use farleaf_suites::providers::{AnyProvider, rough, sim};
 use futures_util::future::{LocalBoxFuture, join};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;

@@ -81,7 +81,7 @@ pub struct FineIndex<F: Fabric, L: Layout> {
     options: FineOptions,
 }
 
-crate::one_sided::range_index_by_locating!(FineIndex);
+crate::range_index_by_locating!(FineIndex);
 
 impl<F: Fabric, L: Layout> FineIndex<F, L> {
     /// The client for the tree's pages, for tests and tools.

@@ -152,7 +152,7 @@ pub struct HybridIndex<F: Fabric, L: Layout> {
     pending: RefCell<Vec<(OwnedKey<L>, GlobalAddr)>>,
 }
 
-crate::one_sided::range_index_by_locating!(HybridIndex);
+crate::range_index_by_locating!(HybridIndex);
 
 impl<F: Fabric, L: Layout> HybridIndex<F, L> {
     /// The client for the leaf pages, for tests and tools.

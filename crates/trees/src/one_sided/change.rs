@@ -9,7 +9,7 @@ use std::borrow::Borrow;
 
 /// The values of many keys, fetched one window at a time, because other operations of the endpoint
 /// also need buffers.
-pub(crate) async fn get_all<I: Locate>(
+pub async fn get_all<I: Locate>(
     index: &I,
     keys: &[impl Borrow<Key<I>>],
 ) -> Result<Vec<Option<OwnedValue<I::Layout>>>, IndexError> {

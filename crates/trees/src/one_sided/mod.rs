@@ -22,10 +22,13 @@ mod scan;
 mod tidy;
 mod tree;
 
-pub(crate) use change::{change as change_whole_leaf, get_all};
+pub(crate) use change::change as change_whole_leaf;
+#[doc(hidden)]
+pub use change::get_all;
 pub use collect::{Collect, CollectCursor, collect_in_background};
 pub(crate) use collect::{Joined, Pair, compact, join, join_below, lock_all};
-pub(crate) use scan::scan_all;
+#[doc(hidden)]
+pub use scan::scan_all;
 pub(crate) use tidy::{JoinPair, sparse_pair, tidy, tidy_path};
 pub(crate) use tree::BlinkTree;
 
@@ -176,8 +179,11 @@ pub trait Locate: Sized {
     ) -> impl Future<Output = Result<u64, IndexError>>;
 }
 
-/// Implements [`RangeIndex`] and [`IndexAdmin`](farleaf_index::IndexAdmin) for a handle
-/// `$index<F, L>` that implements [`Locate`] and [`Collect`].
+/// Implements [`RangeIndex`](farleaf_index::RangeIndex) and
+/// [`IndexAdmin`](farleaf_index::IndexAdmin) for a handle `$index<F, L>` that implements [`Locate`]
+/// and [`Collect`]. The crate that uses it depends on `farleaf-fabric`, `farleaf-page` and
+/// `farleaf-index`.
+#[macro_export]
 macro_rules! range_index_by_locating {
     ($index:ident) => {
         impl<F: farleaf_fabric::Fabric, L: farleaf_page::Layout> farleaf_index::RangeIndex
@@ -253,9 +259,9 @@ macro_rules! range_index_by_locating {
         }
     };
 }
-pub(crate) use range_index_by_locating;
-
-pub(crate) async fn get<I: Locate>(
+/// As [`farleaf_index::RangeIndex::get`].
+#[doc(hidden)]
+pub async fn get<I: Locate>(
     index: &I,
     key: &Key<I>,
 ) -> Result<Option<OwnedValue<I::Layout>>, IndexError> {
@@ -263,7 +269,9 @@ pub(crate) async fn get<I: Locate>(
     Ok(index.pages().attempts(async || index.get_one(key).await).await?)
 }
 
-pub(crate) async fn execute<I: Locate>(
+/// As [`farleaf_index::RangeIndex::execute`].
+#[doc(hidden)]
+pub async fn execute<I: Locate>(
     index: &I,
     edit: LeafEdit<&Key<I>, &Value<I>>,
 ) -> Result<Answer<OwnedValue<I::Layout>>, IndexError> {
@@ -276,10 +284,9 @@ pub(crate) async fn execute<I: Locate>(
     }
 }
 
-pub(crate) async fn declare_dead<I: Collect>(
-    index: &I,
-    compute_server: u16,
-) -> Result<(), IndexError> {
+/// As [`farleaf_index::IndexAdmin::declare_dead`].
+#[doc(hidden)]
+pub async fn declare_dead<I: Collect>(index: &I, compute_server: u16) -> Result<(), IndexError> {
     // Continue even if the registrar does not answer: each server ends its loads separately.
     let declared = index.pages().declare_dead(compute_server).await;
     let abandoned = index.abandon(compute_server).await;

@@ -24,7 +24,11 @@ struct Progress<K> {
     done: bool,
 }
 
-pub(crate) async fn scan_all<I: Locate>(
+/// The records that a scan selects.
+///
+/// # Errors
+/// As [`farleaf_index::RangeIndex::scan`].
+pub async fn scan_all<I: Locate>(
     index: &I,
     scan: &Scan<OwnedKey<I::Layout>>,
 ) -> Result<Records<OwnedKey<I::Layout>, OwnedValue<I::Layout>>, IndexError> {

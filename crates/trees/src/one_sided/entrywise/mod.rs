@@ -101,7 +101,7 @@ pub struct EntryTree<F: Fabric, L: Layout> {
     by_versions: bool,
 }
 
-super::range_index_by_locating!(EntryTree);
+crate::range_index_by_locating!(EntryTree);
 
 impl<F: Fabric, L: Layout> EntryTree<F, L> {
     /// The client for the tree's pages, for tests and tools.

@@ -2,14 +2,14 @@
 //! `hexadecimal key,hexadecimal value` each; `scripts/real-data` makes such files of dictionaries
 //! and of WordNet. Without it the test says so and does nothing.
 
-use super::dlsm::{compute, setup};
-use super::providers::{AnyProvider, local, sim, tcp};
+use super::tree::{compute, setup};
 use farleaf_dlsm::{Dlsm, DlsmOptions, MergePlace};
 use farleaf_fabric::Cluster;
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::SimConfig;
 use farleaf_index::{Design, IndexAdmin, RangeIndex, Scan};
 use farleaf_page::Bytes;
+use farleaf_suites::providers::{AnyProvider, local, sim, tcp};
 use std::collections::BTreeMap;
 
 /// Pages of 4 KiB.

@@ -1,8 +1,7 @@
 //! dLSM with several shards: the suite of all designs, scans as of one moment, and what the next
 //! life of a compute server finds.
 
-use super::dlsm::{KINDS, setup, tiny};
-use super::providers::{AnyProvider, local, rough, sim, simulated, tcp};
+use super::tree::{KINDS, setup, tiny};
 use farleaf_dlsm::{Dlsm, DlsmServerOptions, MergePlace, ShardedDlsm, ShardedOptions};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::{Faults, LastWords, SimConfig};
@@ -15,6 +14,7 @@ use farleaf_index::{
 use farleaf_page::{Action, Bytes, LeafEdit, Named};
 use farleaf_pool::wire::RecordRoom;
 use farleaf_suites::conformance::{self, Setup};
+use farleaf_suites::providers::{AnyProvider, local, rough, sim, simulated, tcp};
 use std::collections::BTreeMap;
 
 pub(crate) type Small = Bytes<128>;

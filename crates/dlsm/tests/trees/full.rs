@@ -5,9 +5,8 @@
 //! and what was in MemTables was lost at the end of the process, however clean. Six loads of the
 //! same 400,000 records into 48 MiB, of which they take a quarter, were enough.
 
-use super::dlsm::{KINDS, compute, setup};
-use super::dlsm_work::{beside_workers, check_extents, key, open};
-use super::providers::{AnyProvider, local, rough, sim};
+use super::tree::{KINDS, compute, setup};
+use super::work::{beside_workers, check_extents, key, open};
 use farleaf_dlsm::{Dlsm, DlsmOptions, Shard};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::SimConfig;
@@ -18,6 +17,7 @@ use farleaf_page::Bytes;
 use farleaf_page::table::IndexKind;
 use farleaf_pool::server::MemoryServerConfig;
 use farleaf_suites::conformance::Setup;
+use farleaf_suites::providers::{AnyProvider, local, rough, sim};
 use futures_util::future::{Either, select};
 use std::collections::BTreeMap;
 use std::pin::pin;

@@ -1,9 +1,7 @@
 //! Merges of dLSM on memory servers: what they cost, what a server refuses, and what damage does.
 
-use super::blocks::spent;
-use super::dlsm::{KINDS, compute, key, paper, setup, tiny, value};
-use super::dlsm_work::check_extents;
-use super::providers::{local, rough, sim, tcp};
+use super::tree::{KINDS, compute, key, paper, setup, tiny, value};
+use super::work::check_extents;
 use farleaf_dlsm::{Dlsm, DlsmOptions, MergePlace, Shard, TableView};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::SimConfig;
@@ -16,6 +14,8 @@ use farleaf_pool::remote::{RemoteError, RpcClient};
 use farleaf_pool::server::MemoryServerConfig;
 use farleaf_pool::wire::{MergeRequest, PoolRequest, Refusal, Reply};
 use farleaf_suites::conformance::{self, Setup};
+use farleaf_suites::providers::spent;
+use farleaf_suites::providers::{local, rough, sim, tcp};
 use futures_util::future::{Either, select};
 use std::pin::pin;
 

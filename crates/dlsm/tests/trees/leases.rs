@@ -1,7 +1,6 @@
 //! Leases: memory comes back when its owner ends, is fenced, or stays silent.
 
-use super::dlsm::{setup, tiny};
-use super::providers::{sim, tcp};
+use super::tree::{setup, tiny};
 use farleaf_dlsm::Dlsm;
 use farleaf_fabric::sim::SimConfig;
 use farleaf_fabric::sync::{AtomicU64, Ordering};
@@ -11,6 +10,7 @@ use farleaf_page::table::IndexKind;
 use farleaf_pool::remote::{ENDLESS, Leases, RemoteError, RpcClient, end_leases_of};
 use farleaf_pool::server::MemoryServerConfig;
 use farleaf_suites::conformance::Setup;
+use farleaf_suites::providers::{sim, tcp};
 use std::future::poll_fn;
 use std::pin::pin;
 use std::task::Poll;

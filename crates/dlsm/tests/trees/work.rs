@@ -1,8 +1,6 @@
 //! Flushes and merges of dLSM: beside one another, in the background, and given up half-way.
 
-use super::blocks::spent;
-use super::dlsm::{KINDS, compute, setup, tiny};
-use super::providers::{AnyProvider, local, rough, sim};
+use super::tree::{KINDS, compute, setup, tiny};
 use farleaf_dlsm::{Dlsm, DlsmOptions, Shard};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::{Faults, Outage, SimConfig};
@@ -14,6 +12,8 @@ use farleaf_page::table::IndexKind;
 use farleaf_pool::remote::{ExtentClient, ExtentSpace, RemoteError, RpcClient};
 use farleaf_pool::server::MemoryServerConfig;
 use farleaf_suites::conformance::Setup;
+use farleaf_suites::providers::spent;
+use farleaf_suites::providers::{AnyProvider, local, rough, sim};
 use futures_util::future::{Either, select};
 use std::pin::pin;
 

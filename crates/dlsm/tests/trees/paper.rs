@@ -4,9 +4,7 @@
 //!
 //! `cargo test -p farleaf-suites --test bytes -- --ignored --nocapture papers_shape`
 
-use super::blocks::spent;
-use super::dlsm::{compute, paper, setup, value};
-use super::providers::local;
+use super::tree::{compute, paper, setup, value};
 use farleaf_dlsm::{Dlsm, DlsmOptions, MergePlace, Shard};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::{Cluster, Fabric};
@@ -14,6 +12,8 @@ use farleaf_index::{Design, RangeIndex};
 use farleaf_page::Bytes;
 use farleaf_page::table::IndexKind;
 use farleaf_pool::server::MemoryServerConfig;
+use farleaf_suites::providers::local;
+use farleaf_suites::providers::spent;
 use std::ops::RangeInclusive;
 
 type Small = Bytes<128>;

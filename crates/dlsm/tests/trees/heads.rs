@@ -3,16 +3,16 @@
 //! After 100,000 inserts and 99,900 removes at the low end, each scan of one record once READ all
 //! removed records and their tombstones, some 3.5 MB, until a merge was due for other reasons.
 
-use super::blocks::spent;
-use super::dlsm::{compute, setup};
-use super::dlsm_work::{beside_workers, check_extents, key, open};
-use super::providers::{local, sim};
+use super::tree::{compute, setup};
+use super::work::{beside_workers, check_extents, key, open};
 use farleaf_dlsm::{Dlsm, DlsmOptions};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::SimConfig;
 use farleaf_fabric::{Cluster, Fabric};
 use farleaf_index::{RangeIndex, Scan};
 use farleaf_page::Bytes;
+use farleaf_suites::providers::spent;
+use farleaf_suites::providers::{local, sim};
 
 type Small = Bytes<128>;
 

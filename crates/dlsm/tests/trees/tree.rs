@@ -1,9 +1,6 @@
 //! dLSM as an index: the suite of all designs with tables of a few records, random operations, what
 //! operations cost, and what becomes of extents.
 
-use super::blocks::spent;
-use super::designs::{loads, random_operations};
-use super::providers::{AnyProvider, local, rough, sim, tcp};
 use farleaf_dlsm::{Dlsm, DlsmOptions, Shard};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::SimConfig;
@@ -14,6 +11,9 @@ use farleaf_page::table::IndexKind;
 use farleaf_page::{Bytes, TooLong};
 use farleaf_pool::server::MemoryServerConfig;
 use farleaf_suites::conformance::{self, Setup};
+use farleaf_suites::providers::spent;
+use farleaf_suites::providers::{AnyProvider, local, rough, sim, tcp};
+use farleaf_suites::strings::{loads, random_operations};
 
 type Small = Bytes<128>;
 

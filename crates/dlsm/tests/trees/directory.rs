@@ -1,8 +1,7 @@
 //! The directory of dLSM's shards: what another process finds there, and what it refuses.
 
-use super::dlsm::{KINDS, compute, key, setup, tiny, value};
-use super::dlsm_work::check_extents;
-use super::providers::{local, rough, sim, tcp};
+use super::tree::{KINDS, compute, key, setup, tiny, value};
+use super::work::check_extents;
 use farleaf_dlsm::{Dlsm, DlsmOptions, MergePlace};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::{Faults, SimConfig};
@@ -15,6 +14,7 @@ use farleaf_page::table::{Placed, VersionChange};
 use farleaf_pool::remote::RpcClient;
 use farleaf_pool::wire::{DirectoryRequest, LEFT, Refusal, Reply};
 use farleaf_suites::conformance::Setup;
+use farleaf_suites::providers::{local, rough, sim, tcp};
 
 type Small = Bytes<128>;
 

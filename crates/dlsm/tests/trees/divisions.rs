@@ -1,10 +1,9 @@
 //! Shards that are divided by references to the same tables: what a division costs, what becomes of
 //! the tables that both parts have, and what the directory refuses.
 
-use super::dlsm::KINDS;
-use super::dlsm_shards::{Options, Small, options, sharded};
-use super::dlsm_work::check_extents;
-use super::providers::{AnyProvider, local, rough, sim, tcp};
+use super::shards::{Options, Small, options, sharded};
+use super::tree::KINDS;
+use super::work::check_extents;
 use farleaf_dlsm::{DlsmOptions, MergePlace, Shard, ShardedDlsm};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::SimConfig;
@@ -14,6 +13,7 @@ use farleaf_index::{Design, IndexAdmin, IndexError, RangeIndex, Reshape, Scan};
 use farleaf_page::Named;
 use farleaf_pool::remote::RpcClient;
 use farleaf_pool::wire::{DirectoryRequest, Refusal, Reply};
+use farleaf_suites::providers::{AnyProvider, local, rough, sim, tcp};
 use std::collections::BTreeMap;
 use std::ops::Bound;
 
@@ -127,10 +127,10 @@ fn what_is_lent_comes_back(provider: &AnyProvider, tree: DlsmOptions) {
 fn what_is_lent_comes_back_everywhere() {
     for merges in [MergePlace::Compute, MergePlace::Memory] {
         for kind in KINDS {
-            let tree = DlsmOptions { merges, ..super::dlsm::tiny(kind) };
+            let tree = DlsmOptions { merges, ..super::tree::tiny(kind) };
             what_is_lent_comes_back(&local(LocalConfig::default()), tree);
         }
-        let tree = DlsmOptions { merges, ..super::dlsm::tiny(KINDS[0]) };
+        let tree = DlsmOptions { merges, ..super::tree::tiny(KINDS[0]) };
         what_is_lent_comes_back(&sim(SimConfig::default()), tree.clone());
         what_is_lent_comes_back(&rough(5), tree.clone());
         what_is_lent_comes_back(&tcp(), tree);

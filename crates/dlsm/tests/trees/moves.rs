@@ -1,9 +1,8 @@
 //! Whole shards move between living compute servers while operations run: every answer is that of a
 //! `BTreeMap`, and a move costs a known number of remote operations.
 
-use super::dlsm_shards::{Options, Small, at, options, sharded};
-use super::dlsm_work::check_extents;
-use super::providers::{AnyProvider, local, rough, sim, tcp};
+use super::shards::{Options, Small, at, options, sharded};
+use super::work::check_extents;
 use farleaf_dlsm::{DlsmServerOptions, ShardedDlsm};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::SimConfig;
@@ -11,6 +10,7 @@ use farleaf_fabric::sync::{AtomicU64, Ordering};
 use farleaf_fabric::{Cluster, Fabric};
 use farleaf_index::{Design, IndexAdmin, IndexError, KeyRange, RangeIndex, Reshape, Scan};
 use farleaf_page::Named;
+use farleaf_suites::providers::{AnyProvider, local, rough, sim, tcp};
 use std::collections::BTreeMap;
 use std::ops::Bound;
 
