@@ -244,6 +244,7 @@ scenarios! {
     "fine-long-scans"
     "fine-one-leaf"
     "fine-queue"
+    "fine-restart-mid-commit"
     "fine-scans"
     "fine-server-dies"
     "fine-server-restarts"

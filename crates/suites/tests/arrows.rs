@@ -5,9 +5,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
+/// A folder, and those that it may use.
+type Folder = (&'static str, &'static [&'static str]);
+
 /// The folders of the library's crates, each with the folders of the same crate that it may use.
 /// `.` stands for the files that are in no folder. `ARCHITECTURE.md` draws the crates.
-const FOLDERS: [(&str, &[(&str, &[&str])]); 6] = [
+const FOLDERS: [(&str, &[Folder]); 6] = [
     ("page", &[(".", &["bytes"]), ("bytes", &["."]), ("radix", &["."]), ("table", &[])]),
     ("pool", &[(".", &[]), ("wire", &[]), ("server", &["wire"]), ("remote", &["wire"])]),
     (

@@ -215,9 +215,11 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     /// owner of the blocking page is dead.
     ///
     /// # Errors
-    /// [`RemoteError::Contended`] after the last attempt.
+    /// After the last attempt, that of a memory server that has failed, or
+    /// [`RemoteError::Contended`] if all are there.
     pub async fn before_retry(&self, backoff: &mut Backoff) -> Result<(), RemoteError> {
         if !backoff.count() {
+            self.find_lost_server().await?;
             return Err(RemoteError::Contended { retries: backoff.attempts() });
         }
         self.fabric().counters().count_retry();
@@ -233,10 +235,20 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         Ok(())
     }
 
+    /// Asks every memory server for a sign of life. A commit that a lost memory server stops keeps
+    /// its pages on the others (W4): whoever waits for these waits for that server.
+    #[cold]
+    async fn find_lost_server(&self) -> Result<(), RemoteError> {
+        for server in self.rpc.servers() {
+            self.rpc.usage(server).await?;
+        }
+        Ok(())
+    }
+
     /// Retries `attempt` while it restarts, within bounds.
     ///
     /// # Errors
-    /// Those of the attempts, and [`RemoteError::Contended`] after the last one.
+    /// Those of the attempts and, after the last one, of [`PageClient::before_retry`].
     pub async fn attempts<T>(
         &self,
         mut attempt: impl AsyncFnMut() -> Result<T, Miss>,
