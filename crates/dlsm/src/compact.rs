@@ -11,13 +11,13 @@ use super::near::MergePart;
 use super::shard::{Merging, Right, Shard};
 use super::table_writer::{TableWriter, merge_error};
 use super::version::{Table, TreeVersion};
+use crate::remote::{ExtentUse, TRANSFER_WORDS};
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, GlobalAddr, Work};
 use farleaf_index::IndexError;
 use farleaf_page::Layout;
 use farleaf_page::rules::{MERGES_APART, OLDEST_MERGED_FIRST};
 use farleaf_page::table::{Clip, KeyBuf, Merge, MergeOptions, Progress};
-use farleaf_pool::remote::{ExtentUse, TRANSFER_WORDS};
 use std::collections::VecDeque;
 use std::ops::Range;
 

@@ -9,11 +9,12 @@
 use super::DlsmOptions;
 use super::handle::DlsmIndex;
 use super::shard::Shard;
+use crate::remote::ExtentClient;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, ServerId};
 use farleaf_index::{Design, IndexError};
 use farleaf_page::{DesignId, Layout};
-use farleaf_pool::remote::{ExtentClient, RpcClient};
+use farleaf_pool::remote::RpcClient;
 
 /// The number of the tree in the directory.
 const THE_SHARD: u64 = 0;

@@ -12,13 +12,14 @@
 use super::handle::DlsmIndex;
 use super::shard::{Editing, Opened, PendingChange, Right, Shard};
 use super::version::{Change, Table};
+use crate::remote::{ExtentSpace, Lease, ShardClient, ShardLoans, ShardState};
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, GlobalAddr};
 use farleaf_index::IndexError;
 use farleaf_page::Layout;
 use farleaf_page::rules::{LOANS_HELD, NUMBERS_RAISED, ORPHANS_ONLY, TABLES_LISTED};
 use farleaf_page::table::{ExtentRun, Index, KeyBuf, Meta, Placed, push_key};
-use farleaf_pool::remote::{ExtentSpace, Lease, RemoteError, ShardClient, ShardLoans, ShardState};
+use farleaf_pool::remote::RemoteError;
 use farleaf_pool::wire::{LEFT, NO_PROCESS, Refusal};
 use std::collections::{BTreeMap, BTreeSet};
 

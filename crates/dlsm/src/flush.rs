@@ -10,13 +10,13 @@ use super::memtable::{Kind, MemTable, Version};
 use super::shard::Flushing;
 use super::table_writer::{TableWriter, refused};
 use super::version::Table;
+use crate::remote::ExtentUse;
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::Arc;
 use farleaf_index::IndexError;
 use farleaf_page::Layout;
 use farleaf_page::rules::{FLUSHES_SETTLED, OLDEST_FLUSHED_FIRST, SNAPSHOTS_KEPT, TOMBSTONES_KEPT};
 use farleaf_page::table::{self, Below, KeyBuf, MAX_TABLE_WORDS, Refused, Survival};
-use farleaf_pool::remote::ExtentUse;
 
 impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     /// Flushes the oldest closed MemTable. Returns whether there was one.

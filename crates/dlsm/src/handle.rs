@@ -5,11 +5,11 @@
 use super::shard::Shard;
 use super::version::Table;
 use super::{MemTableError, Writer};
+use crate::remote::ExtentClient;
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::Arc;
 use farleaf_index::IndexError;
 use farleaf_page::{Layout, TooLong};
-use farleaf_pool::remote::ExtentClient;
 use std::cell::Cell;
 use std::ops::{Deref, DerefMut, Range};
 

@@ -3,8 +3,8 @@
 //!
 //! *Thread safety*: plain values, behind the tree's mutex.
 
+use crate::remote::Lease;
 use farleaf_fabric::sync::Arc;
-use farleaf_pool::remote::Lease;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// How often an idle tree looks which tables have come back, in nanoseconds.

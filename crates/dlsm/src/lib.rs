@@ -41,6 +41,7 @@ mod options;
 mod parts;
 mod place;
 mod read;
+mod remote;
 mod room;
 mod scan;
 mod sequence;
@@ -66,5 +67,6 @@ pub use parts::{
     MOST_SHARDS, ShardedDlsm, ShardedOptions,
 };
 pub use place::MergePlace;
+pub use remote::{ExtentClient, ExtentSpace, ExtentWriter, Lease};
 pub use sequence::{Announcement, Seat, Sequences, Snapshot};
 pub use shard::{Shard, TableView};

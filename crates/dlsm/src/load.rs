@@ -7,12 +7,13 @@ use super::handle::DlsmIndex;
 use super::shard::{Right, Shard};
 use super::table_writer::{TableWriter, refused};
 use super::version::{Change, Table};
+use crate::remote::ExtentUse;
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::Arc;
 use farleaf_index::{IndexError, Scan, check_fill};
 use farleaf_page::Layout;
 use farleaf_page::table::{KeyBuf, Kind};
-use farleaf_pool::remote::{ExtentUse, ROOT_SERVER, RemoteError};
+use farleaf_pool::remote::{ROOT_SERVER, RemoteError};
 use farleaf_pool::wire::Refusal;
 
 /// A bulk load needs an empty tree.

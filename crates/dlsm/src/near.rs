@@ -9,6 +9,7 @@ use super::handle::DlsmIndex;
 use super::place::MergePlace;
 use super::shard::{Merging, Shard};
 use super::version::{Table, TreeVersion};
+use crate::remote::{Lease, NearMerge};
 use farleaf_fabric::sync::{Arc, lock};
 use farleaf_fabric::{Fabric, GlobalAddr, MAX_MESSAGE_BYTES, ServerId};
 use farleaf_index::IndexError;
@@ -16,7 +17,7 @@ use farleaf_index::together::all;
 use farleaf_page::Layout;
 use farleaf_page::rules::{EXTENTS_PINNED, LOANS_UNREAD, RANGES_MEET};
 use farleaf_page::table::{Clip, ExtentRun, FOOTER_WORDS, Index, JobTable, KeyBuf, MergeJob, Meta};
-use farleaf_pool::remote::{Lease, NearMerge, RemoteError};
+use farleaf_pool::remote::RemoteError;
 use std::ops::Range;
 
 /// A job that needs more than one step for this many words of input is given up: a server that

@@ -34,13 +34,14 @@ use super::options::MOST_LEVEL0;
 use super::shard::{Merging, Right, Shard};
 use super::table_writer::TableWriter;
 use super::version::{Table, Takes, TreeVersion};
+use crate::remote::ExtentUse;
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::Arc;
 use farleaf_index::{Action, IndexError};
 use farleaf_page::Layout;
 use farleaf_page::rules::MERGED_PARTS_PINNED;
 use farleaf_page::table::{Clip, KeyBuf, MergeOptions, Progress};
-use farleaf_pool::remote::{ExtentUse, ROOT_SERVER};
+use farleaf_pool::remote::ROOT_SERVER;
 
 /// Pause before memory servers that had no chunk left are asked again, in nanoseconds.
 const FULL_NS: u64 = 1_000_000_000;

@@ -21,10 +21,10 @@ use super::signal::Signal;
 use super::version::{Change, Switched, Table, Takes, TreeVersion};
 use super::writers::Writers;
 use super::{DlsmOptions, MemTable, MemTableError, MemTableOptions, Sequences};
+use crate::remote::{ExtentSpace, ExtentUsage, JobId, Lease};
 use farleaf_fabric::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
 use farleaf_fabric::{GlobalAddr, Region, ServerId};
 use farleaf_page::table::{Clip, KeyBuf, MAX_KEY_BYTES, Meta};
-use farleaf_pool::remote::{ExtentSpace, ExtentUsage, JobId, Lease};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The sizes of the MemTable of a tree that is not open.

@@ -4,9 +4,9 @@ use super::DlsmOptions;
 use super::claim::Claim;
 use super::shard::{Right, Shard};
 use super::version::{Switched, Table, Takes};
+use crate::remote::ExtentSpace;
 use farleaf_fabric::sync::Arc;
 use farleaf_page::table::{Builder, Index, IndexKind, KeyBuf, Kind};
-use farleaf_pool::remote::ExtentSpace;
 
 /// Flushed MemTables that operations pinned were once kept beside a full set of closed ones.
 #[test]

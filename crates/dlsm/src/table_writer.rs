@@ -4,12 +4,12 @@
 
 use super::handle::DlsmIndex;
 use super::version::Table;
+use crate::remote::{ExtentUse, ExtentWriter, TRANSFER_WORDS};
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, GlobalAddr, Work};
 use farleaf_index::IndexError;
 use farleaf_page::Layout;
 use farleaf_page::table::{Builder, ExtentRun, Index, IndexKind, Key, Kind, MergeError, Refused};
-use farleaf_pool::remote::{ExtentUse, ExtentWriter, TRANSFER_WORDS};
 
 /// Keys of a new index between two chances for other tasks: some 100 µs.
 const STEP_KEYS: usize = 4_096;

@@ -12,12 +12,12 @@
 //! *Thread safety*: plain values; shared as they are.
 
 use super::MemTable;
+use crate::remote::Lease;
 use farleaf_fabric::GlobalAddr;
 use farleaf_fabric::sync::Arc;
 use farleaf_page::table::{
     Clip, Damaged, ExtentRun, Index, Key, KeyBuf, Meta, Placed, VersionChange,
 };
-use farleaf_pool::remote::Lease;
 
 /// What the active MemTable takes, by the memory that there is for its flush and for merges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

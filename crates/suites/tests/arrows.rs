@@ -18,7 +18,15 @@ const FOLDERS: [(&str, &[Folder]); 6] = [
         &[(".", &[]), ("blocks", &["."]), ("partition", &["."]), ("client", &["partition", "."])],
     ),
     ("dex", &[(".", &["cache"]), ("cache", &[])]),
-    ("dlsm", &[(".", &["memtable"]), ("memtable", &["."]), ("parts", &["."])]),
+    (
+        "dlsm",
+        &[
+            (".", &["memtable", "remote"]),
+            ("memtable", &["."]),
+            ("parts", &[".", "remote"]),
+            ("remote", &[]),
+        ],
+    ),
     (
         "trees",
         &[

@@ -8,15 +8,14 @@ use super::part::{DlsmPart, PartTrees};
 use super::server::{DlsmServer, shards_of};
 use super::shard_map::ShardMap;
 use crate::directory::end_process;
+use crate::remote::{ExtentClient, ExtentSpace, divided_shards};
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
 use farleaf_index::OwnedRange;
 use farleaf_index::together::all;
 use farleaf_index::{IndexError, PartPool, Scan};
 use farleaf_page::{DesignId, Layout, OwnedKey};
-use farleaf_pool::remote::{
-    ExtentClient, ExtentSpace, ROOT_SERVER, RemoteError, RpcClient, divided_shards,
-};
+use farleaf_pool::remote::{ROOT_SERVER, RemoteError, RpcClient};
 use std::cell::Cell;
 use std::rc::Rc;
 

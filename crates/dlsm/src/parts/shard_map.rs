@@ -9,12 +9,13 @@
 //!
 //! *Thread safety*: plain values.
 
+use crate::remote::{ExtentClient, ExtentSpace};
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, GlobalAddr};
 use farleaf_index::IndexError;
 use farleaf_page::table::{Clip, KeyBuf, take_key};
 use farleaf_page::{Layout, sum_of};
-use farleaf_pool::remote::{ExtentClient, ExtentSpace, ROOT_SERVER, RemoteError};
+use farleaf_pool::remote::{ROOT_SERVER, RemoteError};
 use std::ops::Range;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"Shards\0\x01");

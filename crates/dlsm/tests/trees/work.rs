@@ -2,6 +2,7 @@
 
 use super::tree::{KINDS, compute, setup, tiny};
 use farleaf_dlsm::{Dlsm, DlsmOptions, Shard};
+use farleaf_dlsm::{ExtentClient, ExtentSpace};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::{Faults, Outage, SimConfig};
 use farleaf_fabric::sync::{Arc, AtomicBool, AtomicU64, Ordering};
@@ -9,7 +10,7 @@ use farleaf_fabric::{AnyFabric, Cluster, Fabric};
 use farleaf_index::{Background, Design, IndexAdmin, IndexError, RangeIndex, Scan};
 use farleaf_page::Bytes;
 use farleaf_page::table::IndexKind;
-use farleaf_pool::remote::{ExtentClient, ExtentSpace, RemoteError, RpcClient};
+use farleaf_pool::remote::{RemoteError, RpcClient};
 use farleaf_pool::server::MemoryServerConfig;
 use farleaf_suites::conformance::Setup;
 use farleaf_suites::providers::spent;

@@ -49,13 +49,13 @@ impl Backoff {
     }
 
     /// Counts a failed attempt; `false` if that was the last one.
-    pub(super) fn count(&mut self) -> bool {
+    pub fn count(&mut self) -> bool {
         self.attempts += 1;
         self.attempts < MAX_ATTEMPTS
     }
 
     /// Waits for a random time that grows with the number of failed attempts.
-    pub(super) async fn wait<F: Fabric>(&self, fabric: &F) {
+    pub async fn wait<F: Fabric>(&self, fabric: &F) {
         let doublings = self.attempts.saturating_sub(1).min(16);
         let patience = self.attempts.saturating_sub(PATIENT_AFTER - PATIENT_EVERY) / PATIENT_EVERY;
         let cap_ns = self.cap_ns << patience.min(MOST_PATIENCE);

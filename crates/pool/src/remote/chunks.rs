@@ -33,7 +33,7 @@ fn end_of_listed(server: ServerId, from: u64, (at, bytes): (GlobalAddr, u64)) ->
 
 /// What a chunk is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ChunkUse {
+pub enum ChunkUse {
     /// Nodes. The chunk can be smaller, such as the server's last chunk, or a node that was given
     /// back.
     Nodes,
@@ -63,7 +63,7 @@ pub(super) enum ChunkUse {
 
 /// Requests chunks from every memory server, for one endpoint.
 #[derive(Debug)]
-pub(super) struct ChunkClient<F: Fabric, L: Layout> {
+pub struct ChunkClient<F: Fabric, L: Layout> {
     client: RpcClient<F, L>,
     tokens: ChunkTokens,
     /// By memory server.
@@ -100,7 +100,7 @@ impl Drop for UnderWay<'_> {
 
 impl<F: Fabric, L: Layout> ChunkClient<F, L> {
     /// A client of this endpoint.
-    pub(super) fn new(fabric: F) -> Self {
+    pub fn new(fabric: F) -> Self {
         let tokens = ChunkTokens::default();
         tokens.next_token.set(Some(fabric.unique()));
         let shared = (0..fabric.memory_servers()).map(|_| SharedRequest::default()).collect();
@@ -119,7 +119,7 @@ impl<F: Fabric, L: Layout> ChunkClient<F, L> {
     ///
     /// # Panics
     /// If there is no such server.
-    pub(super) async fn allocate_for_all(
+    pub async fn allocate_for_all(
         &self,
         server: ServerId,
         bytes: u64,
@@ -145,7 +145,7 @@ impl<F: Fabric, L: Layout> ChunkClient<F, L> {
     }
 
     /// RPCs over the same endpoint.
-    pub(super) fn rpc(&self) -> &RpcClient<F, L> {
+    pub fn rpc(&self) -> &RpcClient<F, L> {
         &self.client
     }
 
@@ -153,7 +153,7 @@ impl<F: Fabric, L: Layout> ChunkClient<F, L> {
     ///
     /// # Errors
     /// [`RemoteError`].
-    pub(super) async fn allocate(
+    pub async fn allocate(
         &self,
         server: ServerId,
         bytes: u64,
@@ -167,7 +167,7 @@ impl<F: Fabric, L: Layout> ChunkClient<F, L> {
     ///
     /// # Errors
     /// [`RemoteError`].
-    pub(super) async fn listed(
+    pub async fn listed(
         &self,
         server: ServerId,
         ask: impl Fn(u32) -> Request<L>,

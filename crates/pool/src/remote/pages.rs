@@ -35,14 +35,15 @@ use std::rc::Rc;
 pub const GRACE_NS: u64 = 10_000_000;
 
 /// Retries of a verb that changes nothing when its outcome is unknown.
-pub(super) const READ_RETRIES: u32 = 16;
+pub const READ_RETRIES: u32 = 16;
 /// READs of a page that fails validation before the caller restarts, and checks for a dead holder.
 pub(super) const REREADS: u32 = 24;
 /// Attempts to settle a change of unknown outcome.
 pub(super) const SETTLES: u32 = 4 * READ_RETRIES;
 /// Polls for a free buffer before giving up.
-pub(super) const BUSY_WAITS: u32 = 10_000;
-pub(super) const BUSY_WAIT_NS: u64 = 500;
+pub const BUSY_WAITS: u32 = 10_000;
+/// Pause between two attempts to get a buffer, in nanoseconds.
+pub const BUSY_WAIT_NS: u64 = 500;
 
 /// One client's access to pages.
 #[derive(Debug)]

@@ -172,7 +172,7 @@ impl<F: Fabric, L: Layout> RpcClient<F, L> {
     }
 
     /// All memory servers.
-    pub(crate) fn servers(&self) -> impl Iterator<Item = ServerId> + use<F, L> {
+    pub fn servers(&self) -> impl Iterator<Item = ServerId> + use<F, L> {
         (0..self.fabric.memory_servers()).map(ServerId::new)
     }
 

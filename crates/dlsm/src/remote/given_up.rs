@@ -7,12 +7,12 @@
 //! *Thread safety*: belongs to its endpoint's thread; tasks of that thread share it.
 
 use super::extent_space::{ExtentSpace, JobId, Lease};
-use super::{RemoteError, RpcClient};
-use crate::wire::MergeRequest;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, ServerId};
 use farleaf_page::Layout;
 use farleaf_page::rules::JOBS_CLOSED;
+use farleaf_pool::remote::{RemoteError, RpcClient};
+use farleaf_pool::wire::MergeRequest;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -174,7 +174,7 @@ impl GivenUp {
 
 /// A doubtful lease in use, which is given up unless it is settled.
 #[derive(Debug)]
-pub(super) struct Held<'c> {
+pub(crate) struct Held<'c> {
     home: &'c GivenUp,
     doubtful: Option<Doubtful>,
 }

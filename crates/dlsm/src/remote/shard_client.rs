@@ -7,13 +7,13 @@
 //!
 //! *Thread safety*: belongs to its endpoint's thread; tasks of that thread share it.
 
-use super::chunks::ChunkClient;
 use super::extent_space::JobId;
-use super::{RemoteError, RpcClient};
-use crate::wire::{DirectoryRequest, Reply};
 use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
 use farleaf_page::Layout;
 use farleaf_page::rules::OWNERS_FENCED;
+use farleaf_pool::remote::ChunkClient;
+use farleaf_pool::remote::{RemoteError, RpcClient};
+use farleaf_pool::wire::{DirectoryRequest, Reply};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Words of one part of a change: 96 KiB.
@@ -23,7 +23,7 @@ const MOST_WORDS: usize = 1 << 24;
 
 /// What a directory knows of a shard.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ShardState {
+pub(crate) struct ShardState {
     /// Its epoch; 0 if no process has ever had it.
     pub epoch: u64,
     /// The process that has it.
@@ -42,7 +42,7 @@ pub struct ShardState {
 
 /// What a shard has borrowed and lent.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ShardLoans {
+pub(crate) struct ShardLoans {
     /// The ids of the tables that it has borrowed.
     pub borrowed: BTreeSet<u64>,
     /// The words of the tables that it has lent, by id.
@@ -90,7 +90,7 @@ async fn all_words<F: Fabric, L: Layout>(
 ///
 /// # Errors
 /// [`RemoteError`].
-pub async fn divided_shards<F: Fabric, L: Layout>(
+pub(crate) async fn divided_shards<F: Fabric, L: Layout>(
     rpc: &RpcClient<F, L>,
 ) -> Result<Vec<(u64, Vec<u64>)>, RemoteError> {
     let mut shards = Vec::new();
@@ -114,7 +114,7 @@ pub async fn divided_shards<F: Fabric, L: Layout>(
 
 /// One endpoint's access to the directory of one shard.
 #[derive(Debug)]
-pub struct ShardClient<'c, F: Fabric, L: Layout> {
+pub(crate) struct ShardClient<'c, F: Fabric, L: Layout> {
     chunks: &'c ChunkClient<F, L>,
     shard: u64,
 }
@@ -152,7 +152,7 @@ impl<'c, F: Fabric, L: Layout> ShardClient<'c, F, L> {
     ///
     /// # Errors
     /// [`RemoteError`].
-    pub async fn state(&self) -> Result<ShardState, RemoteError> {
+    pub(crate) async fn state(&self) -> Result<ShardState, RemoteError> {
         self.ask_state(DirectoryRequest::State { shard: self.shard }).await
     }
 
@@ -160,7 +160,7 @@ impl<'c, F: Fabric, L: Layout> ShardClient<'c, F, L> {
     ///
     /// # Errors
     /// [`RemoteError`]; the process may have the shard if the outcome is unknown.
-    pub async fn open(
+    pub(crate) async fn open(
         &self,
         owner: u64,
         after: u64,
@@ -174,7 +174,7 @@ impl<'c, F: Fabric, L: Layout> ShardClient<'c, F, L> {
     ///
     /// # Errors
     /// [`RemoteError`].
-    pub async fn join(&self, owner: u64) -> Result<ShardState, RemoteError> {
+    pub(crate) async fn join(&self, owner: u64) -> Result<ShardState, RemoteError> {
         self.ask_state(DirectoryRequest::Join { shard: self.shard, owner }).await
     }
 
@@ -183,7 +183,7 @@ impl<'c, F: Fabric, L: Layout> ShardClient<'c, F, L> {
     ///
     /// # Errors
     /// [`RemoteError`]; the shard may be left if the outcome is unknown. Call it again then.
-    pub async fn leave(&self, owner: u64, epoch: u64) -> Result<(), RemoteError> {
+    pub(crate) async fn leave(&self, owner: u64, epoch: u64) -> Result<(), RemoteError> {
         self.expect_done(DirectoryRequest::Leave { shard: self.shard, owner, epoch }).await
     }
 
@@ -193,7 +193,7 @@ impl<'c, F: Fabric, L: Layout> ShardClient<'c, F, L> {
     ///
     /// # Errors
     /// [`RemoteError`]; the shard may be left and divided if the outcome is unknown.
-    pub async fn divide(
+    pub(crate) async fn divide(
         &self,
         owner: u64,
         epoch: u64,
@@ -208,7 +208,7 @@ impl<'c, F: Fabric, L: Layout> ShardClient<'c, F, L> {
     ///
     /// # Errors
     /// [`RemoteError`].
-    pub async fn loans(&self, epoch: u64) -> Result<ShardLoans, RemoteError> {
+    pub(crate) async fn loans(&self, epoch: u64) -> Result<ShardLoans, RemoteError> {
         let (shard, server, mut from) = (self.shard, self.home(), 0);
         let bad_reply = RemoteError::BadReply { server };
         let (mut loans, mut held) = (ShardLoans::default(), 0);
@@ -235,7 +235,7 @@ impl<'c, F: Fabric, L: Layout> ShardClient<'c, F, L> {
     ///
     /// # Errors
     /// [`RemoteError`].
-    pub async fn give_back(&self, epoch: u64, tables: &[u64]) -> Result<(), RemoteError> {
+    pub(crate) async fn give_back(&self, epoch: u64, tables: &[u64]) -> Result<(), RemoteError> {
         let (shard, tables) = (self.shard, tables.to_vec());
         self.expect_done(DirectoryRequest::Return { shard, epoch, tables }).await
     }
@@ -245,7 +245,7 @@ impl<'c, F: Fabric, L: Layout> ShardClient<'c, F, L> {
     ///
     /// # Errors
     /// [`RemoteError`].
-    pub async fn end_former_lives(&self, state: &ShardState) -> Result<(), RemoteError> {
+    pub(crate) async fn end_former_lives(&self, state: &ShardState) -> Result<(), RemoteError> {
         let fabric = self.rpc().fabric();
         let is_other = |compute_server: &&u16| **compute_server != fabric.compute_server();
         for server in self.rpc().servers() {
@@ -264,7 +264,7 @@ impl<'c, F: Fabric, L: Layout> ShardClient<'c, F, L> {
     ///
     /// # Errors
     /// [`RemoteError`].
-    pub async fn chunks(&self, epoch: u64) -> Result<Vec<(GlobalAddr, u64)>, RemoteError> {
+    pub(crate) async fn chunks(&self, epoch: u64) -> Result<Vec<(GlobalAddr, u64)>, RemoteError> {
         let shard = self.shard;
         let mut chunks = Vec::new();
         for server in self.rpc().servers() {
@@ -278,7 +278,7 @@ impl<'c, F: Fabric, L: Layout> ShardClient<'c, F, L> {
     ///
     /// # Errors
     /// [`RemoteError`].
-    pub async fn tables(&self, epoch: u64) -> Result<Vec<u64>, RemoteError> {
+    pub(crate) async fn tables(&self, epoch: u64) -> Result<Vec<u64>, RemoteError> {
         let (shard, server) = (self.shard, self.home());
         let ask = |from| DirectoryRequest::Tables { shard, epoch, from };
         all_words(self.rpc(), server, ask).await
@@ -289,7 +289,12 @@ impl<'c, F: Fabric, L: Layout> ShardClient<'c, F, L> {
     ///
     /// # Errors
     /// [`RemoteError`]; unless the outcome is unknown, nothing has changed.
-    pub async fn edit(&self, epoch: u64, number: u64, words: &[u64]) -> Result<(), RemoteError> {
+    pub(crate) async fn edit(
+        &self,
+        epoch: u64,
+        number: u64,
+        words: &[u64],
+    ) -> Result<(), RemoteError> {
         let mut parts = (0_u32..).zip(words.chunks(PART_WORDS)).peekable();
         while let Some((part, words)) = parts.next() {
             let more = parts.peek().is_some();

@@ -25,10 +25,10 @@
 //!
 //! *Thread safety*: any number of threads; a mutex that is never held across a wait.
 
-use crate::wire::{EPOCH_JOBS_LOG2, LANE_JOBS_LOG2};
 use farleaf_fabric::sync::{Arc, AtomicBool, Mutex, Ordering, lock};
 use farleaf_fabric::{GlobalAddr, ServerId};
 use farleaf_page::NodeCarver;
+use farleaf_pool::wire::{EPOCH_JOBS_LOG2, LANE_JOBS_LOG2};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// What the space holds, in extents.
@@ -46,7 +46,7 @@ pub struct ExtentUsage {
 
 /// What extents are taken for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ExtentUse {
+pub(crate) enum ExtentUse {
     /// A flush, to which they were promised.
     Flush,
     /// A merge, which gives back about as many at its end. It leaves what a merge in pieces needs:
@@ -61,7 +61,7 @@ pub enum ExtentUse {
 /// A merge job: its memory server, the shard that it belongs to, and its number. The numbers of
 /// later epochs are higher, so that a process can close all jobs of those before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct JobId {
+pub(crate) struct JobId {
     /// The memory server that runs it.
     pub server: ServerId,
     /// The shard.
@@ -72,12 +72,12 @@ pub struct JobId {
 
 impl JobId {
     /// The number before all jobs of an epoch.
-    pub fn first(server: ServerId, shard: u64, epoch: u64) -> Self {
+    pub(crate) fn first(server: ServerId, shard: u64, epoch: u64) -> Self {
         Self { server, owner: shard, job: epoch << EPOCH_JOBS_LOG2 }
     }
 
     /// Job `number` of a lane of this job's epoch, which is the number before all its jobs.
-    pub fn in_lane(self, lane: u8, number: u32) -> Self {
+    pub(crate) fn in_lane(self, lane: u8, number: u32) -> Self {
         let job = self.job + (u64::from(lane) << LANE_JOBS_LOG2) + u64::from(number);
         Self { job, ..self }
     }
@@ -136,12 +136,12 @@ impl ExtentSpace {
 
     /// The same, whose tables are on one server, as long as it has room: a memory server merges
     /// only tables of its own. `shard` selects the server.
-    pub fn together(self, shard: u64) -> Self {
+    pub(crate) fn together(self, shard: u64) -> Self {
         Self { together_from: Some(shard), ..self }
     }
 
     /// The size of an extent, in bytes.
-    pub fn extent_bytes(&self) -> u64 {
+    pub(crate) fn extent_bytes(&self) -> u64 {
         self.extent_bytes
     }
 
@@ -157,7 +157,7 @@ impl ExtentSpace {
     }
 
     /// The extents that are free or resting, ascending.
-    pub fn unused(&self) -> Vec<u32> {
+    pub(crate) fn unused(&self) -> Vec<u32> {
         let inner = lock(&self.inner);
         let free = inner.free.iter().flatten().copied();
         let resting = inner.resting.iter().map(|(_, extent)| *extent);
@@ -183,7 +183,7 @@ impl ExtentSpace {
 
     /// Leases the extents of a table, given as pieces of adjacent memory. `None` if one of them is
     /// no extent, or is leased already.
-    pub fn lease_at(space: &Arc<Self>, pieces: &[(GlobalAddr, u64)]) -> Option<Lease> {
+    pub(crate) fn lease_at(space: &Arc<Self>, pieces: &[(GlobalAddr, u64)]) -> Option<Lease> {
         let mut lease = Lease::new(space);
         for &(at, bytes) in pieces {
             for number in 0..bytes.div_ceil(space.extent_bytes) {
@@ -195,7 +195,7 @@ impl ExtentSpace {
 
     /// A lease of a table that the shard has borrowed: its memory belongs to another shard. Once it
     /// has ended, the table is to be returned (lsm.L2).
-    pub fn borrow_at(space: &Arc<Self>, table: u64, pieces: &[(GlobalAddr, u64)]) -> Lease {
+    pub(crate) fn borrow_at(space: &Arc<Self>, table: u64, pieces: &[(GlobalAddr, u64)]) -> Lease {
         let mut lease = Lease::new(space);
         lease.borrowed = Some(table);
         for &(at, bytes) in pieces {
@@ -206,14 +206,14 @@ impl ExtentSpace {
     }
 
     /// The borrowed tables that are to be returned, in the epoch of this process.
-    pub fn unused_loans(&self, epoch: u64) -> Vec<u64> {
+    pub(crate) fn unused_loans(&self, epoch: u64) -> Vec<u64> {
         let inner = lock(&self.inner);
         let loans = inner.unused_loans.iter().copied();
         if inner.shard.1 == epoch { loans.collect() } else { Vec::new() }
     }
 
     /// These have been returned.
-    pub fn forget_loans(&self, epoch: u64, tables: &[u64]) {
+    pub(crate) fn forget_loans(&self, epoch: u64, tables: &[u64]) {
         let mut inner = lock(&self.inner);
         if inner.shard.1 == epoch {
             tables.iter().for_each(|table| _ = inner.unused_loans.remove(table));
@@ -257,14 +257,14 @@ impl ExtentSpace {
 
     /// Sets how many extents bulk loads, and merges that are not in pieces, leave beside those that
     /// are promised (S2).
-    pub fn keep(&self, (extents, for_pieces): (u64, u64)) {
+    pub(crate) fn keep(&self, (extents, for_pieces): (u64, u64)) {
         let mut inner = lock(&self.inner);
         (inner.kept, inner.for_pieces) = (extents, for_pieces);
     }
 
     /// Promises `extents` extents to flushes, instead of those of before, if `beside` more are
     /// there or `is_less`. Returns whether it has (S1).
-    pub fn promise(&self, extents: u64, beside: u64, is_less: bool) -> bool {
+    pub(crate) fn promise(&self, extents: u64, beside: u64, is_less: bool) -> bool {
         let mut inner = lock(&self.inner);
         let has_room = inner.available() + inner.flushing.min(extents) >= extents + beside;
         if has_room || is_less {
@@ -274,12 +274,12 @@ impl ExtentSpace {
     }
 
     /// A flush begins, or has ended: what it has taken is in tables, or was given back.
-    pub fn turn_to_flush(&self) {
+    pub(crate) fn turn_to_flush(&self) {
         lock(&self.inner).flushing = 0;
     }
 
     /// The extents that are free or resting, and how many of them are promised to flushes.
-    pub fn available(&self) -> (u64, u64) {
+    pub(crate) fn available(&self) -> (u64, u64) {
         let inner = lock(&self.inner);
         (inner.available(), inner.still_promised())
     }
@@ -438,12 +438,12 @@ impl Lease {
     }
 
     /// Whether the memory belongs to another shard.
-    pub fn is_borrowed(&self) -> bool {
+    pub(crate) fn is_borrowed(&self) -> bool {
         self.borrowed.is_some()
     }
 
     /// The numbers of the extents. A borrowed table has none.
-    pub fn extents(&self) -> &[u32] {
+    pub(crate) fn extents(&self) -> &[u32] {
         &self.extents
     }
 
@@ -453,12 +453,12 @@ impl Lease {
     }
 
     /// Where each extent lies.
-    pub fn places(&self) -> &[GlobalAddr] {
+    pub(crate) fn places(&self) -> &[GlobalAddr] {
         &self.places
     }
 
     /// Its extents as runs of adjacent numbers.
-    pub fn runs(&self) -> Vec<(u32, u32)> {
+    pub(crate) fn runs(&self) -> Vec<(u32, u32)> {
         let mut runs: Vec<(u32, u32)> = Vec::new();
         for &extent in &self.extents {
             match runs.last_mut() {
@@ -471,7 +471,7 @@ impl Lease {
 
     /// A lease of its first `extents` extents, which this one has no longer. `None` if there are
     /// fewer.
-    pub fn split_off_first(&mut self, extents: usize) -> Option<Self> {
+    pub(crate) fn split_off_first(&mut self, extents: usize) -> Option<Self> {
         if extents > self.extents.len() {
             return None;
         }
@@ -485,7 +485,7 @@ impl Lease {
     /// A lease of the same extents but those that end within the first `bytes` bytes of the table:
     /// these are free once this lease has ended, and the others once both have (S3).
     #[must_use]
-    pub fn behind(&self, bytes: u64) -> Self {
+    pub(crate) fn behind(&self, bytes: u64) -> Self {
         let extents = (bytes / self.space.extent_bytes) as usize;
         let extents = extents.saturating_sub(self.without).min(self.extents.len());
         let mut rest = Self::new(&self.space);
@@ -502,18 +502,18 @@ impl Lease {
 
     /// Notes that a table of so many bytes lies in these extents, without its first ones if there
     /// are fewer than it had (S3).
-    pub fn holds_end_of(&mut self, bytes: u64) {
+    pub(crate) fn holds_end_of(&mut self, bytes: u64) {
         let all = bytes.div_ceil(self.space.extent_bytes) as usize;
         self.without = all.saturating_sub(self.places.len());
     }
 
     /// Bytes of the table before the first one that is there.
-    pub fn skipped_bytes(&self) -> u64 {
+    pub(crate) fn skipped_bytes(&self) -> u64 {
         self.without as u64 * self.space.extent_bytes
     }
 
     /// Bytes of all its memory.
-    pub fn bytes(&self) -> u64 {
+    pub(crate) fn bytes(&self) -> u64 {
         self.places.len() as u64 * self.space.extent_bytes
     }
 
@@ -546,7 +546,7 @@ impl Lease {
     }
 
     /// Gives the extents back, once. Before it is dropped, this breaks lsm.K2.
-    pub fn end(&self) {
+    pub(crate) fn end(&self) {
         if !self.has_ended.swap(true, Ordering::AcqRel) {
             self.space.end(self);
         }
@@ -555,7 +555,7 @@ impl Lease {
     /// Where `words` words from word `first` of the table on lie, in pieces of adjacent memory,
     /// each of at most `most` words. Ends early if there are fewer extents. Without the first word
     /// there are none.
-    pub fn pieces(&self, first: u64, words: u64, most: u64) -> Vec<(GlobalAddr, u64)> {
+    pub(crate) fn pieces(&self, first: u64, words: u64, most: u64) -> Vec<(GlobalAddr, u64)> {
         let extent_words = self.space.extent_bytes / 8;
         let skipped = self.without as u64 * extent_words;
         let mut pieces: Vec<(GlobalAddr, u64)> = Vec::new();

@@ -8,15 +8,15 @@
 use super::extent_space::{JobId, Lease};
 use super::extents::ExtentClient;
 use super::given_up::Held;
-use super::{RemoteError, RpcClient};
-use crate::wire::{MergeRequest, Reply};
 use farleaf_fabric::Fabric;
 use farleaf_page::Layout;
+use farleaf_pool::remote::{RemoteError, RpcClient};
+use farleaf_pool::wire::{MergeRequest, Reply};
 
 /// A merge that a memory server runs. Dropping it on the way leaves its extents to
 /// [`ExtentClient::settle`], which closes it.
 #[derive(Debug)]
-pub struct NearMerge<'c, F: Fabric, L: Layout> {
+pub(crate) struct NearMerge<'c, F: Fabric, L: Layout> {
     rpc: &'c RpcClient<F, L>,
     held: Held<'c>,
     id: JobId,
@@ -28,7 +28,7 @@ impl<'c, F: Fabric, L: Layout> NearMerge<'c, F, L> {
     ///
     /// # Errors
     /// [`RemoteError`]; the job may have begun.
-    pub async fn begin(
+    pub(crate) async fn begin(
         client: &'c ExtentClient<F, L>,
         id: JobId,
         lease: Lease,
@@ -47,7 +47,7 @@ impl<'c, F: Fabric, L: Layout> NearMerge<'c, F, L> {
     ///
     /// # Errors
     /// [`RemoteError`].
-    pub async fn step(&mut self) -> Result<(bool, Vec<u64>), RemoteError> {
+    pub(crate) async fn step(&mut self) -> Result<(bool, Vec<u64>), RemoteError> {
         self.steps += 1;
         let JobId { server, owner, job } = self.id;
         let step = MergeRequest::Step { owner, job, step: self.steps };
@@ -61,7 +61,7 @@ impl<'c, F: Fabric, L: Layout> NearMerge<'c, F, L> {
     ///
     /// # Errors
     /// [`RemoteError`]; the extents are given back once the job is closed.
-    pub async fn close(self) -> Result<Lease, RemoteError> {
+    pub(crate) async fn close(self) -> Result<Lease, RemoteError> {
         self.id.close(self.rpc).await?;
         let Self { held, id, .. } = self;
         held.settled().ok_or(RemoteError::BadReply { server: id.server })

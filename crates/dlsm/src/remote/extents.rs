@@ -12,22 +12,22 @@
 //!
 //! *Thread safety*: belongs to its endpoint's thread; tasks of that thread share it.
 
-use super::chunks::{ChunkClient, ChunkUse};
-use super::directory::ShardClient;
 use super::extent_space::{ExtentSpace, ExtentUse, JobId, Lease};
 use super::given_up::{Doubtful, GivenUp, Held};
-use super::pages::{BUSY_WAIT_NS, BUSY_WAITS, READ_RETRIES};
-use super::pieces::both;
-use super::{Backoff, GRACE_NS, RemoteError, RpcClient};
+use super::shard_client::ShardClient;
 use farleaf_fabric::sync::{Arc, Ordering};
 use farleaf_fabric::{BUFFER_BYTES, Buffer, Fabric, FabricError, GlobalAddr, Region, ServerId};
 use farleaf_page::Layout;
 use farleaf_page::rules::{EXTENTS_PINNED, LOANS_UNREAD, PROMISES_KEPT, TABLES_LAND_FIRST};
+use farleaf_pool::remote::both;
+use farleaf_pool::remote::{BUSY_WAIT_NS, BUSY_WAITS, READ_RETRIES};
+use farleaf_pool::remote::{Backoff, GRACE_NS, RemoteError, RpcClient};
+use farleaf_pool::remote::{ChunkClient, ChunkUse};
 use std::cell::RefCell;
 use std::collections::VecDeque;
 
 /// The most words of one READ or WRITE: 64 KiB.
-pub const TRANSFER_WORDS: usize = 8192;
+pub(crate) const TRANSFER_WORDS: usize = 8192;
 /// READs or WRITEs of one table in flight together.
 const TOGETHER: usize = 4;
 /// Attempts to write a piece.
@@ -63,17 +63,17 @@ impl<F: Fabric, L: Layout> ExtentClient<F, L> {
     }
 
     /// The endpoint.
-    pub fn fabric(&self) -> &F {
+    pub(crate) fn fabric(&self) -> &F {
         self.rpc().fabric()
     }
 
     /// RPCs over the same endpoint.
-    pub fn rpc(&self) -> &RpcClient<F, L> {
+    pub(crate) fn rpc(&self) -> &RpcClient<F, L> {
         self.chunks.rpc()
     }
 
     /// The directory of `shard`.
-    pub fn directory(&self, shard: u64) -> ShardClient<'_, F, L> {
+    pub(crate) fn directory(&self, shard: u64) -> ShardClient<'_, F, L> {
         ShardClient::new(&self.chunks, shard)
     }
 
@@ -81,7 +81,7 @@ impl<F: Fabric, L: Layout> ExtentClient<F, L> {
     ///
     /// # Errors
     /// [`RemoteError`].
-    pub async fn allocate_unshared(
+    pub(crate) async fn allocate_unshared(
         &self,
         server: ServerId,
         bytes: u64,
@@ -95,7 +95,7 @@ impl<F: Fabric, L: Layout> ExtentClient<F, L> {
     }
 
     /// A table to be written.
-    pub fn writer_for(&self, purpose: ExtentUse) -> ExtentWriter<'_, F, L> {
+    pub(crate) fn writer_for(&self, purpose: ExtentUse) -> ExtentWriter<'_, F, L> {
         let servers = self.space.servers(self.fabric().memory_servers()).collect();
         let lease = Lease::new(&self.space);
         ExtentWriter {
@@ -115,7 +115,7 @@ impl<F: Fabric, L: Layout> ExtentClient<F, L> {
     ///
     /// # Errors
     /// [`RemoteError`].
-    pub async fn read(
+    pub(crate) async fn read(
         &self,
         lease: &Lease,
         first: u32,
@@ -186,7 +186,7 @@ impl<F: Fabric, L: Layout> ExtentClient<F, L> {
 
     /// The same, but what has failed just before is left alone for a while: a server that is dead
     /// would delay every table.
-    pub async fn settle_due(&self) {
+    pub(crate) async fn settle_due(&self) {
         let now_ns = self.fabric().now_ns();
         // If it fails, there may be other extents.
         let _ = self.given_up.settle(&self.space, self.rpc(), now_ns).await;
@@ -196,7 +196,11 @@ impl<F: Fabric, L: Layout> ExtentClient<F, L> {
     ///
     /// # Errors
     /// [`RemoteError`].
-    pub async fn lease(&self, server: ServerId, extents: usize) -> Result<Lease, RemoteError> {
+    pub(crate) async fn lease(
+        &self,
+        server: ServerId,
+        extents: usize,
+    ) -> Result<Lease, RemoteError> {
         self.settle_due().await;
         let mut lease = Lease::new(&self.space);
         for _ in 0..extents {
@@ -211,7 +215,7 @@ impl<F: Fabric, L: Layout> ExtentClient<F, L> {
     ///
     /// # Errors
     /// [`RemoteError`]: [`RemoteError::OutOfMemory`] if the memory servers have no more.
-    pub async fn own(&self, extents: u64) -> Result<(), RemoteError> {
+    pub(crate) async fn own(&self, extents: u64) -> Result<(), RemoteError> {
         let mut outcome = Err(RemoteError::OutOfMemory { server: ServerId::new(0) });
         for server in self.space.servers(self.fabric().memory_servers()) {
             loop {
@@ -253,7 +257,7 @@ impl<F: Fabric, L: Layout> ExtentClient<F, L> {
     }
 
     /// A lease that `job` writes to. It is given up unless it is settled.
-    pub(super) fn hold(&self, mut lease: Lease, job: JobId) -> Held<'_> {
+    pub(crate) fn hold(&self, mut lease: Lease, job: JobId) -> Held<'_> {
         lease.set_settled(false);
         Held::new(&self.given_up, Doubtful::lent(lease, job))
     }
@@ -373,7 +377,7 @@ pub struct ExtentWriter<'c, F: Fabric, L: Layout> {
 
 impl<F: Fabric, L: Layout> ExtentWriter<'_, F, L> {
     /// The words written so far.
-    pub fn words(&self) -> u64 {
+    pub(crate) fn words(&self) -> u64 {
         self.words
     }
 
