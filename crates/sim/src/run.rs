@@ -190,10 +190,14 @@ fn play_and_count(
 /// Selects the code for the scenario's page size. A checked scenario has a supported one.
 fn play(scenario: &Scenario, seed: u64, board: &Board) -> Result<(), String> {
     if let Some(inline_bytes) = scenario.cluster.inline_bytes {
-        return play_blocks(scenario, seed, board, inline_bytes);
+        return with_page_words(BLOCK_PAGE_WORDS, || {
+            play_blocks(scenario, seed, board, inline_bytes)
+        });
     }
     match (scenario.cluster.keys, scenario.cluster.page_words) {
-        (KeysSpec::Bytes, 64) => play_design::<Bytes<64>>(scenario, seed, board),
+        (KeysSpec::Bytes, words @ 64) => {
+            with_page_words(words, || play_design::<Bytes<CHOSEN>>(scenario, seed, board))
+        }
         (KeysSpec::Bytes, words) => Err(format!("unsupported page size: {words} words")),
         (KeysSpec::U64, words) => {
             with_page_words(words, || play_design::<Fixed8<CHOSEN>>(scenario, seed, board))
@@ -202,7 +206,9 @@ fn play(scenario: &Scenario, seed: u64, board: &Board) -> Result<(), String> {
 }
 
 /// The layout of scenarios with value blocks.
-type WithBlocks = Bytes<64>;
+type WithBlocks = Bytes<CHOSEN>;
+/// The page size of scenarios with value blocks, in words.
+const BLOCK_PAGE_WORDS: usize = 64;
 
 /// Runs a scenario with value blocks.
 fn play_blocks(
