@@ -19,10 +19,10 @@ use farleaf_command_line::output::{JsonTarget, grouped};
 use farleaf_command_line::{units, usage};
 use farleaf_dex::cache::CacheOptions;
 use farleaf_dex::{Dex, DexOptions, EntryWeights, spreading_level};
-use farleaf_dlsm::{Dlsm, DlsmOptions};
+use farleaf_dlsm::Dlsm;
 use farleaf_fabric::local::LocalConfig;
-use farleaf_index::{Design, Naming, Scan};
-use farleaf_page::{Bytes, CHOSEN, OwnedKey};
+use farleaf_index::{AnyDesign, Naming, Scan};
+use farleaf_page::{Bytes, CHOSEN};
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
@@ -187,13 +187,7 @@ struct Demo<'a, O> {
     heartbeat: &'a Heartbeat,
 }
 
-impl<O> Demo<'_, O>
-where
-    O: Form,
-    Dlsm: Design<O::Layout, Options = DlsmOptions>,
-    Dex: Design<O::Layout, Options = DexOptions<OwnedKey<O::Layout>>>,
-    SingleMachine: Design<O::Layout, Options = SingleMachineOptions>,
-{
+impl<O: Form> Demo<'_, O> {
     /// Runs all designs.
     fn of_all_designs(&self) -> anyhow::Result<Vec<Report>> {
         let keys = self.keys;
@@ -213,25 +207,22 @@ where
         let placement_level =
             spreading_level::<O::Layout>(keys.len(), self.weights, FILL, MEMORY_SERVERS);
         let dex = DexOptions { placement_level, ..DexOptions::with_boundaries(Vec::new(), cache) };
-        let mut reports = self.of::<Dlsm>(pool_of_each, &lsm_options(raw_bytes))?;
-        reports.extend(self.of::<Dex>(pool_of_each, &dex)?);
-        reports.extend(self.of::<SingleMachine>(pool_of_each, &single)?);
-        Ok(reports)
+        let designs = [
+            AnyDesign::of::<Dlsm>(lsm_options(raw_bytes)),
+            AnyDesign::of::<Dex>(dex),
+            AnyDesign::of::<SingleMachine>(single),
+        ];
+        let reports = designs.iter().map(|design| self.of(pool_of_each, design));
+        Ok(reports.collect::<Result<Vec<_>, _>>()?.concat())
     }
-}
 
-impl<O: Form> Demo<'_, O> {
     /// Runs one design.
-    fn of<D: Design<O::Layout>>(
-        &self,
-        pool_bytes: usize,
-        options: &D::Options,
-    ) -> anyhow::Result<Vec<Report>> {
-        let (demo, name) = (self, D::NAME);
+    fn of(&self, pool_bytes: usize, design: &AnyDesign<O::Layout>) -> anyhow::Result<Vec<Report>> {
+        let (demo, name) = (self, design.name());
         let provider = LocalConfig { seed: demo.seed, ..LocalConfig::default() };
         let services = memory_servers(MEMORY_SERVERS, pool_bytes)?;
         let form = demo.form.clone();
-        let mut testbed = Testbed::<D, O>::start_with(&provider, services, options, form)?;
+        let mut testbed = Testbed::start_with(&provider, services, design, form)?;
         let heartbeat = demo.heartbeat;
         let loading = heartbeat.bar(&format!("{name}: load"), Some(demo.keys.len()));
         let load_ns = testbed.load(demo.keys, FILL, &|done| loading.inc(done))?;
@@ -299,7 +290,7 @@ impl<O: Form> Demo<'_, O> {
     }
 
     /// Prints one lookup and one small scan from the middle of the keys.
-    fn show<D: Design<O::Layout>>(&self, testbed: &Testbed<D, O>) -> anyhow::Result<()> {
+    fn show(&self, testbed: &Testbed<O>) -> anyhow::Result<()> {
         let key = self.keys.key(self.keys.len() / 2);
         let value = testbed.get(key)?.map_or("nothing".to_owned(), self.value);
         let text = (self.key)(key);

@@ -11,6 +11,7 @@ use farleaf_dex::cache::CacheOptions;
 use farleaf_dex::{Dex, DexOptions};
 use farleaf_fabric::ServerId;
 use farleaf_fabric::local::LocalConfig;
+use farleaf_index::AnyDesign;
 use farleaf_pool::server::{MemoryServer, MemoryServerConfig};
 use std::sync::Arc;
 
@@ -24,7 +25,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let options = DexOptions::with_boundaries(vec![u64::MAX / 2], cache);
 
     let keys = KeySpace::spread(200_000);
-    let mut testbed = Testbed::<Dex>::start(&provider, servers, &options)?;
+    let mut testbed = Testbed::start(&provider, servers, &AnyDesign::of::<Dex>(options))?;
     testbed.load(&keys, 0.7, &|_| {})?;
 
     // A shopping cart: mostly lookups of popular keys, some changes, and an occasional scan.

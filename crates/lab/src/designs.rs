@@ -1,11 +1,12 @@
 //! The table of index designs and fabrics.
 //!
-//! To add a design, add a variant to [`DesignName`] and an arm to [`run`]; `bench` needs no change.
+//! To add a design, add a variant to [`DesignName`] and an arm to [`design`]; `bench` needs no change.
 //! `docs/own-design.md` goes through it.
 
 use clap::ValueEnum;
 use farleaf_bench::single_machine::{SingleMachine, SingleMachineOptions};
 use farleaf_bench::sizing::RecordBytes;
+use farleaf_designs::Compiled;
 use farleaf_dex::{Dex, DexOptions};
 use farleaf_dlsm::{Dlsm, DlsmOptions, DlsmServerOptions, ShardedDlsm, ShardedOptions};
 use farleaf_fabric::AnyCluster;
@@ -15,9 +16,9 @@ use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Provider, RpcService};
 #[cfg(feature = "verbs")]
 use farleaf_fabric_verbs::VerbsConfig;
-use farleaf_index::Design;
 use farleaf_index::blocks::{BlockOptions, Blocks};
-use farleaf_page::{Bytes, Fixed8, Layout, OwnedKey};
+use farleaf_index::{AnyDesign, Design};
+use farleaf_page::{Bytes, CHOSEN, Fixed8, Layout, OwnedKey};
 use farleaf_trees::chime::{Chime, ChimeOptions};
 use farleaf_trees::coarse::{Coarse, CoarseOptions, Partitioning};
 use farleaf_trees::fine::{Fine, FineOptions};
@@ -263,22 +264,62 @@ impl Provider for FabricConfig {
     }
 }
 
-/// Work to do with a design, generic over it, on pages of layout `L`.
-pub(crate) trait Task<L: Layout = Fixed8> {
-    /// The result.
-    type Output;
-
-    /// Does the work.
-    fn run<D: Design<L>>(self, provider: &FabricConfig, options: &D::Options) -> Self::Output;
+/// A layout of benchmarks: all designs are compiled for it, and know where its values can be.
+pub(crate) trait BenchLayout:
+    Place<Coarse>
+    + Place<Fine>
+    + Place<Hybrid>
+    + Place<Sherman>
+    + Place<PSherman>
+    + Place<Chime>
+    + Place<Smart>
+    + Place<PSmart>
+    + Place<Dex>
+    + Compiled<Dlsm>
+    + Compiled<ShardedDlsm>
+{
 }
 
-/// Runs `task` with a design on a fabric.
-pub(crate) fn run<L: ValuePlace, T: Task<L>>(
+impl BenchLayout for Fixed8 {}
+impl BenchLayout for Bytes<CHOSEN> {}
+
+/// A layout with design `D`, and with its values where the layout has place for them.
+pub(crate) trait Place<D: Design<Self>>: Layout {
+    /// The design with these options.
+    fn placed(options: D::Options, blocks: Option<ValueBlocks>) -> AnyDesign<Self>;
+}
+
+impl<D: Design<Self>> Place<D> for Fixed8
+where
+    Self: Compiled<D>,
+{
+    fn placed(options: D::Options, _blocks: Option<ValueBlocks>) -> AnyDesign<Self> {
+        <Self as Compiled<D>>::design(options)
+    }
+}
+
+/// Values may be in blocks, and are where no page can hold them.
+impl<D: Design<Self>> Place<D> for Bytes<CHOSEN>
+where
+    Self: Compiled<Blocks<D>>,
+{
+    fn placed(options: D::Options, blocks: Option<ValueBlocks>) -> AnyDesign<Self> {
+        let all_inline = BlockOptions::all_inline(options);
+        let options = match blocks {
+            Some(ValueBlocks { inline_bytes, cache_bytes }) => {
+                BlockOptions { inline_bytes, cache_bytes, ..all_inline }
+            }
+            None => all_inline,
+        };
+        <Self as Compiled<Blocks<D>>>::design(options)
+    }
+}
+
+/// A design with its options.
+pub(crate) fn design<L: BenchLayout>(
     design: DesignName,
     options: &IndexOptions<OwnedKey<L>>,
-    fabric: &FabricConfig,
-    task: T,
-) -> T::Output {
+) -> AnyDesign<L> {
     let (boundaries, blocks) = (options.boundaries.clone(), options.blocks);
     match design {
         DesignName::Coarse => {
@@ -286,39 +327,35 @@ pub(crate) fn run<L: ValuePlace, T: Task<L>>(
                 PartitioningName::Range => Partitioning::Range { boundaries },
                 PartitioningName::Hash => Partitioning::Hash,
             };
-            L::on_fabric::<Coarse, T>(&CoarseOptions { partitioning }, blocks, fabric, task)
+            <L as Place<Coarse>>::placed(CoarseOptions { partitioning }, blocks)
         }
         // Nodes are placed on the servers in turn, whatever the boundaries are.
-        DesignName::Fine => L::on_fabric::<Fine, T>(&options.fine, blocks, fabric, task),
-        DesignName::Hybrid => L::on_fabric::<Hybrid, T>(
-            &HybridOptions::with_boundaries(boundaries),
-            blocks,
-            fabric,
-            task,
-        ),
-        DesignName::Sherman => L::on_fabric::<Sherman, T>(&options.entrywise, blocks, fabric, task),
+        DesignName::Fine => <L as Place<Fine>>::placed(options.fine, blocks),
+        DesignName::Hybrid => {
+            <L as Place<Hybrid>>::placed(HybridOptions::with_boundaries(boundaries), blocks)
+        }
+        DesignName::Sherman => <L as Place<Sherman>>::placed(options.entrywise, blocks),
         DesignName::PSherman => {
             let boundaries = options.dex.boundaries.clone();
             let options = PShermanOptions { sherman: options.entrywise, boundaries };
-            L::on_fabric::<PSherman, T>(&options, blocks, fabric, task)
+            <L as Place<PSherman>>::placed(options, blocks)
         }
         DesignName::Chime => {
             let mut tree = options.entrywise;
             // Leaves with byte strings have no guesses.
             let hot_bytes = if L::HAS_HEAP { 0 } else { options.hot_bytes.min(tree.cache_bytes) };
             tree.cache_bytes -= hot_bytes;
-            let options = ChimeOptions { tree, hot_bytes };
-            L::on_fabric::<Chime, T>(&options, blocks, fabric, task)
+            <L as Place<Chime>>::placed(ChimeOptions { tree, hot_bytes }, blocks)
         }
-        DesignName::Smart => L::on_fabric::<Smart, T>(&options.smart, blocks, fabric, task),
+        DesignName::Smart => <L as Place<Smart>>::placed(options.smart, blocks),
         DesignName::PSmart => {
             let boundaries = options.dex.boundaries.clone();
             let options = PSmartOptions { smart: options.smart, boundaries };
-            L::on_fabric::<PSmart, T>(&options, blocks, fabric, task)
+            <L as Place<PSmart>>::placed(options, blocks)
         }
         // Long values are in its tables.
         DesignName::Dlsm if options.shards.is_empty() => {
-            L::on_fabric::<Dlsm, T>(&options.dlsm, None, fabric, task)
+            <L as Compiled<Dlsm>>::design(options.dlsm.clone())
         }
         DesignName::Dlsm => {
             let boundaries = options.dex.boundaries.clone();
@@ -327,53 +364,12 @@ pub(crate) fn run<L: ValuePlace, T: Task<L>>(
             let server =
                 DlsmServerOptions { tree: options.dlsm.clone(), ..DlsmServerOptions::default() };
             let all = ShardedOptions::with_boundaries(boundaries, server);
-            L::on_fabric::<ShardedDlsm, T>(&ShardedOptions { within, ..all }, None, fabric, task)
+            <L as Compiled<ShardedDlsm>>::design(ShardedOptions { within, ..all })
         }
-        DesignName::Dex => L::on_fabric::<Dex, T>(&options.dex, blocks, fabric, task),
+        DesignName::Dex => <L as Place<Dex>>::placed(options.dex.clone(), blocks),
         DesignName::Local => {
             let options = SingleMachineOptions::with_pool_bytes(options.single_pool_bytes);
-            L::on_fabric::<SingleMachine, T>(&options, blocks, fabric, task)
+            AnyDesign::of::<SingleMachine>(options)
         }
-    }
-}
-
-/// A layout, and what values of its records can be.
-pub(crate) trait ValuePlace: Layout {
-    /// Runs `task` with a design on a fabric.
-    fn on_fabric<D: Design<Self>, T: Task<Self>>(
-        options: &D::Options,
-        blocks: Option<ValueBlocks>,
-        fabric: &FabricConfig,
-        task: T,
-    ) -> T::Output;
-}
-
-impl ValuePlace for Fixed8 {
-    fn on_fabric<D: Design<Self>, T: Task<Self>>(
-        options: &D::Options,
-        _blocks: Option<ValueBlocks>,
-        fabric: &FabricConfig,
-        task: T,
-    ) -> T::Output {
-        task.run::<D>(fabric, options)
-    }
-}
-
-/// Values may be in blocks: one copy of each design for each size of pages.
-impl<const WORDS: usize> ValuePlace for Bytes<WORDS> {
-    fn on_fabric<D: Design<Self>, T: Task<Self>>(
-        options: &D::Options,
-        blocks: Option<ValueBlocks>,
-        fabric: &FabricConfig,
-        task: T,
-    ) -> T::Output {
-        let all_inline = BlockOptions::all_inline(options.clone());
-        let options = match blocks {
-            Some(ValueBlocks { inline_bytes, cache_bytes }) => {
-                BlockOptions { inline_bytes, cache_bytes, ..all_inline }
-            }
-            None => all_inline,
-        };
-        task.run::<Blocks<D>>(fabric, &options)
     }
 }

@@ -10,13 +10,14 @@
 use crate::death::DeathAt;
 use crate::history::{Action, Outcome, Recorder, Ticket};
 use crate::scenario::{DesignSpec, ErrorKind, LoadSpec, ProcessesSpec, Scenario};
+use crate::spread::Names;
 use crate::workload::{self, Stream};
 use farleaf_fabric::sim::SimControl;
 use farleaf_fabric::sync::{AtomicBool, AtomicUsize, Mutex, Ordering, lock};
-use farleaf_fabric::{Fabric, FabricError, Work};
+use farleaf_fabric::{AnyFabric, Fabric, FabricError, Work};
 use farleaf_index::CacheCounters;
-use farleaf_index::{ByName, Design, IndexAdmin, IndexError, RangeIndex, Scan};
-use farleaf_page::{Layout, Named};
+use farleaf_index::{AnyCompute, AnyIndex, ByName, IndexAdmin, IndexError, RangeIndex, Scan};
+use farleaf_page::Named;
 use farleaf_pool::wire::{ErrorCode, Refusal};
 use futures_util::future::join;
 use std::collections::BTreeMap;
@@ -48,6 +49,7 @@ const HELD_UP_PAUSE_NS: u64 = 1_000_000_000;
 #[derive(Debug)]
 pub(crate) struct Board {
     pub(crate) recorder: Recorder,
+    names: Names,
     /// The first fault found.
     fault: Mutex<Option<String>>,
     /// Why the initial contents could not be loaded, which explains whatever is missing later.
@@ -94,6 +96,7 @@ impl Board {
         let clients = cluster.compute_servers * cluster.clients_per_compute_server;
         Self {
             recorder: Recorder::new(initial),
+            names: Names::of(scenario),
             fault: Mutex::new(None),
             failed_load: Mutex::new(None),
             allowed: scenario.allowed_errors.clone(),
@@ -279,19 +282,25 @@ impl Board {
         outcome
     }
 
-    /// Opens the index, retrying after allowed errors.
-    pub(crate) async fn open<L, De, F>(
+    /// A handle of the index, by the names of its keys and values; `None` and a fault if it cannot
+    /// be opened.
+    pub(crate) async fn open<L: Named>(
         &self,
-        fabric: &F,
-        compute: &De::Compute,
-    ) -> Option<De::Index<F>>
-    where
-        L: Layout,
-        De: Design<L>,
-        F: Fabric,
-    {
+        fabric: &AnyFabric,
+        compute: &AnyCompute<L>,
+    ) -> Option<AnyIndex<u64, u64>> {
+        let index = self.open_with(fabric, || compute.open(fabric.clone())).await?;
+        Some(AnyIndex::of(ByName::<L, _, _>::with(index, self.names), fabric.clone()))
+    }
+
+    /// Opens a handle in some way; `None` and a fault if it cannot be opened.
+    pub(crate) async fn open_with<I>(
+        &self,
+        fabric: &AnyFabric,
+        open: impl AsyncFn() -> Result<I, IndexError>,
+    ) -> Option<I> {
         for _ in 0..ATTEMPTS {
-            match De::open(fabric.clone(), compute).await {
+            match open().await {
                 Ok(index) => return Some(index),
                 Err(error) if self.allows(&error) => fabric.sleep(SETTLE_PAUSE_NS).await,
                 Err(error) => {
@@ -348,18 +357,14 @@ where
 
 /// Runs one client, which has as many streams of operations as it keeps in flight, over one handle
 /// at a time. The history numbers the streams of all clients; this client's begin at `first`.
-pub(crate) async fn client<L, De, F>(
-    fabric: F,
-    compute: &De::Compute,
+pub(crate) async fn client<L: Named>(
+    fabric: AnyFabric,
+    compute: &AnyCompute<L>,
     board: &Board,
     scenario: &Scenario,
     seed: u64,
     (number, first): (usize, usize),
-) where
-    L: Named,
-    De: Design<L>,
-    F: Fabric,
-{
+) {
     let _active = Active(board);
     board.wait_for_load(&fabric).await;
     let in_flight = usize::from(scenario.cluster.in_flight_per_client);
@@ -369,8 +374,7 @@ pub(crate) async fn client<L, De, F>(
     let handles = u32::from(scenario.cluster.handles_per_client);
     let operations = scenario.workload.operations_per_client.div_ceil(handles);
     for _ in 0..handles {
-        let Some(index) = board.open::<L, De, F>(&fabric, compute).await else { return };
-        let index = ByName::<L, _>::new(index);
+        let Some(index) = board.open(&fabric, compute).await else { return };
         if scenario.cluster.in_groups {
             drive_in_groups(&fabric, &index, board, &mut streams, operations).await;
         } else {
@@ -454,24 +458,19 @@ pub(crate) async fn join_all<'a>(futures: impl Iterator<Item = impl Future<Outpu
 }
 
 /// Runs the observer, as client `number`.
-pub(crate) async fn observer<L, De, F>(
-    fabric: F,
-    compute: &De::Compute,
+pub(crate) async fn observer<L: Named>(
+    fabric: AnyFabric,
+    compute: &AnyCompute<L>,
     board: &Board,
     scenario: &Scenario,
     number: u32,
     deaths: &[Death],
-) where
-    L: Named,
-    De: Design<L>,
-    F: Fabric,
-{
+) {
     let _over = Over(board);
-    let Some(index) = board.open::<L, De, F>(&fabric, compute).await else {
+    let Some(index) = board.open(&fabric, compute).await else {
         board.report("the observer cannot open the index".to_owned());
         return board.let_clients_begin();
     };
-    let index = ByName::<L, _>::new(index);
     load(&fabric, &index, board, scenario, number).await;
     board.let_clients_begin();
     let mut undeclared: Vec<&Death> = deaths.iter().collect();

@@ -15,6 +15,7 @@ use crate::audit::{Found, Reader};
 use crate::checker::{Verdict, check_kept, values_written};
 use crate::client::{self, Active, Board, Over, join_all};
 use crate::death::DeathAt;
+use crate::form::Simulated;
 use crate::history::Action;
 use crate::inspect::{Expect, Pool};
 use crate::reshaping::mover;
@@ -22,13 +23,16 @@ use crate::rounds::play_round;
 use crate::scenario::{DesignSpec, ErrorKind, LoadSpec, Scenario};
 use crate::setup::{Servers, dex_options, sim_config, start};
 use crate::workload::{self, Stream};
+use farleaf_designs::Compiled;
 use farleaf_dex::Dex;
 use farleaf_fabric::sim::{SimCluster, SimControl};
 use farleaf_fabric::sync::Arc;
-use farleaf_fabric::{Cluster, Fabric, GlobalAddr, Provider};
+use farleaf_fabric::{AnyFabric, Cluster, Fabric, GlobalAddr, Provider};
 use farleaf_index::OwnedRange;
 use farleaf_index::partition::{ComputePool, end_former_life, fence_former_life};
-use farleaf_index::{Background, ByName, Design, IndexAdmin, IndexError, RangeIndex, Scan};
+use farleaf_index::{
+    AnyCompute, Background, ByName, Design, IndexAdmin, IndexError, RangeIndex, Scan,
+};
 use farleaf_page::{Layout, Named, OwnedKey, clipped};
 use farleaf_pool::server::MemoryServer;
 use rand::RngExt;
@@ -60,11 +64,13 @@ struct Run<'a, L: Layout> {
 /// Runs all rounds and adds their histories to `board`.
 pub(crate) fn play<L>(scenario: &Scenario, seed: u64, board: &Board) -> Result<(), String>
 where
-    L: Named,
+    L: Simulated,
 {
     let spec = scenario.crash.as_ref().ok_or("this scenario has no [crash]")?;
     let options = dex_options::<L>(scenario)?;
-    let servers: Servers<L> = start::<L, Dex>(scenario, &options)?;
+    let design = <L as Compiled<Dex>>::design(options.clone());
+    let servers: Servers<L> =
+        start(scenario, async |fabric: &AnyFabric| design.create(fabric).await)?;
     let pool = <Dex as Design<L>>::compute(&options);
     let mut pool = pool.map_err(|error| format!("cannot set up the compute side: {error}"))?;
     let cluster = sim_config(scenario, &mut workload::rng(seed, 0)).start(servers.clone());
@@ -133,8 +139,8 @@ fn restarted<L: Named>(
 
 /// A client that only uses keys of its own compute server and does everything through that server's
 /// endpoint.
-async fn own_client<L: Named>(
-    fabric: impl Fabric,
+async fn own_client<L: Simulated>(
+    fabric: AnyFabric,
     pool: &Arc<ComputePool<Dex, L>>,
     board: &Board,
     scenario: &Scenario,
@@ -143,10 +149,11 @@ async fn own_client<L: Named>(
 ) {
     let _active = Active(board);
     board.wait_for_load(&fabric).await;
-    let Some(index) = board.open::<L, Dex, _>(&fabric, pool).await else { return };
+    let open = || <Dex as Design<L>>::open(fabric.clone(), pool);
+    let Some(index) = board.open_with(&fabric, open).await else { return };
+    let index = ByName::<L, _>::new(index);
     let server = fabric.compute_server();
     let range = named_range::<L>(&pool.map().range_of(server));
-    let index = ByName::<L, _>::new(index);
     let in_flight = usize::from(scenario.cluster.in_flight_per_client);
     let streams = (number * in_flight..(number + 1) * in_flight).map(async |stream| {
         let mut stream = Stream::new(&scenario.workload, seed, (first + stream) as u32);
@@ -224,15 +231,24 @@ fn is_some_key_within(scan: &Scan<u64>) -> bool {
     }
 }
 
+/// The compute side as an object.
+fn compute_of<L: Simulated>(pool: &Arc<ComputePool<Dex, L>>) -> AnyCompute<L> {
+    <L as Compiled<Dex>>::compute(Arc::clone(pool))
+}
+
 /// Writes back by age on a compute server, if the scenario asks for it.
-async fn write_back<L: Named>(fabric: impl Fabric, pool: &Arc<ComputePool<Dex, L>>, board: &Board) {
+async fn write_back<L: Simulated>(
+    fabric: AnyFabric,
+    pool: &Arc<ComputePool<Dex, L>>,
+    board: &Board,
+) {
     board.wait_for_load(&fabric).await;
-    let Some(index) = board.open::<L, Dex, _>(&fabric, pool).await else { return };
+    let Some(index) = board.open(&fabric, &compute_of(pool)).await else { return };
     let ended = index.background(Background::WriteBack, &|| board.is_over(), &|_| {}).await;
     ended.unwrap_or_else(|error| board.report(format!("cannot write back by age: {error}")));
 }
 
-impl<L: Named> Run<'_, L> {
+impl<L: Simulated> Run<'_, L> {
     /// Reads everything after a crash. A WRITE that stopped half-way can damage only leaves,
     /// because inner nodes are logged (D9).
     fn reader(&self) -> Reader<'_, impl Fn(GlobalAddr) -> bool> {
@@ -292,6 +308,7 @@ impl<L: Named> Run<'_, L> {
         let first_client = usize::from(round) * self.streams() as usize;
         let seed = self.seed ^ u64::from(round) << 48;
         let own_keys = self.has_own_keys();
+        let compute = &compute_of(pool);
         let control = sim.control();
         board.reports_progress_to(control.clone());
         sim.run(&endpoints, async |fabric, number| match number - clients.min(number) {
@@ -301,16 +318,16 @@ impl<L: Named> Run<'_, L> {
             }
             _ if number < clients => {
                 let place = (number, first_client);
-                client::client::<L, Dex, _>(fabric, pool, board, scenario, seed, place).await;
+                client::client(fabric, compute, board, scenario, seed, place).await;
             }
             0 => {
                 let number = first_client as u32 + self.streams() - 1;
-                self.keeper(fabric, board, pool, (round, number), is_last, &control).await;
+                self.keeper(fabric, board, compute, (round, number), is_last, &control).await;
             }
             1 => self.inspector.watch(fabric, board, seed).await,
             2 => {
                 board.wait_for_load(&fabric).await;
-                mover::<L, _>(fabric, pool, board, scenario, (seed, 0)).await;
+                mover(fabric, pool, board, scenario, (seed, 0)).await;
             }
             _ => write_back(fabric, pool, board).await,
         });
@@ -318,19 +335,18 @@ impl<L: Named> Run<'_, L> {
 
     /// The keeper's task: loads the index, lets clients begin, and restarts dead compute servers.
     /// At the end of the last round it reads everything.
-    async fn keeper<F: Fabric>(
+    async fn keeper(
         &self,
-        fabric: F,
+        fabric: AnyFabric,
         board: &Board,
-        pool: &Arc<ComputePool<Dex, L>>,
+        compute: &AnyCompute<L>,
         (round, number): (u16, u32),
         is_last: bool,
         control: &SimControl,
     ) {
         let _over = Over(board);
-        let opened = board.open::<L, Dex, F>(&fabric, pool).await;
+        let opened = board.open(&fabric, compute).await;
         let Some(index) = opened else { return board.let_clients_begin() };
-        let index = ByName::<L, _>::new(index);
         if round == 0 {
             client::load(&fabric, &index, board, self.scenario, number).await;
             board.perform(&fabric, &index, number, &Action::Flush).await;
@@ -392,7 +408,7 @@ impl<L: Named> Run<'_, L> {
                     .map_err(|error| format!("compute server {server} cannot restart: {error}"))?;
             }
             let open = async |number: usize| {
-                let opened = <Dex as Design<L>>::open(fabric.clone(), &pools[number]).await;
+                let opened = compute_of(&pools[number]).open(fabric.clone()).await;
                 opened
                     .map(ByName::<L, _>::new)
                     .map_err(|error| format!("the index cannot be opened: {error}"))
@@ -406,7 +422,7 @@ impl<L: Named> Run<'_, L> {
     /// Writes everything back and checks that the pool holds exactly the index's records.
     fn settle(&self, sim: &Sim<L>, pool: &Arc<ComputePool<Dex, L>>) -> Result<(), String> {
         let outcome = sim.run(&[self.observer()], async |fabric, _| {
-            let index = ByName::<L, _>::new(<Dex as Design<L>>::open(fabric, pool).await?);
+            let index = ByName::<L, _>::new(compute_of(pool).open(fabric).await?);
             index.flush().await?;
             index.scan(&Scan::range(..)).await
         });

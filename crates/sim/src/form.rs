@@ -6,15 +6,39 @@
 use crate::inspect::{Expect, Pool, Records, Shards};
 use crate::scenario::Scenario;
 use crate::setup::{block_options, dex_options, sharded_options};
+use farleaf_designs::Compiled;
 use farleaf_dex::{Dex, DexOptions};
-use farleaf_dlsm::ShardedDlsm;
+use farleaf_dlsm::{Dlsm, ShardedDlsm};
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::Arc;
 use farleaf_index::blocks::{Blocks, InBlocks, SharedBlocks};
 use farleaf_index::partition::{ComputePool, ComputeServer, end_former_life};
-use farleaf_index::{Design, InLeaves, IndexError, Partitioned, ValueForm};
-use farleaf_page::{BlockRef, Layout, Named, OwnedKey, Stored};
+use farleaf_index::{AnyCompute, Design, InLeaves, IndexError, Partitioned, ValueForm};
+use farleaf_page::{BlockRef, Bytes, CHOSEN, Fixed8, Layout, Named, OwnedKey, Stored};
 use farleaf_pool::remote::BlockUsage;
+use farleaf_trees::chime::Chime;
+use farleaf_trees::coarse::Coarse;
+use farleaf_trees::fine::Fine;
+use farleaf_trees::hybrid::Hybrid;
+use farleaf_trees::sherman::Sherman;
+use farleaf_trees::smart::{PSmart, Smart};
+
+/// A layout of simulations: all designs are compiled for it.
+pub(crate) trait Simulated:
+    Named<Entries: Named + Compiled<Sherman>, Hops: Named + Compiled<Chime>>
+    + Compiled<Coarse>
+    + Compiled<Fine>
+    + Compiled<Hybrid>
+    + Compiled<Smart>
+    + Compiled<PSmart>
+    + Compiled<Dex>
+    + Compiled<Dlsm>
+    + Compiled<ShardedDlsm>
+{
+}
+
+impl Simulated for Fixed8<CHOSEN> {}
+impl Simulated for Bytes<CHOSEN> {}
 
 /// An index behind compute servers, and how to look at it from outside.
 pub(crate) trait Form<L: Named>: Sized + 'static {
@@ -30,6 +54,9 @@ pub(crate) trait Form<L: Named>: Sized + 'static {
     fn options(scenario: &Scenario) -> Result<<Self::Design as Partitioned>::Options<L>, String>;
 
     fn reader_options(scenario: &Scenario) -> Result<<Self::Reader as Design<L>>::Options, String>;
+
+    /// The reader's compute side as an object.
+    fn reader(compute: &<Self::Reader as Design<L>>::Compute) -> AnyCompute<L>;
 
     /// Makes the index readable after all processes have ended.
     fn end_all<F: Fabric>(
@@ -66,7 +93,7 @@ pub(crate) trait Form<L: Named>: Sized + 'static {
     ) -> Result<Records, String>;
 }
 
-impl<L: Named> Form<L> for InLeaves {
+impl<L: Simulated> Form<L> for InLeaves {
     type Design = Dex;
     type Values = Self;
     type Reader = Dex;
@@ -79,6 +106,10 @@ impl<L: Named> Form<L> for InLeaves {
     /// One that owns all keys.
     fn reader_options(scenario: &Scenario) -> Result<DexOptions<OwnedKey<L>>, String> {
         Ok(DexOptions { boundaries: Vec::new(), ..dex_options::<L>(scenario)? })
+    }
+
+    fn reader(compute: &Arc<ComputePool<Dex, L>>) -> AnyCompute<L> {
+        <L as Compiled<Dex>>::compute(compute.clone())
     }
 
     fn shared(_scenario: &Scenario) -> Result<(), IndexError> {
@@ -102,7 +133,10 @@ impl<L: Named> Form<L> for InLeaves {
     }
 }
 
-impl<L: Named + Layout<Key = [u8], Value = [u8]>> Form<L> for InBlocks {
+impl<L> Form<L> for InBlocks
+where
+    L: Simulated + Layout<Key = [u8], Value = [u8]> + Compiled<Blocks<Dex>>,
+{
     type Design = Dex;
     type Values = Self;
     type Reader = Blocks<Dex>;
@@ -115,6 +149,10 @@ impl<L: Named + Layout<Key = [u8], Value = [u8]>> Form<L> for InBlocks {
     fn reader_options(scenario: &Scenario) -> Result<<Blocks<Dex> as Design<L>>::Options, String> {
         let options = <InLeaves as Form<L>>::reader_options(scenario)?;
         Ok(block_options(scenario.cluster.inline_bytes.unwrap_or(usize::MAX), options))
+    }
+
+    fn reader(compute: &<Blocks<Dex> as Design<L>>::Compute) -> AnyCompute<L> {
+        <L as Compiled<Blocks<Dex>>>::compute(compute.clone())
     }
 
     fn shared(scenario: &Scenario) -> Result<SharedBlocks, IndexError> {
@@ -147,7 +185,7 @@ impl<L: Named + Layout<Key = [u8], Value = [u8]>> Form<L> for InBlocks {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct InShards;
 
-impl<L: Named> Form<L> for InShards {
+impl<L: Simulated> Form<L> for InShards {
     type Design = ShardedDlsm;
     type Values = InLeaves;
     type Reader = ShardedDlsm;
@@ -160,6 +198,10 @@ impl<L: Named> Form<L> for InShards {
     /// One in whose process all compute servers are.
     fn reader_options(scenario: &Scenario) -> Result<<ShardedDlsm as Design<L>>::Options, String> {
         sharded_options::<L>(scenario)
+    }
+
+    fn reader(compute: &Arc<ComputePool<ShardedDlsm, L>>) -> AnyCompute<L> {
+        <L as Compiled<ShardedDlsm>>::compute(compute.clone())
     }
 
     /// No process has the shards any longer.

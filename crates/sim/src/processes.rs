@@ -33,8 +33,8 @@ use farleaf_index::partition::{
     begin_life, end_former_life, fence_former_life,
 };
 use farleaf_index::{
-    BalanceOptions, ByName, Design, IndexError, PartitionOptions, Partitioned, RangeIndex,
-    Reshaped, Scan, ValueForm,
+    AnyCompute, BalanceOptions, ByName, Design, IndexError, PartitionOptions, Partitioned,
+    RangeIndex, Reshaped, Scan, ValueForm,
 };
 use farleaf_page::{Layout, Named, OwnedKey};
 use farleaf_pool::server::MemoryServer;
@@ -503,7 +503,9 @@ where
     V: Form<L>,
 {
     let options = V::options(scenario)?;
-    let memory: Servers<L> = start::<L, V::Design>(scenario, &options)?;
+    let create =
+        async |fabric: &AnyFabric| <V::Design as Design<L>>::create(fabric, &options).await;
+    let memory: Servers<L> = start(scenario, create)?;
     let pool = LocalConfig::default().start(memory.clone());
     let marked = pool.run_one(async |fabric| V::Values::mark(&fabric).await);
     marked.map_err(|error| format!("the index cannot be marked: {error}"))?;
@@ -591,6 +593,7 @@ impl<L: Named, V: Form<L>> Run<'_, L, V> {
         let mut endpoints: Vec<u16> = (0..self.compute_servers()).collect();
         endpoints.extend((0..clients as u16).map(|client| nobody + 1 + client));
         endpoints.extend([nobody; 4]);
+        let compute = self.any_compute();
         cluster.run(&endpoints, async |fabric, number| {
             if number < processes {
                 return self.process(fabric, number as u16).await;
@@ -599,29 +602,13 @@ impl<L: Named, V: Form<L>> Run<'_, L, V> {
             let remote = self.as_client(&fabric);
             if number < clients {
                 let place = (number, 0);
-                return client::client::<L, Deployed, _>(
-                    remote,
-                    &self.compute,
-                    board,
-                    scenario,
-                    seed,
-                    place,
-                )
-                .await;
+                return client::client(remote, &compute, board, scenario, seed, place).await;
             }
             match number - clients {
                 0 if self.spec.forgets => self.last_crash(remote).await,
                 0 => {
                     let number = clients as u32 * u32::from(spec.in_flight_per_client);
-                    client::observer::<L, Deployed, _>(
-                        remote,
-                        &self.compute,
-                        board,
-                        scenario,
-                        number,
-                        &[],
-                    )
-                    .await;
+                    client::observer(remote, &compute, board, scenario, number, &[]).await;
                 }
                 1 => watch(fabric, board, seed, || V::look(&self.inspector)).await,
                 2 => self.mover(remote).await,
@@ -753,10 +740,9 @@ impl<L: Named, V: Form<L>> Run<'_, L, V> {
                 * self.scenario.cluster.clients_per_compute_server,
         );
         let number = clients * u32::from(self.scenario.cluster.in_flight_per_client);
-        let Some(index) = self.board.open::<L, Deployed, _>(&fabric, &self.compute).await else {
+        let Some(index) = self.board.open(&fabric, &self.any_compute()).await else {
             return self.board.let_clients_begin();
         };
-        let index = ByName::<L, _>::new(index);
         client::load(&fabric, &index, self.board, self.scenario, number).await;
         self.board.let_clients_begin();
         self.board.wait_for_clients_or(&fabric, || false).await;
@@ -792,6 +778,17 @@ impl<L: Named, V: Form<L>> Run<'_, L, V> {
         }
     }
 
+    /// The index behind the compute servers, as an object.
+    fn any_compute(&self) -> AnyCompute<L> {
+        AnyCompute::of::<Deployed>(self.compute.clone())
+    }
+
+    /// A handle on it that can move keys.
+    async fn deployed(&self, fabric: &AnyFabric) -> Option<ClientIndex<AnyFabric, L>> {
+        let open = || <Deployed as Design<L>>::open(fabric.clone(), &self.compute);
+        self.board.open_with(fabric, open).await
+    }
+
     /// Moves keys at random moments, and lets servers die meanwhile.
     async fn mover(&self, fabric: AnyFabric) {
         let (DesignSpec::Dex { moves, .. } | DesignSpec::Dlsm { moves, .. }) = self.scenario.design
@@ -801,7 +798,7 @@ impl<L: Named, V: Form<L>> Run<'_, L, V> {
         let key_space = self.scenario.workload.key_space;
         let mut rng = workload::rng(self.seed, u64::MAX / 3);
         self.board.wait_for_load(&fabric).await;
-        let Some(index) = self.board.open::<L, Deployed, _>(&fabric, &self.compute).await else {
+        let Some(index) = self.deployed(&fabric).await else {
             return;
         };
         let mut kills = self.spec.kills_in_moves;
@@ -848,7 +845,7 @@ impl<L: Named, V: Form<L>> Run<'_, L, V> {
     async fn balancer(&self, fabric: AnyFabric) {
         let DesignSpec::Dex { balance_window_ns: 1.., .. } = self.scenario.design else { return };
         self.board.wait_for_load(&fabric).await;
-        let Some(index) = self.board.open::<L, Deployed, _>(&fabric, &self.compute).await else {
+        let Some(index) = self.deployed(&fabric).await else {
             return;
         };
         let report = |moved: Result<Reshaped, IndexError>| {
@@ -873,7 +870,7 @@ impl<L: Named, V: Form<L>> Run<'_, L, V> {
         let mut scanned = cluster.run(&[self.nobody()], async |fabric, _| {
             let fabric = self.as_compute_server(&fabric);
             V::end_all(&fabric, &compute).await?;
-            let index = V::Reader::open(fabric, &compute).await?;
+            let index = V::reader(&compute).open(fabric).await?;
             ByName::<L, _>::new(index).scan(&Scan::range(..)).await
         });
         let records = match scanned.pop().flatten() {
@@ -900,7 +897,7 @@ impl<L: Named, V: Form<L>> Run<'_, L, V> {
         let compute = &self.reader()?;
         let inline_bytes = self.scenario.cluster.inline_bytes.unwrap_or(usize::MAX);
         let mut counted = cluster.run(&[self.nobody()], async |fabric, _| {
-            let index = V::Reader::open(self.as_compute_server(&fabric), compute).await?;
+            let index = V::reader(compute).open(self.as_compute_server(&fabric)).await?;
             let records = index.scan(&Scan::range(..)).await?;
             let values = records.iter().map(|(_, value)| L::value_length(L::value(value)));
             Ok::<_, IndexError>(values.filter(|bytes| *bytes > inline_bytes).count() as u64)

@@ -5,32 +5,40 @@
 //! *Thread safety*: a run is one thread.
 
 use crate::client::{Board, settle};
+use crate::form::Simulated;
 use crate::scenario::{DesignSpec, Scenario};
 use crate::workload;
+use farleaf_designs::Compiled;
 use farleaf_dex::Dex;
 use farleaf_dlsm::{Dlsm, Shard};
-use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::Arc;
+use farleaf_fabric::{AnyFabric, Fabric};
 use farleaf_index::partition::ComputePool;
-use farleaf_index::{Background, Design, IndexAdmin, IndexError, RangeIndex, Reshaped};
-use farleaf_page::{Layout, Named};
+use farleaf_index::{Background, IndexAdmin, IndexError, IndexOf, RangeIndex, Reshape, Reshaped};
 use rand::RngExt;
 
+/// A handle of the design itself.
+async fn handle<L: Simulated>(
+    fabric: &AnyFabric,
+    pool: &Arc<ComputePool<Dex, L>>,
+) -> Result<IndexOf<L>, IndexError> {
+    <L as Compiled<Dex>>::compute(Arc::clone(pool)).open_handle(fabric.clone()).await
+}
+
 /// Moves keys between compute servers at random moments, as often as the scenario says.
-pub(crate) async fn mover<L, F>(
-    fabric: F,
-    compute: &Arc<ComputePool<Dex, L>>,
+pub(crate) async fn mover<L>(
+    fabric: AnyFabric,
+    pool: &Arc<ComputePool<Dex, L>>,
     board: &Board,
     scenario: &Scenario,
     (seed, which): (u64, u64),
 ) where
-    L: Named,
-    F: Fabric,
+    L: Simulated,
 {
     let DesignSpec::Dex { moves, .. } = scenario.design else { return };
     let key_space = scenario.workload.key_space;
     let mut rng = workload::rng(seed, u64::MAX / 3 - which);
-    let index = match <Dex as Design<L>>::open_handle(fabric.clone(), compute).await {
+    let index = match handle::<L>(&fabric, pool).await {
         Ok(index) if moves > 0 => index,
         _ => return,
     };
@@ -41,11 +49,11 @@ pub(crate) async fn mover<L, F>(
         }
         // Retry settling outcomes that were still in doubt after the last move.
         let _ = index.settle().await;
-        let from = *pick(compute.map().owners(), &mut rng);
-        let to = rng.random_range(0..compute.servers().len() as u16);
+        let from = *pick(pool.map().owners(), &mut rng);
+        let to = rng.random_range(0..pool.servers().len() as u16);
         let near = workload::key_at(rng.random_range(0..key_space), &scenario.workload);
         let near = rng.random_bool(0.8).then(|| L::key_named(near));
-        match index.move_keys(from, to, near.as_ref().map(|near| L::key(near))).await {
+        match index.reshape(&Reshape::MoveKeys { from, to, near }).await {
             // The compute servers may not be neighbours, or no leaf may begin at the key.
             Ok(_) | Err(IndexError::InvalidArgument(_)) => {}
             // The balancer is moving keys.
@@ -58,41 +66,39 @@ pub(crate) async fn mover<L, F>(
 }
 
 /// Adds the spare memory servers one by one at random moments.
-pub(crate) async fn grower<L, F>(
-    fabric: F,
-    compute: &Arc<ComputePool<Dex, L>>,
+pub(crate) async fn grower<L>(
+    fabric: AnyFabric,
+    pool: &Arc<ComputePool<Dex, L>>,
     board: &Board,
     scenario: &Scenario,
     seed: u64,
 ) where
-    L: Named,
-    F: Fabric,
+    L: Simulated,
 {
     let DesignSpec::Dex { spare_memory_servers: spares @ 1.., .. } = scenario.design else {
         return;
     };
     let mut rng = workload::rng(seed, u64::MAX / 5);
-    let Ok(index) = <Dex as Design<L>>::open_handle(fabric.clone(), compute).await else { return };
+    let Ok(index) = handle::<L>(&fabric, pool).await else { return };
     for _ in 0..spares {
         fabric.sleep(rng.random_range(1..=LONGEST_UNTIL_GROWTH_NS)).await;
-        if let Err(error) = index.add_memory_server() {
+        if let Err(error) = index.reshape(&Reshape::AddMemoryServer).await {
             board.report(format!("cannot add a memory server: {error}"));
         }
     }
 }
 
 /// Balances load among compute servers, if the scenario asks for it.
-pub(crate) async fn balancer<L, F>(
-    fabric: F,
-    compute: &Arc<ComputePool<Dex, L>>,
+pub(crate) async fn balancer<L>(
+    fabric: AnyFabric,
+    pool: &Arc<ComputePool<Dex, L>>,
     board: &Board,
     scenario: &Scenario,
 ) where
-    L: Named,
-    F: Fabric,
+    L: Simulated,
 {
     let DesignSpec::Dex { balance_window_ns: 1.., .. } = scenario.design else { return };
-    let Ok(index) = <Dex as Design<L>>::open_handle(fabric.clone(), compute).await else { return };
+    let Ok(index) = handle::<L>(&fabric, pool).await else { return };
     let report = |moved: Result<Reshaped, IndexError>| match moved {
         Ok(_) => board.count_balanced(),
         Err(IndexError::InvalidArgument(_) | IndexError::Contended { retries: 0 }) => {}
@@ -105,12 +111,12 @@ pub(crate) async fn balancer<L, F>(
 }
 
 /// Flushes and merges until the run is over.
-pub(crate) async fn lsm_worker<L, F>(fabric: F, shard: &Arc<Shard>, board: &Board)
+pub(crate) async fn lsm_worker<L>(fabric: AnyFabric, shard: &Arc<Shard>, board: &Board)
 where
-    L: Layout,
-    F: Fabric,
+    L: Simulated,
 {
-    let Some(index) = board.open::<L, Dlsm, F>(&fabric, shard).await else { return };
+    let compute = <L as Compiled<Dlsm>>::compute(Arc::clone(shard));
+    let Some(index) = board.open(&fabric, &compute).await else { return };
     let report = |failed: Result<Reshaped, IndexError>| {
         if let Err(error) = failed
             && !board.allows(&error)

@@ -10,7 +10,7 @@ use crate::checker::{Verdict, check, check_snapshots};
 use crate::client::{Board, Counts, Death, client, observer};
 use crate::crash;
 use crate::death::DeathAt;
-use crate::form::InShards;
+use crate::form::{InShards, Simulated};
 use crate::history::{History, Outcome};
 use crate::inspect::{Expect, Pool, Tree, at_the_end, watch};
 use crate::processes;
@@ -18,20 +18,23 @@ use crate::reshaping::{balancer, grower, lsm_worker, mover};
 use crate::scenario::{DesignSpec, ErrorKind, KeysSpec, Scenario};
 use crate::setup::{
     Servers, block_options, coarse_options, dex_options, dlsm_options, entrywise_options,
-    fine_options, hybrid_options, sim_config, smart_options, start,
+    fine_options, hybrid_options, sim_config, smart_design, start,
 };
-use crate::spread::SpreadSmart;
 use crate::takeover;
 use crate::workload;
+use farleaf_designs::Compiled;
 use farleaf_dex::Dex;
 use farleaf_dlsm::Dlsm;
 use farleaf_fabric::sim::SimCluster;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{AnyFabric, Cluster, Provider};
 use farleaf_index::CacheCounters;
-use farleaf_index::blocks::{BlockCompute, BlockOptions, Blocks, InBlocks};
-use farleaf_index::{ByName, Design, InLeaves, IndexError, RangeIndex, Scan};
+use farleaf_index::blocks::{BlockOptions, Blocks, InBlocks};
+use farleaf_index::{
+    AnyCompute, AnyDesign, ByName, Design, InLeaves, IndexError, RangeIndex, Scan,
+};
 use farleaf_page::{Bytes, CHOSEN, Fixed8, Layout, Named, with_page_words};
+use farleaf_pool::remote::BlockUsage;
 use farleaf_pool::server::MemoryServer;
 use farleaf_trees::chime::{Chime, ChimeOptions};
 use farleaf_trees::coarse::Coarse;
@@ -87,20 +90,13 @@ pub fn run_with_death(scenario: &Scenario, seed: u64, death: DeathAt) -> RunRepo
     report(scenario, seed, run_and_count(scenario, seed, Some(death)))
 }
 
-/// Same as [`run_seed`], but runs the design `De`, created with `options`, instead of the
-/// scenario's. Checks what clients observe, but does not inspect the pool, whose structure only the
+/// Same as [`run_seed`], but runs this design instead of the scenario's. Checks what clients observe, but does not inspect the pool, whose structure only the
 /// design knows. Scenarios with crashes, processes or byte strings end in a violation that reports
 /// that they are unsupported.
-pub fn run_design<De: Design<Fixed8<CHOSEN>>>(
-    scenario: &Scenario,
-    seed: u64,
-    options: &De::Options,
-) -> RunReport {
+pub fn run_design(scenario: &Scenario, seed: u64, design: &AnyDesign<Fixed8<CHOSEN>>) -> RunReport {
     let play = |board: &Board| match scenario {
         Scenario { crash: None, processes: None, cluster, .. } if cluster.keys == KeysSpec::U64 => {
-            with_page_words(cluster.page_words, || {
-                play_uninspected::<_, De>(scenario, seed, board, options)
-            })
+            with_page_words(cluster.page_words, || play_uninspected(scenario, seed, board, design))
         }
         _ => Err(format!("{} needs a design that the simulator knows", scenario.name)),
     };
@@ -243,16 +239,15 @@ fn play_blocks(
                 return processes::play::<L, InBlocks>(scenario, spec, seed, board);
             }
             let options = block_options(inline_bytes, dex_options::<L>(scenario)?);
-            let (servers, compute) = set_up::<L, Blocks<Dex>>(scenario, &options)?;
+            let (servers, compute, object) = set_up::<L, Blocks<Dex>>(scenario, &options)?;
             let movers = if *moves > 0 { usize::from(*movers) } else { 0 };
             let beside = async |fabric, number: usize| {
                 let which = (seed, number as u64);
-                mover::<L, _>(fabric, compute.design(), board, scenario, which).await;
+                mover(fabric, compute.design(), board, scenario, which).await;
             };
             let beside = (movers, beside);
-            let cluster =
-                simulate::<L, Blocks<Dex>, _>(scenario, seed, board, &servers, &compute, beside);
-            count_blocks::<Dex>(scenario, board, &cluster, &compute)
+            let cluster = simulate(scenario, seed, board, &servers, &object, beside);
+            count_blocks(scenario, board, &cluster, &object, || compute.usage())
         }
     }
 }
@@ -263,21 +258,24 @@ fn play_with_blocks<De: Design<WithBlocks>>(
     seed: u64,
     board: &Board,
     options: &BlockOptions<De::Options>,
-) -> Result<(), String> {
-    let (servers, compute) = set_up::<WithBlocks, Blocks<De>>(scenario, options)?;
+) -> Result<(), String>
+where
+    WithBlocks: Compiled<Blocks<De>>,
+{
+    let (servers, compute, object) = set_up::<WithBlocks, Blocks<De>>(scenario, options)?;
     let beside = (0, async |_, _| ());
-    let cluster =
-        simulate::<WithBlocks, Blocks<De>, _>(scenario, seed, board, &servers, &compute, beside);
-    count_blocks::<De>(scenario, board, &cluster, &compute)
+    let cluster = simulate(scenario, seed, board, &servers, &object, beside);
+    count_blocks(scenario, board, &cluster, &object, || compute.usage())
 }
 
 /// Compares the blocks in use with the values that need one, after a run in which every operation
 /// had an answer: no block is lost, and none was given back twice.
-fn count_blocks<De: Design<WithBlocks>>(
+fn count_blocks(
     scenario: &Scenario,
     board: &Board,
     cluster: &SimCluster<MemoryServer<WithBlocks>>,
-    compute: &BlockCompute<De::Compute>,
+    compute: &AnyCompute<WithBlocks>,
+    usage: impl Fn() -> BlockUsage,
 ) -> Result<(), String> {
     let is_certain = scenario.allowed_errors.is_empty()
         && scenario.faults.kill_compute_server.is_empty()
@@ -287,7 +285,7 @@ fn count_blocks<De: Design<WithBlocks>>(
     }
     let observer = scenario.cluster.compute_servers;
     let mut scanned = cluster.run(&[observer], async |fabric, _| -> Result<_, IndexError> {
-        let index = <Blocks<De> as Design<WithBlocks>>::open(fabric, compute).await?;
+        let index = compute.open(fabric).await?;
         index.scan(&Scan::range(..)).await
     });
     let records = match scanned.pop().flatten() {
@@ -296,7 +294,7 @@ fn count_blocks<De: Design<WithBlocks>>(
     };
     let inline_bytes = scenario.cluster.inline_bytes.unwrap_or_default();
     let needed = records.iter().filter(|(_, value)| value.len() > inline_bytes).count() as u64;
-    let usage = compute.usage();
+    let usage = usage();
     match usage.blocks_in_use == needed {
         true => Ok(()),
         false => Err(format!("at the end, {needed} values need blocks, but there are {usage:?}")),
@@ -305,20 +303,20 @@ fn count_blocks<De: Design<WithBlocks>>(
 
 fn play_design<L>(scenario: &Scenario, seed: u64, board: &Board) -> Result<(), String>
 where
-    L: Named<Entries: Named, Hops: Named>,
+    L: Simulated,
 {
     match &scenario.design {
         DesignSpec::Coarse { partitioning } => {
             let options = coarse_options::<L>(scenario, *partitioning);
-            play_on::<L, Coarse>(scenario, seed, board, &options)
+            play_on(scenario, seed, board, &<L as Compiled<Coarse>>::design(options))
         }
         DesignSpec::Fine { chunk_nodes_log2, leaves_per_head } => {
             let options = fine_options(*chunk_nodes_log2, *leaves_per_head);
-            play_on::<L, Fine>(scenario, seed, board, &options)
+            play_on(scenario, seed, board, &<L as Compiled<Fine>>::design(options))
         }
         DesignSpec::Hybrid { chunk_nodes_log2 } => {
             let options = hybrid_options::<L>(scenario, *chunk_nodes_log2);
-            play_on::<L, Hybrid>(scenario, seed, board, &options)
+            play_on(scenario, seed, board, &<L as Compiled<Hybrid>>::design(options))
         }
         DesignSpec::Sherman { chunk_nodes_log2, cache_nodes, hand_overs, by_versions } => {
             let options = EntrywiseOptions {
@@ -326,17 +324,14 @@ where
                 ..entrywise_options::<L>(*chunk_nodes_log2, *cache_nodes, *hand_overs)
             };
             // On servers of the layout of its pages, which the inspector reads.
-            play_on::<L::Entries, Sherman>(scenario, seed, board, &options)
+            play_on(scenario, seed, board, &<L::Entries as Compiled<Sherman>>::design(options))
         }
         DesignSpec::Chime { chunk_nodes_log2, cache_nodes, hand_overs, hot_bytes } => {
             let tree = entrywise_options::<L>(*chunk_nodes_log2, *cache_nodes, *hand_overs);
             let options = ChimeOptions { tree, hot_bytes: *hot_bytes };
-            play_on::<L::Hops, Chime>(scenario, seed, board, &options)
+            play_on(scenario, seed, board, &<L::Hops as Compiled<Chime>>::design(options))
         }
-        DesignSpec::Smart { .. } => {
-            let options = smart_options(scenario)?;
-            play_on::<L, SpreadSmart>(scenario, seed, board, &options)
-        }
+        DesignSpec::Smart { .. } => play_on(scenario, seed, board, &smart_design::<L>(scenario)?),
         DesignSpec::Dex { .. } => play_dex::<L>(scenario, seed, board),
         DesignSpec::Dlsm { .. } => play_dlsm::<L>(scenario, seed, board),
     }
@@ -345,7 +340,7 @@ where
 /// Runs a scenario of dLSM and inspects its tree during the run and at the end.
 fn play_dlsm<L>(scenario: &Scenario, seed: u64, board: &Board) -> Result<(), String>
 where
-    L: Named,
+    L: Simulated,
 {
     if scenario.crash.is_some() {
         return takeover::play::<L>(scenario, seed, board);
@@ -354,7 +349,7 @@ where
         return processes::play::<L, InShards>(scenario, spec, seed, board);
     }
     let options = dlsm_options(scenario)?;
-    let (servers, shard) = set_up::<L, Dlsm>(scenario, &options)?;
+    let (servers, shard, compute) = set_up::<L, Dlsm>(scenario, &options)?;
     let pool = Pool::new(&servers, scenario);
     let tree = Tree::new(&pool, &shard, scenario);
     let DesignSpec::Dlsm { workers, .. } = scenario.design else {
@@ -362,64 +357,68 @@ where
     };
     let beside = async |fabric, number: usize| match number {
         0 => watch(fabric, board, seed, || tree.look()).await,
-        _ => lsm_worker::<L, _>(fabric, &shard, board).await,
+        _ => lsm_worker::<L>(fabric, &shard, board).await,
     };
     let beside = (1 + usize::from(workers), beside);
-    let cluster = simulate::<L, Dlsm, _>(scenario, seed, board, &servers, &shard, beside);
+    let cluster = simulate(scenario, seed, board, &servers, &compute, beside);
     match board.fault() {
         Some(_) => Ok(()),
         None => tree.look_at_the_end(&cluster, scenario.cluster.compute_servers),
     }
 }
 
-/// Memory servers with the empty index, and its compute side.
-fn set_up<L: Layout, De: Design<L>>(
+/// Memory servers with the empty index, and its compute side, as it is and as an object.
+fn set_up<L: Compiled<De>, De: Design<L>>(
     scenario: &Scenario,
     options: &De::Options,
-) -> Result<(Servers<L>, De::Compute), String> {
-    let servers = start::<L, De>(scenario, options)?;
+) -> Result<(Servers<L>, De::Compute, AnyCompute<L>), String> {
+    let design = L::design(options.clone());
+    let servers = start(scenario, async |fabric: &AnyFabric| design.create(fabric).await)?;
     let compute = De::compute(options);
+    let compute = compute.map_err(|error| format!("cannot set up the compute side: {error}"))?;
+    Ok((servers, compute.clone(), L::compute(compute)))
+}
+
+/// The same of a design that is only known as an object.
+fn set_up_any<L: Layout>(
+    scenario: &Scenario,
+    design: &AnyDesign<L>,
+) -> Result<(Servers<L>, AnyCompute<L>), String> {
+    let servers = start(scenario, async |fabric: &AnyFabric| design.create(fabric).await)?;
+    let compute = design.compute();
     Ok((servers, compute.map_err(|error| format!("cannot set up the compute side: {error}"))?))
 }
 
-fn play_on<L, De>(
+fn play_on<L: Named>(
     scenario: &Scenario,
     seed: u64,
     board: &Board,
-    options: &De::Options,
-) -> Result<(), String>
-where
-    L: Named,
-    De: Design<L>,
-{
-    let (servers, compute) = set_up::<L, De>(scenario, options)?;
+    design: &AnyDesign<L>,
+) -> Result<(), String> {
+    let (servers, compute) = set_up_any(scenario, design)?;
     let pool = Pool::new(&servers, scenario);
     let beside = (1, async |fabric, _| pool.watch(fabric, board, seed).await);
-    let cluster = simulate::<L, De, _>(scenario, seed, board, &servers, &compute, beside);
+    let cluster = simulate(scenario, seed, board, &servers, &compute, beside);
     if board.fault().is_some() {
         return Ok(());
     }
-    pool.look_at_the_end::<De>(&cluster, &compute, scenario.cluster.compute_servers)
+    pool.look_at_the_end(&cluster, &compute, scenario.cluster.compute_servers)
 }
 
-fn play_uninspected<L, De>(
+fn play_uninspected<L: Named>(
     scenario: &Scenario,
     seed: u64,
     board: &Board,
-    options: &De::Options,
-) -> Result<(), String>
-where
-    L: Named,
-    De: Design<L>,
-{
-    let (servers, compute) = set_up::<L, De>(scenario, options)?;
+    design: &AnyDesign<L>,
+) -> Result<(), String> {
+    let (servers, compute) = set_up_any(scenario, design)?;
     let nothing = (0, async |_, _| ());
-    simulate::<L, De, _>(scenario, seed, board, &servers, &compute, nothing);
+    simulate(scenario, seed, board, &servers, &compute, nothing);
     Ok(())
 }
 
 /// Runs a scenario of DEX and inspects its tree during the run and at the end.
-fn play_dex<L: Named>(scenario: &Scenario, seed: u64, board: &Board) -> Result<(), String> {
+fn play_dex<L: Simulated>(scenario: &Scenario, seed: u64, board: &Board) -> Result<(), String> {
     if scenario.crash.is_some() {
         return crash::play::<L>(scenario, seed, board);
     }
@@ -427,23 +426,23 @@ fn play_dex<L: Named>(scenario: &Scenario, seed: u64, board: &Board) -> Result<(
         return processes::play::<L, InLeaves>(scenario, spec, seed, board);
     }
     let options = dex_options::<L>(scenario)?;
-    let (servers, compute) = set_up::<L, Dex>(scenario, &options)?;
+    let (servers, compute, object) = set_up::<L, Dex>(scenario, &options)?;
     let pool = Pool::new(&servers, scenario);
     let DesignSpec::Dex { movers, .. } = scenario.design else {
         return Err("the scenario's design is not dex".to_owned());
     };
     let beside = async |fabric, number: usize| match number {
         0 => pool.watch(fabric, board, seed).await,
-        1 => mover::<L, _>(fabric, &compute, board, scenario, (seed, 0)).await,
-        2 => balancer::<L, _>(fabric, &compute, board, scenario).await,
-        3 => grower::<L, _>(fabric, &compute, board, scenario, seed).await,
+        1 => mover(fabric, &compute, board, scenario, (seed, 0)).await,
+        2 => balancer(fabric, &compute, board, scenario).await,
+        3 => grower(fabric, &compute, board, scenario, seed).await,
         _ => {
             let mover = number as u64 - 3;
-            crate::reshaping::mover::<L, _>(fabric, &compute, board, scenario, (seed, mover)).await;
+            crate::reshaping::mover(fabric, &compute, board, scenario, (seed, mover)).await;
         }
     };
     let beside = (3 + usize::from(movers), beside);
-    let cluster = simulate::<L, Dex, _>(scenario, seed, board, &servers, &compute, beside);
+    let cluster = simulate(scenario, seed, board, &servers, &object, beside);
     if board.fault().is_some() {
         return Ok(());
     }
@@ -454,10 +453,8 @@ fn play_dex<L: Named>(scenario: &Scenario, seed: u64, board: &Board) -> Result<(
     // Once everything is written back, the pool holds exactly the index's records.
     let observer = scenario.cluster.compute_servers;
     let mut flushed = cluster.run(&[observer], async |fabric, _| -> Result<_, IndexError> {
-        let index = <Dex as Design<L>>::open(fabric, &compute).await?;
-        for part in 0..compute.servers().len() as u16 {
-            index.part(part).flush().await?;
-        }
+        let index = object.open(fabric).await?;
+        index.flush().await?;
         ByName::<L, _>::new(index).scan(&Scan::range(..)).await
     });
     let records = match flushed.pop().flatten() {
@@ -473,17 +470,16 @@ fn play_dex<L: Named>(scenario: &Scenario, seed: u64, board: &Board) -> Result<(
 
 /// Runs the scenario's clients and observer, and `others` additional tasks, numbered from 0, which
 /// `beside` defines.
-fn simulate<L, De, B>(
+fn simulate<L, B>(
     scenario: &Scenario,
     seed: u64,
     board: &Board,
     servers: &[Arc<MemoryServer<L>>],
-    compute: &De::Compute,
+    compute: &AnyCompute<L>,
     (others, beside): (usize, B),
 ) -> SimCluster<MemoryServer<L>>
 where
     L: Named,
-    De: Design<L>,
     B: AsyncFn(AnyFabric, usize) + Sync,
 {
     let cluster = &scenario.cluster;
@@ -510,10 +506,10 @@ where
     board.reports_progress_to(simulated.control());
     simulated.run(&endpoints, async |fabric, number| {
         if number < clients {
-            client::<L, De, _>(fabric, compute, board, scenario, seed, (number, 0)).await;
+            client(fabric, compute, board, scenario, seed, (number, 0)).await;
         } else if number == clients {
             let number = number as u32 * u32::from(cluster.in_flight_per_client);
-            observer::<L, De, _>(fabric, compute, board, scenario, number, &deaths).await;
+            observer(fabric, compute, board, scenario, number, &deaths).await;
         } else {
             beside(fabric, number - clients - 1).await;
         }

@@ -4,18 +4,19 @@
 //! *Thread safety*: plain functions.
 
 use crate::scenario::{DesignSpec, MergesSpec, PartitioningSpec, Scenario, TableIndexSpec};
-use crate::spread::SpreadOptions;
+use crate::spread::Names;
 use crate::workload;
+use farleaf_designs::Compiled;
 use farleaf_dex::DexOptions;
 use farleaf_dex::cache::CacheOptions;
 use farleaf_dlsm::{DlsmOptions, DlsmServerOptions, MemTableOptions, MergePlace, ShardedOptions};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::SimConfig;
 use farleaf_fabric::sync::Arc;
-use farleaf_fabric::{Cluster, Provider, ServerId};
+use farleaf_fabric::{AnyFabric, Cluster, Provider, ServerId};
 use farleaf_index::blocks::BlockOptions;
 use farleaf_index::partition::LONGEST_MOVE_NS;
-use farleaf_index::{BalanceOptions, Design, IndexError};
+use farleaf_index::{AnyDesign, BalanceOptions, IndexError, Naming};
 use farleaf_page::table::IndexKind;
 use farleaf_page::{Layout, Named, OwnedKey};
 use farleaf_pool::server::{MemoryServer, MemoryServerConfig};
@@ -23,7 +24,7 @@ use farleaf_trees::coarse::{CoarseOptions, Partitioning};
 use farleaf_trees::fine::FineOptions;
 use farleaf_trees::hybrid::HybridOptions;
 use farleaf_trees::one_sided::entrywise::EntrywiseOptions;
-use farleaf_trees::smart::SmartOptions;
+use farleaf_trees::smart::{PSmart, PSmartOptions, Smart, SmartOptions};
 use rand::RngExt;
 
 pub(crate) fn coarse_options<L: Named>(
@@ -63,14 +64,22 @@ pub(crate) fn entrywise_options<L: Layout>(
     EntrywiseOptions { chunk_nodes_log2, cache_bytes, hand_overs, by_versions: false }
 }
 
-pub(crate) fn smart_options(scenario: &Scenario) -> Result<SpreadOptions, String> {
+pub(crate) fn smart_design<L>(scenario: &Scenario) -> Result<AnyDesign<L>, String>
+where
+    L: Named + Compiled<Smart> + Compiled<PSmart>,
+{
     let DesignSpec::Smart { chunk_bytes, cache_bytes, spread, combines, divided } = scenario.design
     else {
         return Err("the scenario's design is not smart".to_owned());
     };
-    let names = || workload::boundaries(&scenario.workload, scenario.cluster.compute_servers);
     let smart = SmartOptions { chunk_bytes, cache_bytes, combines };
-    Ok(SpreadOptions { smart, spread, boundaries: divided.then(names) })
+    if !divided {
+        return Ok(<L as Compiled<Smart>>::design(smart));
+    }
+    let names = workload::boundaries(&scenario.workload, scenario.cluster.compute_servers);
+    let key = |name| <Names as Naming<L>>::key_named(&Names { spread }, name);
+    let boundaries = names.into_iter().map(key).collect();
+    Ok(<L as Compiled<PSmart>>::design(PSmartOptions { smart, boundaries }))
 }
 
 pub(crate) fn dex_options<L: Named>(
@@ -213,11 +222,10 @@ pub(crate) fn block_options<O>(inline_bytes: usize, design: O) -> BlockOptions<O
 pub(crate) type Servers<L> = Vec<Arc<MemoryServer<L>>>;
 
 /// Starts the memory servers and creates the empty index on them.
-pub(crate) fn start<L, De>(scenario: &Scenario, options: &De::Options) -> Result<Servers<L>, String>
-where
-    L: Layout,
-    De: Design<L>,
-{
+pub(crate) fn start<L: Layout>(
+    scenario: &Scenario,
+    create: impl AsyncFn(&AnyFabric) -> Result<(), IndexError> + Sync,
+) -> Result<Servers<L>, String> {
     let cluster = &scenario.cluster;
     let config = MemoryServerConfig {
         pool_bytes: cluster.pool_bytes,
@@ -228,9 +236,8 @@ where
         .map(|number| MemoryServer::new(ServerId::new(number), &config).map(Arc::new))
         .collect::<Result<_, _>>()
         .map_err(|error| format!("cannot start the memory servers: {error}"))?;
-    let created: Result<(), IndexError> = LocalConfig::default()
-        .start(servers.clone())
-        .run_one(async |fabric| De::create(&fabric, options).await);
+    let created: Result<(), IndexError> =
+        LocalConfig::default().start(servers.clone()).run_one(async |fabric| create(&fabric).await);
     created.map_err(|error| format!("the index cannot be created: {error}"))?;
     Ok(servers)
 }

@@ -13,6 +13,7 @@ use crate::audit::{Found, Reader};
 use crate::checker::{Verdict, check_kept};
 use crate::client::{self, Board, Over};
 use crate::death::DeathAt;
+use crate::form::Simulated;
 use crate::history::Action;
 use crate::inspect::{Pool, Tree, watch};
 use crate::reshaping::lsm_worker;
@@ -20,12 +21,13 @@ use crate::rounds::play_round;
 use crate::scenario::{DesignSpec, LoadSpec, Scenario};
 use crate::setup::{Servers, dlsm_options, sim_config, start};
 use crate::workload;
+use farleaf_designs::Compiled;
 use farleaf_dlsm::{Dlsm, DlsmOptions, Shard};
 use farleaf_fabric::sim::SimCluster;
 use farleaf_fabric::sync::Arc;
-use farleaf_fabric::{Cluster, Fabric, Provider};
-use farleaf_index::{ByName, Design, IndexError};
-use farleaf_page::{Layout, Named};
+use farleaf_fabric::{AnyFabric, Cluster, Provider};
+use farleaf_index::{AnyCompute, ByName, Design, IndexError};
+use farleaf_page::Layout;
 use farleaf_pool::server::MemoryServer;
 use rand::RngExt;
 
@@ -44,13 +46,15 @@ struct Run<'a, L: Layout> {
 /// Runs all rounds and adds their histories to `board`.
 pub(crate) fn play<L>(scenario: &Scenario, seed: u64, board: &Board) -> Result<(), String>
 where
-    L: Named,
+    L: Simulated,
 {
     let (Some(spec), DesignSpec::Dlsm { workers, .. }) = (&scenario.crash, &scenario.design) else {
         return Err("this is no scenario of dlsm with [crash]".to_owned());
     };
     let (options, workers) = (dlsm_options(scenario)?, *workers);
-    let servers: Servers<L> = start::<L, Dlsm>(scenario, &options)?;
+    let design = <L as Compiled<Dlsm>>::design(options.clone());
+    let servers: Servers<L> =
+        start(scenario, async |fabric: &AnyFabric| design.create(fabric).await)?;
     let sim = sim_config(scenario, &mut workload::rng(seed, 0)).start(servers.clone());
     let pool = Pool::new(&servers, scenario);
     let run = Run { scenario, seed, pool, options, workers };
@@ -100,7 +104,7 @@ where
 
 impl<L> Run<'_, L>
 where
-    L: Named,
+    L: Simulated,
 {
     /// The compute side of a process that has not opened the tree yet.
     fn process(&self) -> Result<Arc<Shard>, String> {
@@ -133,34 +137,34 @@ where
         let control = sim.control();
         board.reports_progress_to(control.clone());
         let tree = self.tree(shard);
+        let compute = &<L as Compiled<Dlsm>>::compute(Arc::clone(shard));
         sim.run(&endpoints, async |fabric, number| match number - clients.min(number) {
             _ if number < clients => {
                 let place = (number, first_client);
-                client::client::<L, Dlsm, _>(fabric, shard, board, scenario, seed, place).await;
+                client::client(fabric, compute, board, scenario, seed, place).await;
             }
             0 => {
                 let number = (first_client + streams - 1) as u32;
-                self.keeper(fabric, board, shard, (round, number), is_last).await;
+                self.keeper(fabric, board, compute, (round, number), is_last).await;
             }
             1 => watch(fabric, board, seed, || tree.look()).await,
-            _ => lsm_worker::<L, _>(fabric, shard, board).await,
+            _ => lsm_worker::<L>(fabric, shard, board).await,
         });
     }
 
     /// The keeper's task: loads the index, and lets clients begin. At the end of the last round it
     /// reads everything.
-    async fn keeper<F: Fabric>(
+    async fn keeper(
         &self,
-        fabric: F,
+        fabric: AnyFabric,
         board: &Board,
-        shard: &Arc<Shard>,
+        compute: &AnyCompute<L>,
         (round, number): (u16, u32),
         is_last: bool,
     ) {
         let _over = Over(board);
-        let opened = board.open::<L, Dlsm, F>(&fabric, shard).await;
+        let opened = board.open(&fabric, compute).await;
         let Some(index) = opened else { return board.let_clients_begin() };
-        let index = ByName::<L, _>::new(index);
         if round == 0 {
             client::load(&fabric, &index, board, self.scenario, number).await;
             board.perform(&fabric, &index, number, &Action::Flush).await;
@@ -188,7 +192,8 @@ where
         self.take_over(sim, shard)?;
         let reader = Reader { spec: &self.scenario.workload, may_be_damaged: |_| false };
         let outcome = sim.run(&[self.observer()], async |fabric, _| {
-            let opened = <Dlsm as Design<L>>::open(fabric, shard).await;
+            let compute = <L as Compiled<Dlsm>>::compute(Arc::clone(shard));
+            let opened = compute.open(fabric).await;
             let index = opened.map_err(|error| format!("the index cannot be opened: {error}"))?;
             let index = ByName::<L, _>::new(index);
             reader.read_all([&index; 3]).await

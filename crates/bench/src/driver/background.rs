@@ -11,9 +11,9 @@
 use super::changes::{AppliedChange, Change, PlannedChange, Reshaping};
 use super::moment::{Due, Gate};
 use super::{Amount, BenchError, Brought, Measurement, Run};
-use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::{AtomicU64, AtomicUsize, Ordering};
-use farleaf_index::{Background, IndexAdmin, IndexError, Reshape, Reshaped};
+use farleaf_fabric::{AnyFabric, Fabric};
+use farleaf_index::{AnyIndex, Background, IndexAdmin, IndexError, Reshape, Reshaped};
 use std::cell::RefCell;
 use std::ops::Bound;
 
@@ -79,17 +79,13 @@ impl<'a> BackgroundTasks<'a> {
     }
 
     /// Runs the task with this number.
-    pub(super) async fn run<F, I>(
+    pub(super) async fn run(
         &self,
-        fabric: &F,
-        index: &I,
+        fabric: &AnyFabric,
+        index: &AnyIndex<u64, u64>,
         gate: &Gate,
         task: usize,
-    ) -> Result<Brought, BenchError>
-    where
-        F: Fabric,
-        I: IndexAdmin<Key = u64, Value = u64>,
-    {
+    ) -> Result<Brought, BenchError> {
         let Reshaping { balance, changes, .. } = &self.run.reshaping;
         match task < changes.len() + usize::from(*balance) {
             true => Ok(Brought::Changes(self.reshape(fabric, index, gate, task).await)),
@@ -99,16 +95,12 @@ impl<'a> BackgroundTasks<'a> {
 
     /// Writes back, starting with the warm-up. Its cost counts from the opening of the gate
     /// (driver.B1).
-    async fn write_back<F, I>(
+    async fn write_back(
         &self,
-        fabric: &F,
-        index: &I,
+        fabric: &AnyFabric,
+        index: &AnyIndex<u64, u64>,
         gate: &Gate,
-    ) -> Result<Brought, BenchError>
-    where
-        F: Fabric,
-        I: IndexAdmin<Key = u64, Value = u64>,
-    {
+    ) -> Result<Brought, BenchError> {
         let work = async |ended: &dyn Fn() -> bool| {
             let worked = index.background(Background::WriteBack, ended, &|_| {}).await;
             worked.map_err(BenchError::WriteBack)
@@ -123,17 +115,13 @@ impl<'a> BackgroundTasks<'a> {
     }
 
     /// Makes the planned change with this number, or runs the balancer.
-    async fn reshape<F, I>(
+    async fn reshape(
         &self,
-        fabric: &F,
-        index: &I,
+        fabric: &AnyFabric,
+        index: &AnyIndex<u64, u64>,
         gate: &Gate,
         task: usize,
-    ) -> Vec<AppliedChange>
-    where
-        F: Fabric,
-        I: IndexAdmin<Key = u64, Value = u64>,
-    {
+    ) -> Vec<AppliedChange> {
         let origin_ns = loop {
             match gate.opened_ns() {
                 Some(opened_ns) => break opened_ns,
@@ -147,11 +135,12 @@ impl<'a> BackgroundTasks<'a> {
         }
     }
 
-    async fn balance<F, I>(&self, fabric: &F, index: &I, origin_ns: u64) -> Vec<AppliedChange>
-    where
-        F: Fabric,
-        I: IndexAdmin<Key = u64, Value = u64>,
-    {
+    async fn balance(
+        &self,
+        fabric: &AnyFabric,
+        index: &AnyIndex<u64, u64>,
+        origin_ns: u64,
+    ) -> Vec<AppliedChange> {
         let made = RefCell::new(Vec::new());
         let report = |outcome: Result<Reshaped, IndexError>| {
             let began_ns = outcome.as_ref().map_or(fabric.now_ns(), |done| done.started_ns);
@@ -170,17 +159,13 @@ impl<'a> BackgroundTasks<'a> {
         made.into_inner()
     }
 
-    async fn change<F, I>(
+    async fn change(
         &self,
-        fabric: &F,
-        index: &I,
+        fabric: &AnyFabric,
+        index: &AnyIndex<u64, u64>,
         origin_ns: u64,
         planned: PlannedChange,
-    ) -> Vec<AppliedChange>
-    where
-        F: Fabric,
-        I: IndexAdmin<Key = u64, Value = u64>,
-    {
+    ) -> Vec<AppliedChange> {
         let Due { operations, ns } = planned.at.due(self.amount, origin_ns);
         loop {
             let now_ns = fabric.now_ns();
@@ -209,7 +194,7 @@ impl<'a> BackgroundTasks<'a> {
 
 /// Translates a planned change for the index. The moving keys are at the end of the range that is
 /// nearer to the receiver's range.
-fn reshape<I: IndexAdmin<Key = u64>>(index: &I, change: Change) -> Reshape<u64> {
+fn reshape(index: &AnyIndex<u64, u64>, change: Change) -> Reshape<u64> {
     let (from, to, part) = match change {
         Change::AddMemoryServer => return Reshape::AddMemoryServer,
         Change::Move { from, to, part } => (from, to, part),

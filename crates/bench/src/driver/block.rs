@@ -51,11 +51,17 @@ impl Block {
         }
     }
 
-    /// Takes the next operation, and the keys of a [`Operation::MultiGet`].
-    pub(super) fn take(&mut self) -> Option<(Option<Operation>, &[u64])> {
-        let (operation, keys) = self.drawn.get(self.next)?;
+    /// Takes the next operation.
+    pub(super) fn take(&mut self) -> Option<Option<Operation>> {
+        let (operation, _) = self.drawn.get(self.next)?;
         self.next += 1;
-        Some((*operation, &self.keys[keys.clone()]))
+        Some(*operation)
+    }
+
+    /// The keys of the operation taken last, if it is a [`Operation::MultiGet`].
+    pub(super) fn keys(&self) -> &[u64] {
+        let taken = self.next.checked_sub(1).and_then(|last| self.drawn.get(last));
+        taken.map_or(&[], |(_, keys)| &self.keys[keys.clone()])
     }
 
     /// Takes up to `most` operations from the front, stopping before the first that is not on a

@@ -8,14 +8,13 @@ use super::{Amount, Measurement, PROGRESS_EVERY, Progress, Run};
 use crate::timeline::Recorder;
 use crate::workload::{Operation, OperationStream};
 use farleaf_fabric::sync::{AtomicU64, Ordering};
-use farleaf_fabric::{Fabric, Work};
-use farleaf_index::{IndexAdmin, IndexError, RangeIndex, Scan};
+use farleaf_fabric::{AnyFabric, Fabric, Work};
+use farleaf_index::{AnyIndex, IndexAdmin, IndexError, OperationLoop, RangeIndex, Step, perform};
 use rustix::time::{ClockId, clock_gettime};
-use std::ops::Bound;
 
 /// The state of one client's loop.
-pub(super) struct Client<'a, F> {
-    pub(super) fabric: &'a F,
+pub(super) struct Client<'a> {
+    pub(super) fabric: &'a AnyFabric,
     pub(super) stream: OperationStream,
     pub(super) measured: Measurement,
     pub(super) progress: Progress<'a>,
@@ -41,10 +40,10 @@ pub(super) struct Client<'a, F> {
     pub(super) drawing_cpu_ns: u64,
 }
 
-impl<'a, F: Fabric> Client<'a, F> {
+impl<'a> Client<'a> {
     /// Creates a client of `run` on this compute server.
     pub(super) fn new(
-        fabric: &'a F,
+        fabric: &'a AnyFabric,
         stream: OperationStream,
         run: &Run,
         compute_server: u16,
@@ -69,10 +68,7 @@ impl<'a, F: Fabric> Client<'a, F> {
         }
     }
 
-    pub(super) async fn work<I>(&mut self, index: &I, amount: Amount)
-    where
-        I: IndexAdmin<Key = u64, Value = u64>,
-    {
+    pub(super) async fn work(&mut self, index: &AnyIndex<u64, u64>, amount: Amount) {
         let start_ns = self.fabric.now_ns();
         let (operations, until_ns) = match amount {
             Amount::Operations(operations) => (operations, u64::MAX),
@@ -102,13 +98,9 @@ impl<'a, F: Fabric> Client<'a, F> {
                 self.draw(index, operations - done, done);
                 now_ns = self.fabric.now_ns();
             }
-            let (executed, ended_ns) = self.execute_some(index, now_ns).await;
-            now_ns = ended_ns;
+            let turn = Turn { done, begin_ns: now_ns, until_ns };
             let before = done;
-            done += executed;
-            if let Some(clock) = self.clock {
-                clock.store(done, Ordering::Release);
-            }
+            Turn { done, begin_ns: now_ns, .. } = self.execute_some(index, turn).await;
             if before / PROGRESS_EVERY < done / PROGRESS_EVERY {
                 (self.progress)(PROGRESS_EVERY);
             }
@@ -117,14 +109,14 @@ impl<'a, F: Fabric> Client<'a, F> {
     }
 }
 
-impl<F: Fabric> Client<'_, F> {
+impl Client<'_> {
     /// Whether the client's compute server owns any keys.
-    fn owns_something<I: IndexAdmin<Key = u64>>(&self, index: &I) -> bool {
+    fn owns_something(&self, index: &AnyIndex<u64, u64>) -> bool {
         index.owned_by(self.compute_server).is_some()
     }
 
     /// Draws the next block of at most `most` operations, after `done` have been executed.
-    fn draw<I: IndexAdmin<Key = u64>>(&mut self, index: &I, most: u64, done: u64) {
+    fn draw(&mut self, index: &AnyIndex<u64, u64>, most: u64, done: u64) {
         let (begin_ns, cpu_begin_ns) = (self.fabric.now_ns(), thread_cpu_ns());
         // A draw may depend on time, on the owners of keys, or on earlier operations.
         let shifts_by_time = self.shift.is_some_and(|(due, _)| due.ns < u64::MAX);
@@ -141,85 +133,124 @@ impl<F: Fabric> Client<'_, F> {
         self.drawing_cpu_ns += thread_cpu_ns() - cpu_begin_ns;
     }
 
-    /// Executes the operations of one call of the index, which begins at `begin_ns`. Returns how
-    /// many they were, and when they ended.
-    #[inline]
-    async fn execute_some<I>(&mut self, index: &I, begin_ns: u64) -> (u64, u64)
-    where
-        I: IndexAdmin<Key = u64, Value = u64>,
-    {
+    /// Executes the operations of one call of the index, or operations that are drawn, one after the
+    /// other.
+    async fn execute_some(&mut self, index: &AnyIndex<u64, u64>, mut turn: Turn) -> Turn {
         if self.batch > 1 {
             self.block.take_edits(self.batch, &mut self.together);
             if !self.together.is_empty() {
-                return self.execute_together(index, begin_ns).await;
+                self.execute_together(index, &mut turn).await;
+                return turn;
             }
         }
-        let Some((drawn, keys)) = self.block.take() else { return (0, begin_ns) };
-        let (owner, result) = match &drawn {
-            Some(operation) => {
-                let result = execute(self.fabric, index, *operation, keys).await;
-                let key = self.recorder.as_ref().and_then(|_| first_key(operation, keys));
-                (key.and_then(|key| index.compute_server_of(&key)), result)
-            }
-            None => {
-                let full = IndexError::InvalidArgument("the key space has no room for a new key");
-                (None, Err(full))
-            }
-        };
-        let now_ns = self.fabric.now_ns();
-        self.ended(drawn, owner, result, (begin_ns, now_ns));
-        (1, now_ns)
+        let most = if self.batch > 1 { 1 } else { u64::MAX };
+        let last = turn.done.saturating_add(most);
+        let mut each = EachDrawn { client: self, index, turn, last, drawn: None };
+        index.run(&mut each).await;
+        each.turn
     }
 
     /// Executes the single-key operations in `together` by one call of the index.
-    async fn execute_together<I>(&mut self, index: &I, begin_ns: u64) -> (u64, u64)
-    where
-        I: IndexAdmin<Key = u64, Value = u64>,
-    {
+    async fn execute_together(&mut self, index: &AnyIndex<u64, u64>, turn: &mut Turn) {
         let together = std::mem::take(&mut self.together);
         let edits: Vec<_> = together.iter().filter_map(Operation::edit).collect();
-        charge(self.fabric, edits.len()).await;
-        let outcomes = index.execute_all(&edits).await;
-        let now_ns = self.fabric.now_ns();
-        for (operation, outcome) in together.iter().zip(outcomes) {
-            let key = self.recorder.as_ref().and_then(|_| first_key(operation, &[]));
-            let owner = key.and_then(|key| index.compute_server_of(&key));
-            let result = outcome.map(|answer| answer.applied);
-            self.ended(Some(*operation), owner, result, (begin_ns, now_ns));
+        for _ in &edits {
+            self.fabric.charge(Work::Client).await;
         }
-        let count = together.len() as u64;
+        let outcomes = index.execute_all(&edits).await;
+        let times = (turn.begin_ns, self.fabric.now_ns());
+        for (operation, outcome) in together.iter().zip(outcomes) {
+            let result = outcome.map(|answer| answer.applied);
+            self.ended(index, Some(operation), result, times);
+        }
+        turn.done += together.len() as u64;
+        turn.begin_ns = times.1;
         self.together = together;
-        (count, now_ns)
+        self.publish(turn.done);
     }
 
-    /// Records an operation that ran during `times`.
+    /// Tells background tasks how many operations have been executed.
+    fn publish(&self, done: u64) {
+        if let Some(clock) = self.clock {
+            clock.store(done, Ordering::Release);
+        }
+    }
+
+    /// Records an operation that ran during `times`, taken from the block or from `together`.
     #[inline]
     fn ended(
         &mut self,
-        drawn: Option<Operation>,
-        owner: Option<u16>,
+        index: &AnyIndex<u64, u64>,
+        drawn: Option<&Operation>,
         result: Result<bool, IndexError>,
-        times: (u64, u64),
+        (begin_ns, now_ns): (u64, u64),
     ) {
         if let (Some(Operation::Insert { .. }), Ok(true)) = (drawn, &result) {
             self.stream.inserted();
             self.measured.inserted += 1;
         }
-        let (begin_ns, now_ns) = times;
         if let Some(recorder) = &mut self.recorder {
+            let key = drawn.and_then(|operation| first_key(operation, self.block.keys()));
+            let owner = key.and_then(|key| index.compute_server_of(&key));
             recorder.record(owner.unwrap_or(self.compute_server), now_ns, result.is_err());
         }
-        let is_lookup = drawn.is_some_and(|operation| operation.is_lookup());
+        let is_lookup = drawn.is_some_and(Operation::is_lookup);
         self.measured.record(is_lookup, result, now_ns - begin_ns);
+    }
+}
+
+/// How far a client's loop has come.
+struct Turn {
+    /// Operations executed.
+    done: u64,
+    /// When the next one begins: at the end of the previous one.
+    begin_ns: u64,
+    /// None begins at or after this time.
+    until_ns: u64,
+}
+
+/// The operations of a block, one after the other.
+struct EachDrawn<'a, 'b> {
+    client: &'a mut Client<'b>,
+    index: &'a AnyIndex<u64, u64>,
+    turn: Turn,
+    /// The number of executed operations at which to stop.
+    last: u64,
+    /// The operation that runs; `None` stands for an insertion into a full key space.
+    drawn: Option<Operation>,
+}
+
+impl OperationLoop<u64, u64> for EachDrawn<'_, '_> {
+    #[inline]
+    fn next(&mut self) -> Option<Step<'_, u64, u64>> {
+        loop {
+            if self.turn.done >= self.last || self.turn.begin_ns >= self.turn.until_ns {
+                return None;
+            }
+            self.drawn = self.client.block.take()?;
+            if self.drawn.is_some() {
+                break;
+            }
+            let full = IndexError::InvalidArgument("the key space has no room for a new key");
+            self.ended(Err(full));
+        }
+        let keys = self.client.block.keys();
+        self.drawn.as_ref().map(|operation| operation.step(keys))
+    }
+
+    #[inline]
+    fn ended(&mut self, outcome: Result<bool, IndexError>) {
+        let times = (self.turn.begin_ns, self.client.fabric.now_ns());
+        self.client.ended(self.index, self.drawn.as_ref(), outcome, times);
+        self.turn.done += 1;
+        self.turn.begin_ns = times.1;
+        self.client.publish(self.turn.done);
     }
 }
 
 /// Draws operations until the first key of one is owned by compute server `me`, or until
 /// [`MOST_DRAWN`] have been drawn.
-fn next_of<I>(me: u16, stream: &mut OperationStream, index: &I) -> Option<Operation>
-where
-    I: IndexAdmin<Key = u64>,
-{
+fn next_of(me: u16, stream: &mut OperationStream, index: &AnyIndex<u64, u64>) -> Option<Operation> {
     let mut operation = stream.next();
     for _ in 0..MOST_DRAWN {
         let drawn = operation?;
@@ -259,14 +290,6 @@ pub fn first_key(operation: &Operation, batch: &[u64]) -> Option<u64> {
     }
 }
 
-/// Charges a client's work for operations, beside what their index does. No design charges it.
-#[inline]
-async fn charge<F: Fabric>(fabric: &F, operations: usize) {
-    for _ in 0..operations {
-        fabric.charge(Work::Client).await;
-    }
-}
-
 /// Executes one operation. Returns whether it had the desired result: a record, or, for an
 /// insertion, no existing record. `batch` has the keys of [`Operation::MultiGet`].
 ///
@@ -283,36 +306,5 @@ where
     F: Fabric,
     I: RangeIndex<Key = u64, Value = u64>,
 {
-    let keys = if matches!(operation, Operation::MultiGet) { batch.len() } else { 1 };
-    charge(fabric, keys).await;
-    Ok(match operation {
-        Operation::Get { key } => index.get(&key).await?.is_some(),
-        Operation::ReadModifyWrite { key, value } => {
-            if index.get(&key).await?.is_none() {
-                return Ok(false);
-            }
-            charge(fabric, 1).await;
-            index.update(&key, &value).await?
-        }
-        Operation::Scan { from, limit, reverse } => {
-            !index.scan(&scan_from(from, limit, reverse)).await?.is_empty()
-        }
-        Operation::ScanInterval { from, below } => {
-            !index.scan(&Scan::range(from..below)).await?.is_empty()
-        }
-        Operation::MultiGet => index.multi_get(batch).await?.iter().all(Option::is_some),
-        change => match change.edit() {
-            Some(edit) => index.execute(edit).await?.applied,
-            None => unreachable!("all other operations change a single key"),
-        },
-    })
-}
-
-/// A scan of at most `limit` records that starts at `from`, ascending or descending.
-pub fn scan_from(from: u64, limit: u32, reverse: bool) -> Scan<u64> {
-    let (lower, upper) = match reverse {
-        false => (Bound::Included(from), Bound::Unbounded),
-        true => (Bound::Unbounded, Bound::Included(from)),
-    };
-    Scan { lower, upper, reverse, limit: limit as usize }
+    perform(fabric, index, operation.step(batch)).await
 }

@@ -3,7 +3,8 @@
 //! *Thread safety*: plain values.
 
 use crate::strings::Strings;
-use farleaf_index::{ByName, IndexAdmin};
+use farleaf_fabric::AnyFabric;
+use farleaf_index::{AnyIndex, ByName, IndexOf};
 use farleaf_page::{Bytes, Fixed8, Layout};
 
 /// The form of keys and values in an index. The driver refers to them by number.
@@ -11,10 +12,8 @@ pub trait Form: Clone + Send + Sync + 'static {
     /// The layout of the index's pages.
     type Layout: Layout;
 
-    /// Wraps the index as one from numbers to numbers.
-    fn by_number<I>(&self, index: I) -> impl IndexAdmin<Key = u64, Value = u64> + use<Self, I>
-    where
-        I: IndexAdmin<Key = <Self::Layout as Layout>::Key, Value = <Self::Layout as Layout>::Value>;
+    /// Wraps the index of an endpoint as one from numbers to numbers.
+    fn by_number(&self, index: IndexOf<Self::Layout>, fabric: AnyFabric) -> AnyIndex<u64, u64>;
 }
 
 /// Numbers of 8 bytes.
@@ -24,10 +23,7 @@ pub struct Numbers;
 impl Form for Numbers {
     type Layout = Fixed8;
 
-    fn by_number<I: IndexAdmin<Key = u64, Value = u64>>(
-        &self,
-        index: I,
-    ) -> impl IndexAdmin<Key = u64, Value = u64> + use<I> {
+    fn by_number(&self, index: AnyIndex<u64, u64>, _fabric: AnyFabric) -> AnyIndex<u64, u64> {
         index
     }
 }
@@ -35,10 +31,7 @@ impl Form for Numbers {
 impl<const WORDS: usize> Form for Strings<WORDS> {
     type Layout = Bytes<WORDS>;
 
-    fn by_number<I: IndexAdmin<Key = [u8], Value = [u8]>>(
-        &self,
-        index: I,
-    ) -> impl IndexAdmin<Key = u64, Value = u64> + use<WORDS, I> {
-        ByName::with(index, self.clone())
+    fn by_number(&self, index: AnyIndex<[u8], [u8]>, fabric: AnyFabric) -> AnyIndex<u64, u64> {
+        AnyIndex::of(ByName::with(index, self.clone()), fabric)
     }
 }

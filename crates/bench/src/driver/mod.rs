@@ -25,7 +25,7 @@ mod measurement;
 mod moment;
 
 pub use changes::{AppliedChange, Change, PlannedChange, Reshaping};
-pub use client::{execute, first_key, scan_from};
+pub use client::{execute, first_key};
 pub use form::{Form, Numbers};
 pub use measurement::Measurement;
 pub use moment::{Due, Moment};
@@ -40,8 +40,10 @@ use client::{Client, thread_cpu_ns};
 use farleaf_fabric::AnyCluster;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{AnyFabric, Cluster, Fabric, Provider, RegionError, ServerId};
-use farleaf_index::{Background, Design, IndexAdmin, IndexError, RangeIndex, Reshaped, Scan};
-use farleaf_page::Layout;
+use farleaf_index::{
+    AnyCompute, AnyDesign, AnyIndex, Background, IndexAdmin, IndexError, RangeIndex, Reshaped, Scan,
+};
+use farleaf_page::{Fixed8, Layout};
 use farleaf_pool::server::{MemoryServer, MemoryServerConfig};
 use farleaf_pool::wire::Usage;
 use idle::Idle;
@@ -172,7 +174,7 @@ const PROGRESS_EVERY: u64 = 4096;
 pub type Progress<'a> = &'a (dyn Fn(u64) + Sync);
 
 /// A cluster that holds one index.
-pub struct Testbed<D: Design<O::Layout>, O: Form = Numbers> {
+pub struct Testbed<O: Form = Numbers> {
     cluster: AnyCluster<MemoryServer<O::Layout>>,
     services: Vec<Arc<MemoryServer<O::Layout>>>,
     form: O,
@@ -180,7 +182,7 @@ pub struct Testbed<D: Design<O::Layout>, O: Form = Numbers> {
     /// Number of runs so far. Each run draws different operations.
     runs: u64,
     records: u64,
-    compute: D::Compute,
+    compute: AnyCompute<O::Layout>,
 }
 
 /// Creates memory servers with pools of this size, for a [`Testbed`].
@@ -199,21 +201,21 @@ pub fn memory_servers<L: Layout>(
     (0..count).map(server).collect()
 }
 
-impl<D: Design<<Numbers as Form>::Layout>> Testbed<D> {
+impl Testbed {
     /// Starts the memory servers and creates an empty index of numbers on them.
     ///
     /// # Errors
     /// [`BenchError::Create`].
     pub fn start(
         provider: &impl Provider,
-        services: Vec<Arc<MemoryServer<<Numbers as Form>::Layout>>>,
-        options: &D::Options,
+        services: Vec<Arc<MemoryServer<Fixed8>>>,
+        design: &AnyDesign<Fixed8>,
     ) -> Result<Self, BenchError> {
-        Self::start_with(provider, services, options, Numbers)
+        Self::start_with(provider, services, design, Numbers)
     }
 }
 
-impl<D: Design<O::Layout>, O: Form> Testbed<D, O> {
+impl<O: Form> Testbed<O> {
     /// Starts the memory servers and creates an empty index on them, with keys of this form.
     ///
     /// # Errors
@@ -221,14 +223,14 @@ impl<D: Design<O::Layout>, O: Form> Testbed<D, O> {
     pub fn start_with(
         provider: &impl Provider,
         services: Vec<Arc<MemoryServer<O::Layout>>>,
-        options: &D::Options,
+        design: &AnyDesign<O::Layout>,
         form: O,
     ) -> Result<Self, BenchError> {
         let cluster = AnyCluster::Other(Box::new(provider.try_start(services.clone())?));
         cluster
-            .try_run_one(|fabric| async move { D::create(&fabric, options).await })?
+            .try_run_one(async |fabric| design.create(&fabric).await)?
             .map_err(BenchError::Create)?;
-        let compute = D::compute(options).map_err(BenchError::Create)?;
+        let compute = design.compute().map_err(BenchError::Create)?;
         Ok(Self { cluster, services, form, next_number: 0, runs: 0, records: 0, compute })
     }
 
@@ -247,7 +249,7 @@ impl<D: Design<O::Layout>, O: Form> Testbed<D, O> {
         let form = &self.form;
         let load = async |fabric: AnyFabric| {
             let start_ns = fabric.now_ns();
-            let index = open::<D, _, O>(fabric.clone(), compute, form).await?;
+            let index = open(fabric.clone(), compute, form).await?;
             let mut since = 0;
             let records = keys.records().inspect(|_| {
                 since += 1;
@@ -299,7 +301,7 @@ impl<D: Design<O::Layout>, O: Form> Testbed<D, O> {
         const QUIET_NS: u64 = 50_000_000;
         let (compute, form) = (&self.compute, &self.form);
         let settle = async |fabric: AnyFabric, _| {
-            let index = open::<D, _, O>(fabric.clone(), compute, form).await?;
+            let index = open(fabric.clone(), compute, form).await?;
             index.flush().await.map_err(BenchError::WriteBack)?;
             let last = Cell::new((fabric.counters().snapshot(), fabric.now_ns()));
             let failed = RefCell::new(None);
@@ -357,11 +359,11 @@ impl<D: Design<O::Layout>, O: Form> Testbed<D, O> {
             compute_servers.iter().copied().chain(background.endpoints()).collect();
         let outcomes = self.cluster.try_run(&endpoints, async |fabric, number| {
             if let Some(task) = number.checked_sub(clients) {
-                let opened = open::<D, _, O>(fabric.clone(), compute, form).await;
+                let opened = open(fabric.clone(), compute, form).await;
                 return background.run(&fabric, &opened?, &gate, task).await;
             }
             let _at_work = AtWork::new(&background);
-            let opened = open::<D, _, O>(fabric.clone(), compute, form).await;
+            let opened = open(fabric.clone(), compute, form).await;
             let stream = OperationStream::for_run(&run.stream, number_of_run, number, &inserted);
             let mut client = Client::new(&fabric, stream, run, compute_servers[number], progress);
             if let Ok(index) = &opened {
@@ -414,10 +416,11 @@ impl<D: Design<O::Layout>, O: Form> Testbed<D, O> {
             let stream = OperationStream::for_run(&run.stream, runs, 0, &inserted);
             let run = Run { own_keys: false, ..run.clone() };
             let mut client = Client::new(&fabric, stream, &run, 0, &|_| ());
-            client.work(&Idle, Amount::Operations(OPERATIONS / 20)).await;
+            let idle = AnyIndex::of(Idle, fabric.clone());
+            client.work(&idle, Amount::Operations(OPERATIONS / 20)).await;
             client.drawing_cpu_ns = 0;
             let begin_ns = thread_cpu_ns();
-            client.work(&Idle, Amount::Operations(OPERATIONS)).await;
+            client.work(&idle, Amount::Operations(OPERATIONS)).await;
             let spent_ns = (thread_cpu_ns() - begin_ns).saturating_sub(client.drawing_cpu_ns);
             spent_ns as f64 / OPERATIONS as f64
         });
@@ -435,7 +438,7 @@ impl<D: Design<O::Layout>, O: Form> Testbed<D, O> {
     ) -> Result<Measurement, BenchError> {
         let (compute, form) = (&self.compute, &self.form);
         self.cluster.try_run_one(async |fabric| {
-            let index = open::<D, _, O>(fabric.clone(), compute, form).await?;
+            let index = open(fabric.clone(), compute, form).await?;
             let mut measured = Measurement::new();
             let (start_ns, before) = (fabric.now_ns(), fabric.counters().snapshot());
             let cache_before = index.cache_counters();
@@ -461,7 +464,7 @@ impl<D: Design<O::Layout>, O: Form> Testbed<D, O> {
     pub fn get(&self, key: u64) -> Result<Option<u64>, BenchError> {
         let (compute, form) = (&self.compute, &self.form);
         self.cluster.try_run_one(async |fabric| {
-            let index = open::<D, _, O>(fabric, compute, form).await?;
+            let index = open(fabric, compute, form).await?;
             index.get(&key).await.map_err(BenchError::Read)
         })?
     }
@@ -473,7 +476,7 @@ impl<D: Design<O::Layout>, O: Form> Testbed<D, O> {
     pub fn scan(&self, scan: &Scan<u64>) -> Result<Vec<(u64, u64)>, BenchError> {
         let (compute, form) = (&self.compute, &self.form);
         self.cluster.try_run_one(async |fabric| {
-            let index = open::<D, _, O>(fabric, compute, form).await?;
+            let index = open(fabric, compute, form).await?;
             index.scan(scan).await.map_err(BenchError::Read)
         })?
     }
@@ -490,12 +493,12 @@ impl<D: Design<O::Layout>, O: Form> Testbed<D, O> {
 
     /// Bytes of pages in the caches of all compute servers.
     pub fn cached_bytes(&self) -> u64 {
-        D::cached_bytes(&self.compute)
+        self.compute.cached_bytes()
     }
 
     /// Bytes of the index's own memory on the compute side, excluding caches.
     pub fn local_bytes(&self) -> u64 {
-        D::local_bytes(&self.compute)
+        self.compute.local_bytes()
     }
 
     /// Memory in use on each memory server.
@@ -553,12 +556,13 @@ impl<D: Design<O::Layout>, O: Form> Testbed<D, O> {
 }
 
 /// Opens the index, wrapped as one of numbers.
-async fn open<D: Design<O::Layout>, F: Fabric, O: Form>(
-    fabric: F,
-    compute: &D::Compute,
+async fn open<O: Form>(
+    fabric: AnyFabric,
+    compute: &AnyCompute<O::Layout>,
     form: &O,
-) -> Result<impl IndexAdmin<Key = u64, Value = u64> + use<D, F, O>, BenchError> {
-    D::open(fabric, compute).await.map(|index| form.by_number(index)).map_err(BenchError::Open)
+) -> Result<AnyIndex<u64, u64>, BenchError> {
+    let index = compute.open(fabric.clone()).await.map_err(BenchError::Open)?;
+    Ok(form.by_number(index, fabric))
 }
 
 /// The result of one task of a run.

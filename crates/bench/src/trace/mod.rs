@@ -18,7 +18,7 @@ use crate::keys::{KeySpace, mix64};
 use crate::workload::Operation;
 use farleaf_fabric::Provider;
 use farleaf_fabric::sync::Arc;
-use farleaf_index::{Design, Scan};
+use farleaf_index::{AnyDesign, Scan};
 use farleaf_pool::server::MemoryServer;
 use format::Request;
 use rows::{Key, Keys, Shape};
@@ -156,15 +156,15 @@ const FILL: f64 = 0.7;
 /// # Errors
 /// [`BenchError`] if the index cannot be created, loaded, opened or scanned. Failed requests are
 /// counted instead.
-pub fn replay<D: Design<O::Layout>, O: Form>(
+pub fn replay<O: Form>(
     provider: &impl Provider,
     services: Vec<Arc<MemoryServer<O::Layout>>>,
-    options: &D::Options,
+    design: &AnyDesign<O::Layout>,
     form: O,
     operations: &[Operation],
     loaded: Option<&KeySpace>,
 ) -> Result<(Measurement, Vec<(u64, u64)>), BenchError> {
-    let mut testbed = Testbed::<D, O>::start_with(provider, services, options, form)?;
+    let mut testbed = Testbed::start_with(provider, services, design, form)?;
     if let Some(keys) = loaded {
         testbed.load(keys, FILL, &|_| ())?;
     }

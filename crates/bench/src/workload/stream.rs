@@ -18,9 +18,11 @@ use super::{Distribution, Mix, OperationKind, Permutation, ScanLength};
 use crate::keys::KeySpace;
 use crate::keys::mix64;
 use farleaf_fabric::sync::{Arc, AtomicU64, Ordering};
+use farleaf_index::{Scan, Step};
 use farleaf_page::{Action, LeafEdit};
 use rand::rngs::Xoshiro256PlusPlus;
 use rand::{RngExt, SeedableRng};
+use std::ops::Bound;
 
 /// An operation for the driver to execute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,6 +77,30 @@ impl Operation {
         };
         Some(LeafEdit { key, action })
     }
+
+    /// What the index is asked; `batch` has the keys of a [`Self::MultiGet`].
+    #[inline]
+    pub fn step<'a>(&'a self, batch: &'a [u64]) -> Step<'a, u64, u64> {
+        match self {
+            Self::ReadModifyWrite { key, value } => Step::ReadModifyWrite(key, value),
+            Self::Scan { from, limit, reverse } => Step::Scan(scan_from(*from, *limit, *reverse)),
+            Self::ScanInterval { from, below } => Step::Scan(Scan::range(*from..*below)),
+            Self::MultiGet => Step::MultiGet(batch),
+            change => match change.edit() {
+                Some(edit) => Step::Edit(edit),
+                None => unreachable!("all other operations are on a single key"),
+            },
+        }
+    }
+}
+
+/// A scan of up to `limit` records that starts at `from`.
+fn scan_from(from: u64, limit: u32, reverse: bool) -> Scan<u64> {
+    let (lower, upper) = match reverse {
+        false => (Bound::Included(from), Bound::Unbounded),
+        true => (Bound::Unbounded, Bound::Included(from)),
+    };
+    Scan { lower, upper, reverse, limit: limit as usize }
 }
 
 /// How many new keys each client has inserted. The distribution `latest` depends on it.

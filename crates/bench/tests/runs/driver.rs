@@ -11,7 +11,7 @@ use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::{Faults, SimConfig};
 use farleaf_fabric::sync::{Arc, AtomicU64, Ordering};
 use farleaf_fabric::{Provider, ServerId};
-use farleaf_index::IndexError;
+use farleaf_index::{AnyDesign, IndexError};
 use farleaf_page::Fixed8;
 use farleaf_pool::server::{MemoryServer, MemoryServerConfig};
 use farleaf_trees::coarse::{Coarse, CoarseOptions, Partitioning};
@@ -24,10 +24,11 @@ fn services(pool_bytes: usize) -> Vec<Arc<MemoryServer<Fixed8>>> {
     (0..SERVERS).map(server).collect()
 }
 
-fn testbed(provider: &impl Provider, keys: &KeySpace, pool_bytes: usize) -> Testbed<Coarse> {
+fn testbed(provider: &impl Provider, keys: &KeySpace, pool_bytes: usize) -> Testbed {
     let boundaries = keys.boundaries(&[1; SERVERS as usize]);
     let options = CoarseOptions { partitioning: Partitioning::Range { boundaries } };
-    let mut testbed = Testbed::start(provider, services(pool_bytes), &options).unwrap();
+    let mut testbed =
+        Testbed::start(provider, services(pool_bytes), &AnyDesign::of::<Coarse>(options)).unwrap();
     let reported = AtomicU64::new(0);
     let progress = |records| {
         reported.fetch_add(records, Ordering::Relaxed);
@@ -187,7 +188,8 @@ fn a_measurement_after_another_draws_other_operations() {
     let keys = KeySpace::spread(50_000);
     let options = DexOptions::with_boundaries(Vec::new(), CacheOptions::default());
     let provider = SimConfig::default();
-    let mut testbed = Testbed::<Dex>::start(&provider, services(64 << 20), &options).unwrap();
+    let mut testbed =
+        Testbed::start(&provider, services(64 << 20), &AnyDesign::of::<Dex>(options)).unwrap();
     testbed.load(&keys, 0.7, &|_| ()).unwrap();
     let run = run_of(&Mix::named("read-only").unwrap(), &keys, Amount::Operations(400));
     let run = Run { compute_servers: 1, threads: 1, ..run };
@@ -278,7 +280,8 @@ fn operations_count_for_the_owners_of_their_keys() {
     let boundaries = keys.boundaries(&[1; 4]);
     let options = DexOptions::with_boundaries(boundaries, CacheOptions::default());
     let provider = SimConfig::default();
-    let mut testbed = Testbed::<Dex>::start(&provider, services(64 << 20), &options).unwrap();
+    let mut testbed =
+        Testbed::start(&provider, services(64 << 20), &AnyDesign::of::<Dex>(options)).unwrap();
     testbed.load(&keys, 0.7, &|_| ()).unwrap();
     let run = shifting_run(&keys, Amount::Nanoseconds(4_000_000), Interval::Parts(8));
     let run = Run { compute_servers: 4, ..run };

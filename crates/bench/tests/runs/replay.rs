@@ -11,7 +11,7 @@ use farleaf_fabric::sim::SimConfig;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::tcp::TcpConfig;
 use farleaf_fabric::{Backing, CounterSnapshot, Provider, ServerId};
-use farleaf_index::Design;
+use farleaf_index::AnyDesign;
 use farleaf_page::Fixed8;
 use farleaf_pool::server::{MemoryServer, MemoryServerConfig};
 use farleaf_trees::coarse::{Coarse, CoarseOptions, Partitioning};
@@ -31,9 +31,9 @@ fn trace() -> Option<Vec<Operation>> {
     Some(read_trace(&path, &TraceFormat::default(), false, u64::MAX).unwrap().operations)
 }
 
-fn check<D: Design<Fixed8>>(
+fn check(
     provider: &impl Provider,
-    options: &D::Options,
+    design: &AnyDesign<Fixed8>,
     operations: &[Operation],
 ) -> CounterSnapshot {
     // Every provider takes memory that processes can share.
@@ -42,7 +42,7 @@ fn check<D: Design<Fixed8>>(
     let server =
         |number| Arc::new(MemoryServer::<Fixed8>::new(ServerId::new(number), &config).unwrap());
     let services = (0..SERVERS).map(server).collect();
-    let replayed = replay::<D, _>(provider, services, options, Numbers, operations, None);
+    let replayed = replay(provider, services, design, Numbers, operations, None);
     let (measured, contents) = replayed.unwrap();
 
     let mut model = BTreeMap::new();
@@ -65,7 +65,8 @@ fn check_coarse(
     partitioning: Partitioning<u64>,
     operations: &[Operation],
 ) {
-    let cost = check::<Coarse>(provider, &CoarseOptions { partitioning }, operations);
+    let cost =
+        check(provider, &AnyDesign::of::<Coarse>(CoarseOptions { partitioning }), operations);
     assert_eq!(cost.rpcs, operations.len() as u64, "one RPC for each request");
 }
 
@@ -94,12 +95,12 @@ fn server_threads_change_nothing() {
 fn one_sided_designs_leave_the_same() {
     let Some(operations) = trace() else { return };
     let boundaries = touched_keys(&operations).boundaries(&[1; SERVERS as usize]);
-    let hybrid = HybridOptions::with_boundaries(boundaries);
-    let fine = FineOptions::default();
-    check::<Fine>(&LocalConfig::default(), &fine, &operations);
-    check::<Fine>(&SimConfig::default(), &fine, &operations);
-    check::<Hybrid>(&LocalConfig::default(), &hybrid, &operations);
-    check::<Hybrid>(&SimConfig::default(), &hybrid, &operations);
+    let hybrid = AnyDesign::of::<Hybrid>(HybridOptions::with_boundaries(boundaries));
+    let fine = AnyDesign::of::<Fine>(FineOptions::default());
+    check(&LocalConfig::default(), &fine, &operations);
+    check(&SimConfig::default(), &fine, &operations);
+    check(&LocalConfig::default(), &hybrid, &operations);
+    check(&SimConfig::default(), &hybrid, &operations);
 }
 
 /// Tables so small that the trace fills and merges many of them, on both sides.
@@ -115,7 +116,7 @@ fn an_lsm_tree_leaves_the_same() {
     for provider in &providers {
         let options =
             DlsmOptions { merges: MergePlace::Memory, ..DlsmOptions::with_table_bytes(64 << 10) };
-        let cost = check::<Dlsm>(provider, &options, &operations);
+        let cost = check(provider, &AnyDesign::of::<Dlsm>(options), &operations);
         // It was flushed, merged and read from tables.
         assert!(cost.reads > 10_000 && cost.bytes_written > 1_000_000, "{cost:?}");
     }

@@ -13,7 +13,7 @@ use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::SimConfig;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Provider, ServerId};
-use farleaf_index::{BalanceOptions, IndexError};
+use farleaf_index::{AnyDesign, BalanceOptions, IndexError};
 use farleaf_page::Fixed8;
 use farleaf_pool::server::{MemoryServer, MemoryServerConfig};
 use farleaf_trees::coarse::Coarse;
@@ -50,8 +50,9 @@ fn run_of(keys: &KeySpace, compute_servers: u16, amount: Amount, reshaping: Resh
     }
 }
 
-fn dex(provider: &impl Provider, keys: &KeySpace, options: &DexOptions<u64>) -> Testbed<Dex> {
-    let mut testbed = Testbed::<Dex>::start(provider, services(), options).unwrap();
+fn dex(provider: &impl Provider, keys: &KeySpace, options: &DexOptions<u64>) -> Testbed {
+    let mut testbed =
+        Testbed::start(provider, services(), &AnyDesign::of::<Dex>(options.clone())).unwrap();
     testbed.load(keys, 0.7, &|_| ()).unwrap();
     testbed
 }
@@ -168,7 +169,8 @@ fn designs_that_cannot_say_so() {
     let options = farleaf_trees::coarse::CoarseOptions {
         partitioning: farleaf_trees::coarse::Partitioning::Range { boundaries },
     };
-    let mut testbed = Testbed::<Coarse>::start(&provider, services(), &options).unwrap();
+    let mut testbed =
+        Testbed::start(&provider, services(), &AnyDesign::of::<Coarse>(options)).unwrap();
     testbed.load(&keys, 0.7, &|_| ()).unwrap();
     let changes = vec![order(0.5, 0, 1, 1.0)];
     let reshaping = Reshaping { balance: true, changes, ..Reshaping::default() };

@@ -10,7 +10,7 @@ use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::SimConfig;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Cluster, CounterSnapshot, Provider, ServerId};
-use farleaf_index::{Design, RangeIndex};
+use farleaf_index::{AnyDesign, Design, RangeIndex};
 use farleaf_page::Fixed8;
 use farleaf_pool::server::{MemoryServer, MemoryServerConfig};
 use farleaf_suites::conformance::{self, Setup};
@@ -57,14 +57,15 @@ fn services() -> Vec<Arc<MemoryServer<Fixed8>>> {
     (0..SERVERS).map(server).collect()
 }
 
-fn testbed(provider: &impl Provider, keys: &KeySpace) -> Testbed<SingleMachine> {
+fn testbed(provider: &impl Provider, keys: &KeySpace) -> Testbed {
     let options = SingleMachineOptions { pool_bytes: 64 << 20, ..options() };
-    let mut testbed = Testbed::start(provider, services(), &options).unwrap();
+    let mut testbed =
+        Testbed::start(provider, services(), &AnyDesign::of::<SingleMachine>(options)).unwrap();
     testbed.load(keys, 0.7, &|_| ()).unwrap();
     testbed
 }
 
-fn measure(testbed: &mut Testbed<SingleMachine>, run: &Run) -> Measurement {
+fn measure(testbed: &mut Testbed, run: &Run) -> Measurement {
     testbed.measure(run, &|_| ()).unwrap()
 }
 

@@ -9,13 +9,13 @@ use farleaf_dex::{Dex, DexOptions};
 use farleaf_fabric::ServerId;
 use farleaf_fabric::sim::SimConfig;
 use farleaf_fabric::sync::Arc;
-use farleaf_index::{Naming, Scan};
+use farleaf_index::{AnyDesign, Naming, Scan};
 use farleaf_page::Bytes;
 use farleaf_pool::server::{MemoryServer, MemoryServerConfig};
 
 type Small = Strings<128>;
 
-fn testbed(strings: &Small, cache_bytes: u64) -> Testbed<Dex, Small> {
+fn testbed(strings: &Small, cache_bytes: u64) -> Testbed<Small> {
     let config = MemoryServerConfig { pool_bytes: 64 << 20, ..Default::default() };
     let server = |number| MemoryServer::<Bytes<128>>::new(ServerId::new(number), &config).unwrap();
     let services = (0..2).map(|number| Arc::new(server(number))).collect();
@@ -23,7 +23,8 @@ fn testbed(strings: &Small, cache_bytes: u64) -> Testbed<Dex, Small> {
     let cache = CacheOptions { bytes: cache_bytes, ..CacheOptions::default() };
     let options = DexOptions::with_boundaries(vec![boundary], cache);
     let provider = SimConfig::default();
-    let mut testbed = Testbed::start_with(&provider, services, &options, strings.clone()).unwrap();
+    let design = AnyDesign::of::<Dex>(options);
+    let mut testbed = Testbed::start_with(&provider, services, &design, strings.clone()).unwrap();
     testbed.load(strings.keys(), 0.7, &|_| ()).unwrap();
     testbed
 }

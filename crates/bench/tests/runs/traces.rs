@@ -12,7 +12,7 @@ use farleaf_bench::workload::Operation;
 use farleaf_fabric::ServerId;
 use farleaf_fabric::sim::SimConfig;
 use farleaf_fabric::sync::Arc;
-use farleaf_index::Design;
+use farleaf_index::AnyDesign;
 use farleaf_pool::server::{MemoryServer, MemoryServerConfig};
 use farleaf_trees::coarse::{Coarse, CoarseOptions, Partitioning};
 use farleaf_trees::fine::{Fine, FineOptions};
@@ -143,7 +143,7 @@ fn model(trace: &Trace, loaded: Option<&KeySpace>) -> (BTreeMap<u64, u64>, u64) 
     (map, found)
 }
 
-fn check<D: Design<O::Layout>, O: Form>(trace: &Trace, options: &D::Options, form: &O) {
+fn check<O: Form>(trace: &Trace, design: &AnyDesign<O::Layout>, form: &O) {
     let keys = trace.keys();
     for loaded in [None, Some(&keys)] {
         let config = MemoryServerConfig { pool_bytes: 8 << 20, ..MemoryServerConfig::default() };
@@ -152,8 +152,7 @@ fn check<D: Design<O::Layout>, O: Form>(trace: &Trace, options: &D::Options, for
         };
         let services = (0..2).map(server).collect();
         let provider = SimConfig::default();
-        let replayed =
-            replay::<D, O>(&provider, services, options, form.clone(), &trace.operations, loaded);
+        let replayed = replay(&provider, services, design, form.clone(), &trace.operations, loaded);
         let (measured, contents) = replayed.unwrap();
         let (map, found) = model(trace, loaded);
         let lookups = trace.operations.iter().filter(|operation| operation.is_lookup()).count();
@@ -165,18 +164,18 @@ fn check<D: Design<O::Layout>, O: Form>(trace: &Trace, options: &D::Options, for
 
 #[test]
 fn each_form_is_read_as_it_is_described_and_replays() {
-    let hash = CoarseOptions { partitioning: Partitioning::Hash };
+    let hash = AnyDesign::of::<Coarse>(CoarseOptions { partitioning: Partitioning::Hash });
     for (name, format, changes, expected) in FILES {
         let trace = read(name, format, changes, false);
         assert_eq!(written(&trace), expected, "{name} as {format} {changes}");
         match trace.strings.clone() {
             None => {
-                check::<Coarse, _>(&trace, &hash, &Numbers);
-                check::<Fine, _>(&trace, &FineOptions::default(), &Numbers);
+                check(&trace, &hash, &Numbers);
+                check(&trace, &AnyDesign::of::<Fine>(FineOptions::default()), &Numbers);
             }
             Some(keys) => {
                 let form = Strings::<128>::listed(keys, 8..=40, None, false).unwrap();
-                check::<Fine, _>(&trace, &FineOptions::default(), &form);
+                check(&trace, &AnyDesign::of::<Fine>(FineOptions::default()), &form);
             }
         }
     }
@@ -203,7 +202,7 @@ fn hashed_keys_are_numbers() {
         let kinds =
             |trace: &Trace| trace.operations.iter().map(std::mem::discriminant).collect::<Vec<_>>();
         assert_eq!(kinds(&hashed), kinds(&plain), "{name}");
-        let hash = CoarseOptions { partitioning: Partitioning::Hash };
-        check::<Coarse, _>(&hashed, &hash, &Numbers);
+        let hash = AnyDesign::of::<Coarse>(CoarseOptions { partitioning: Partitioning::Hash });
+        check(&hashed, &hash, &Numbers);
     }
 }

@@ -15,7 +15,7 @@ use farleaf_dlsm::{Dlsm, DlsmOptions};
 use farleaf_fabric::sim::{NetworkModel, SimConfig};
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{CostModel, ServerId};
-use farleaf_index::Design;
+use farleaf_index::AnyDesign;
 use farleaf_page::Fixed8;
 use farleaf_pool::server::{MemoryServer, MemoryServerConfig};
 use farleaf_trees::chime::{Chime, ChimeOptions};
@@ -99,20 +99,16 @@ fn operations(keys: &KeySpace) -> [(&'static str, Operation); 5] {
 
 /// The virtual time of each operation, from one client on an idle cluster whose caches have the
 /// nodes of these keys.
-fn times<D: Design<Fixed8>>(
-    options: &D::Options,
-    network: NetworkModel,
-    cost: CostModel,
-) -> [u64; 5] {
+fn times(design: &AnyDesign<Fixed8>, network: NetworkModel, cost: CostModel) -> [u64; 5] {
     let provider = SimConfig { network, cost, yield_ns: 1, ..SimConfig::default() };
     let keys = KeySpace::spread(KEYS);
-    let mut testbed = Testbed::<D>::start(&provider, vec![server()], options).unwrap();
+    let mut testbed = Testbed::start(&provider, vec![server()], design).unwrap();
     testbed.load(&keys, 0.7, &|_| ()).unwrap();
     let operations = operations(&keys);
     let replay = |operations: &[Operation]| {
         let measured = testbed.replay(operations, &|_| ()).unwrap();
-        assert_eq!(measured.first_error, None, "{}", D::NAME);
-        assert_eq!(measured.misses, 0, "{}: {operations:?}", D::NAME);
+        assert_eq!(measured.first_error, None, "{}", design.name());
+        assert_eq!(measured.misses, 0, "{}: {operations:?}", design.name());
         measured.elapsed_ns
     };
     replay(&[operations[0].1, operations[1].1, operations[4].1, operations[0].1]);
@@ -120,17 +116,16 @@ fn times<D: Design<Fixed8>>(
 }
 
 /// The table's rows of one design.
-fn rows<D: Design<Fixed8>>(options: &D::Options) -> String {
-    let counts =
-        COLUMNS.map(|cost| times::<D>(options, free_network(), cost).map(|ns| ns / UNIT_NS));
-    let network = times::<D>(options, NetworkModel::default(), FREE);
-    let all = times::<D>(options, NetworkModel::default(), CostModel::default());
-    let work = times::<D>(options, free_network(), CostModel::default());
+fn rows(design: &AnyDesign<Fixed8>) -> String {
+    let counts = COLUMNS.map(|cost| times(design, free_network(), cost).map(|ns| ns / UNIT_NS));
+    let network = times(design, NetworkModel::default(), FREE);
+    let all = times(design, NetworkModel::default(), CostModel::default());
+    let work = times(design, free_network(), CostModel::default());
     let (names, mut rows) = (operations(&KeySpace::spread(KEYS)), String::new());
     for (place, (name, _)) in names.iter().enumerate() {
         let counts = counts.map(|counts| counts[place]);
         let [client, dispatch, visits, changes, restructured, bytes, memtables, merged] = counts;
-        assert_eq!(client, 1, "{}: {name} is one operation of a client", D::NAME);
+        assert_eq!(client, 1, "{}: {name} is one operation of a client", design.name());
         let model = CostModel::default();
         let sum = client * model.client_ns
             + dispatch * model.dispatch_ns
@@ -141,8 +136,8 @@ fn rows<D: Design<Fixed8>>(options: &D::Options) -> String {
             + memtables * model.search_memtable_ns
             + merged * model.merge_record_ns;
         let rounded = work[place].abs_diff(sum);
-        assert!(rounded <= 20, "{}: {name} takes {} ns, not {sum}", D::NAME, work[place]);
-        write!(rows, "| {} | {name} |", D::NAME).unwrap();
+        assert!(rounded <= 20, "{}: {name} takes {} ns, not {sum}", design.name(), work[place]);
+        write!(rows, "| {} | {name} |", design.name()).unwrap();
         for count in counts {
             write!(rows, " {count} |").unwrap();
         }
@@ -157,15 +152,18 @@ fn operations_take_the_time_that_the_cost_model_says() {
     let cache = CacheOptions { bytes: 16 << 20, ..CacheOptions::default() };
     let single = SingleMachineOptions::with_pool_bytes(64 << 20);
     let mut table = format!("{HEAD}\n|{}\n", " --- |".repeat(HEAD.matches('|').count() - 1));
-    table += &rows::<Coarse>(&CoarseOptions { partitioning: range() });
-    table += &rows::<Fine>(&FineOptions::default());
-    table += &rows::<Hybrid>(&HybridOptions::with_boundaries(Vec::new()));
-    table += &rows::<Sherman>(&ShermanOptions::default());
-    table += &rows::<Chime>(&ChimeOptions { hot_bytes: 1 << 20, ..ChimeOptions::default() });
-    table += &rows::<Smart>(&SmartOptions::default());
-    table += &rows::<Dex>(&DexOptions::with_boundaries(Vec::new(), cache));
-    table += &rows::<Dlsm>(&DlsmOptions::default());
-    table += &rows::<SingleMachine>(&single);
+    table += &rows(&AnyDesign::of::<Coarse>(CoarseOptions { partitioning: range() }));
+    table += &rows(&AnyDesign::of::<Fine>(FineOptions::default()));
+    table += &rows(&AnyDesign::of::<Hybrid>(HybridOptions::with_boundaries(Vec::new())));
+    table += &rows(&AnyDesign::of::<Sherman>(ShermanOptions::default()));
+    table += &rows(&AnyDesign::of::<Chime>(ChimeOptions {
+        hot_bytes: 1 << 20,
+        ..ChimeOptions::default()
+    }));
+    table += &rows(&AnyDesign::of::<Smart>(SmartOptions::default()));
+    table += &rows(&AnyDesign::of::<Dex>(DexOptions::with_boundaries(Vec::new(), cache)));
+    table += &rows(&AnyDesign::of::<Dlsm>(DlsmOptions::default()));
+    table += &rows(&AnyDesign::of::<SingleMachine>(single));
 
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/internals/cost-model.md");
     let page = std::fs::read_to_string(page).unwrap();

@@ -164,6 +164,7 @@ impl<F: Fabric, L: Layout> IndexAdmin for OneServerIndex<F, L> {
 mod tests {
     use super::OneServer;
     use farleaf_fabric::local::LocalConfig;
+    use farleaf_index::AnyDesign;
     use farleaf_page::Fixed8;
     use farleaf_pool::server::MemoryServerConfig;
     use farleaf_sim::{RunOutcome, Scenario, run_design};
@@ -183,7 +184,7 @@ mod tests {
         for name in ["coarse-churn", "coarse-faults", "coarse-client-dies"] {
             let scenario = Scenario::registered(name).unwrap();
             for seed in 1..20 {
-                let report = run_design::<OneServer>(&scenario, seed, &());
+                let report = run_design(&scenario, seed, &AnyDesign::of::<OneServer>(()));
                 assert_eq!(report.outcome, RunOutcome::Ok, "{name}, seed {seed}");
                 assert!(report.answered > 0, "{name}, seed {seed}");
             }

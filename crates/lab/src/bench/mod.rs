@@ -11,7 +11,7 @@ mod reshaping;
 
 pub(crate) use arguments::Arguments;
 
-use crate::designs::{self, FabricConfig, Task};
+use crate::designs;
 use arguments::LoadName;
 use farleaf_bench::driver::{Amount, Form, Numbers, Testbed, memory_servers};
 use farleaf_bench::report::Report;
@@ -20,8 +20,8 @@ use farleaf_bench::table::table;
 use farleaf_bench::timeline::chart;
 use farleaf_command_line::exit::check_errors;
 use farleaf_command_line::output::{self, JsonTarget, bar, grouped};
-use farleaf_index::{Design, Naming, Scan};
-use farleaf_page::{Bytes, CHOSEN, Fixed8};
+use farleaf_index::{AnyDesign, Naming, Scan};
+use farleaf_page::CHOSEN;
 use form::KeysAndValues;
 use plan::{Plan, Work};
 
@@ -57,8 +57,7 @@ impl Plan {
         }
         match &self.form {
             KeysAndValues::Numbers => {
-                let task = Bench { plan: self, form: Numbers };
-                designs::run::<Fixed8, _>(self.design, &self.index, &self.fabric, task)
+                self.run_on(&designs::design(self.design, &self.index), Numbers)
             }
             KeysAndValues::Strings(strings) => self.run_strings(strings),
         }
@@ -71,8 +70,68 @@ impl Plan {
             designs::FabricConfig::Sim(_) => strings.clone(),
             _ => strings.clone().undecoded(),
         };
-        let task = Bench { plan: self, form };
-        designs::run::<Bytes<CHOSEN>, _>(self.design, &options, &self.fabric, task)
+        self.run_on(&designs::design(self.design, &options), form)
+    }
+
+    /// Runs the plan on a design.
+    fn run_on<O: Form>(&self, design: &AnyDesign<O::Layout>, form: O) -> anyhow::Result<Report> {
+        let plan = self;
+        let services = memory_servers(plan.report.memory_servers, plan.pool_bytes)?;
+        let mut testbed = Testbed::start_with(&self.fabric, services, design, form)?;
+        let mut report = plan.report.clone();
+        let measured = match &plan.work {
+            Work::Trace(operations, loaded) => {
+                if let Some(keys) = loaded {
+                    let loading = bar("load", Some(keys.len()));
+                    let load_ns = testbed.load(keys, report.fill, &|done| loading.inc(done))?;
+                    report.load_seconds = load_ns as f64 / 1e9;
+                    loading.finish_and_clear();
+                }
+                let bar = bar("replay", Some(operations.len() as u64));
+                let measured = testbed.replay(operations, &|done| bar.inc(done))?;
+                bar.finish_and_clear();
+                report.keys = testbed.scan(&Scan::range(..))?.len() as u64;
+                measured
+            }
+            Work::Workload(run) => {
+                let loading = bar("load", Some(run.stream.keys.len()));
+                match plan.load {
+                    LoadName::Bulk => {
+                        let loaded = &|done| loading.inc(done);
+                        let load_ns = testbed.load(&run.stream.keys, report.fill, loaded)?;
+                        report.load_seconds = load_ns as f64 / 1e9;
+                    }
+                    LoadName::Random => testbed.fill(run, &|done| loading.inc(done))?,
+                    LoadName::None => {}
+                }
+                loading.finish_and_clear();
+                if let Some(warm_up) = plan.warm_up {
+                    let filling = bar("first warm-up", Some(warm_up));
+                    let amount = Amount::Operations(warm_up);
+                    let filler = run.only(amount);
+                    testbed.measure(&filler, &|done| filling.inc(done))?;
+                    filling.finish_and_clear();
+                }
+                let total = match run.amount {
+                    Amount::Operations(operations) => Some(operations + operations / 20),
+                    Amount::Nanoseconds(_) => None,
+                };
+                let running = bar("warm-up and measurement", total);
+                let measured = testbed.measure(run, &|done| running.inc(done))?;
+                running.finish_and_clear();
+                if report.fabric != "sim" {
+                    report.harness_cpu_ns_per_operation = Some(testbed.harness_cpu_ns(run)?);
+                }
+                measured
+            }
+        };
+        let records = testbed.records().max(report.keys);
+        let mut report =
+            report.with_measurement(&measured).with_cached_bytes(testbed.cached_bytes());
+        if plan.latencies {
+            report = report.with_latencies(&measured);
+        }
+        Ok(report.with_memory(&testbed.usage(), testbed.local_bytes(), records))
     }
 }
 
@@ -198,77 +257,4 @@ fn of_blocks(report: &Report) -> String {
         blocks.hits,
         blocks.misses,
     )
-}
-
-struct Bench<'a, O> {
-    plan: &'a Plan,
-    form: O,
-}
-
-impl<O: Form> Task<O::Layout> for Bench<'_, O> {
-    type Output = anyhow::Result<Report>;
-
-    fn run<D: Design<O::Layout>>(
-        self,
-        provider: &FabricConfig,
-        options: &D::Options,
-    ) -> anyhow::Result<Report> {
-        let Self { plan, form } = self;
-        let services = memory_servers(plan.report.memory_servers, plan.pool_bytes)?;
-        let mut testbed = Testbed::<D, O>::start_with(provider, services, options, form)?;
-        let mut report = plan.report.clone();
-        let measured = match &plan.work {
-            Work::Trace(operations, loaded) => {
-                if let Some(keys) = loaded {
-                    let loading = bar("load", Some(keys.len()));
-                    let load_ns = testbed.load(keys, report.fill, &|done| loading.inc(done))?;
-                    report.load_seconds = load_ns as f64 / 1e9;
-                    loading.finish_and_clear();
-                }
-                let bar = bar("replay", Some(operations.len() as u64));
-                let measured = testbed.replay(operations, &|done| bar.inc(done))?;
-                bar.finish_and_clear();
-                report.keys = testbed.scan(&Scan::range(..))?.len() as u64;
-                measured
-            }
-            Work::Workload(run) => {
-                let loading = bar("load", Some(run.stream.keys.len()));
-                match plan.load {
-                    LoadName::Bulk => {
-                        let loaded = &|done| loading.inc(done);
-                        let load_ns = testbed.load(&run.stream.keys, report.fill, loaded)?;
-                        report.load_seconds = load_ns as f64 / 1e9;
-                    }
-                    LoadName::Random => testbed.fill(run, &|done| loading.inc(done))?,
-                    LoadName::None => {}
-                }
-                loading.finish_and_clear();
-                if let Some(warm_up) = plan.warm_up {
-                    let filling = bar("first warm-up", Some(warm_up));
-                    let amount = Amount::Operations(warm_up);
-                    let filler = run.only(amount);
-                    testbed.measure(&filler, &|done| filling.inc(done))?;
-                    filling.finish_and_clear();
-                }
-                let total = match run.amount {
-                    Amount::Operations(operations) => Some(operations + operations / 20),
-                    Amount::Nanoseconds(_) => None,
-                };
-                let running = bar("warm-up and measurement", total);
-                let measured = testbed.measure(run, &|done| running.inc(done))?;
-                running.finish_and_clear();
-                if report.fabric != "sim" {
-                    report.harness_cpu_ns_per_operation = Some(testbed.harness_cpu_ns(run)?);
-                }
-                measured
-            }
-        };
-        let records = testbed.records().max(report.keys);
-        let mut report =
-            report.with_measurement(&measured).with_cached_bytes(testbed.cached_bytes());
-        if plan.latencies {
-            report = report.with_latencies(&measured);
-        }
-        Ok(report.with_memory(&testbed.usage(), testbed.local_bytes(), records))
-    }
 }

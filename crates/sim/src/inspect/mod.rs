@@ -28,11 +28,12 @@ mod walk;
 
 use crate::client::Board;
 use crate::scenario::{DesignSpec, ErrorKind, Scenario};
+use crate::spread::Names;
 use crate::workload;
 use farleaf_fabric::sim::SimCluster;
 use farleaf_fabric::sync::{Arc, Ordering};
 use farleaf_fabric::{Cluster, Fabric, GlobalAddr, RpcService};
-use farleaf_index::{ByName, Design, RangeIndex, Scan};
+use farleaf_index::{AnyCompute, ByName, RangeIndex, Scan};
 use farleaf_page::{Layout, Named, NodeCarver, OwnedKey, OwnedValue, Page};
 use farleaf_pool::server::MemoryServer;
 use rand::RngExt;
@@ -91,6 +92,7 @@ pub(crate) async fn watch(
 pub(crate) struct Pool<L: Layout> {
     servers: Vec<Arc<MemoryServer<L>>>,
     design: DesignSpec,
+    names: Names,
     /// Lower bounds of the memory servers' key ranges, except the first; meaningful under range
     /// partitioning.
     boundaries: Vec<OwnedKey<L>>,
@@ -135,6 +137,7 @@ impl<L: Named> Pool<L> {
         Self {
             servers: servers.to_vec(),
             design: scenario.design.clone(),
+            names: Names::of(scenario),
             boundaries: boundaries.into_iter().map(L::key_named).collect(),
             clients_die,
             tells_all: !clients_die && doomed.is_empty() && allowed.is_empty(),
@@ -197,10 +200,10 @@ impl<L: Named> Pool<L> {
 
     /// Inspects a design without caches for the last time: it must hold the records that a scan
     /// from compute server `observer` returns.
-    pub(crate) fn look_at_the_end<De: Design<L>>(
+    pub(crate) fn look_at_the_end(
         &self,
         cluster: &SimCluster<MemoryServer<L>>,
-        compute: &De::Compute,
+        compute: &AnyCompute<L>,
         observer: u16,
     ) -> Result<(), String> {
         if self.is_uncertain {
@@ -212,7 +215,7 @@ impl<L: Named> Pool<L> {
                 // late they arrive.
                 fabric.sleep(self.last_words_ns).await;
             }
-            let index = ByName::<L, _>::new(De::open(fabric, compute).await?);
+            let index = ByName::<L, _, _>::with(compute.open(fabric).await?, self.names);
             index.scan(&Scan::range(..)).await
         });
         let records = match scanned.pop().flatten() {

@@ -33,17 +33,14 @@ type Find = for<'a> fn(&'a Pool<Small>) -> Victims<'a>;
 type Harm = fn(&Victims<'_>);
 
 /// An index with enough records for several levels, after a collection.
-fn filled<De: Design<Small>>(
-    scenario: &str,
-    options: impl Fn(&Scenario) -> De::Options,
-) -> Pool<Small> {
+fn filled(scenario: &str, design: impl Fn(&Scenario) -> AnyDesign<Small>) -> Pool<Small> {
     let mut scenario = Scenario::registered(scenario).unwrap();
     scenario.cluster.memory_servers = 2;
-    let options = options(&scenario);
-    let servers = start::<Small, De>(&scenario, &options).unwrap();
-    let compute = De::compute(&options).unwrap();
+    let design = design(&scenario);
+    let servers = start(&scenario, async |fabric: &AnyFabric| design.create(fabric).await).unwrap();
+    let compute = design.compute().unwrap();
     let filled = LocalConfig::default().start(servers.clone()).run_one(async |fabric| {
-        let index = De::open(fabric, &compute).await?;
+        let index = compute.open(fabric).await?;
         for key in 0..160 {
             index.insert(&key, &(key + 1000)).await?;
         }

@@ -355,7 +355,8 @@ fn run_on<O: Form<Layout: ClusterLayout>>(
         let bar = output::bar("records", None);
         load_ns = Some(connection.run(async |client| {
             let fabric = client.fabric().clone();
-            load(&form.by_number(client), &fabric, keys, abandon, &bar).await
+            let index = AnyIndex::of(client, fabric.clone());
+            load(&form.by_number(index, fabric.clone()), &fabric, keys, abandon, &bar).await
         })?);
         bar.finish_and_clear();
     }
@@ -372,7 +373,7 @@ fn run_on<O: Form<Layout: ClusterLayout>>(
     let progress = Progress::new(arguments.seconds.is_none().then_some(arguments.operations));
     let outcomes = connection.run_all(clients, async |client, number| {
         let fabric = client.fabric().clone();
-        let index = form.by_number(client);
+        let index = form.by_number(AnyIndex::of(client, fabric.clone()), fabric.clone());
         let start_ns = fabric.now_ns();
         progress.start(start_ns);
         let amount = arguments.amount().share(number, clients);
