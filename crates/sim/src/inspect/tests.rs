@@ -8,8 +8,8 @@ use crate::workload;
 use farleaf_dex::Dex;
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sync::Ordering;
-use farleaf_fabric::{Cluster, GlobalAddr, Provider, RpcService};
-use farleaf_index::{Design, IndexAdmin, RangeIndex};
+use farleaf_fabric::{AnyFabric, Cluster, GlobalAddr, Provider, RpcService};
+use farleaf_index::{AnyDesign, IndexAdmin, RangeIndex};
 use farleaf_page::{Fixed8, Layout, LeafDelete, Page, Superblock};
 use farleaf_pool::remote::RpcClient;
 use farleaf_pool::wire::{PoolRequest, Request};
@@ -55,26 +55,26 @@ fn filled(scenario: &str, design: impl Fn(&Scenario) -> AnyDesign<Small>) -> Poo
 }
 
 fn coarse() -> Pool<Small> {
-    filled::<Coarse>("coarse-churn", |scenario| CoarseOptions {
-        partitioning: Partitioning::Range {
-            boundaries: workload::boundaries(&scenario.workload, 2),
-        },
+    filled("coarse-churn", |scenario| {
+        let boundaries = workload::boundaries(&scenario.workload, 2);
+        AnyDesign::of::<Coarse>(CoarseOptions { partitioning: Partitioning::Range { boundaries } })
     })
 }
 
 fn fine() -> Pool<Small> {
     let options = FineOptions { chunk_nodes_log2: 3, leaves_per_head: 4, ..FineOptions::default() };
-    filled::<Fine>("fine-churn", |_| options)
+    filled("fine-churn", |_| AnyDesign::of::<Fine>(options))
 }
 
 fn hybrid() -> Pool<Small> {
-    filled::<Hybrid>("hybrid-churn", |scenario| {
-        HybridOptions::with_boundaries(workload::boundaries(&scenario.workload, 2))
+    filled("hybrid-churn", |scenario| {
+        let boundaries = workload::boundaries(&scenario.workload, 2);
+        AnyDesign::of::<Hybrid>(HybridOptions::with_boundaries(boundaries))
     })
 }
 
 fn dex() -> Pool<Small> {
-    filled::<Dex>("dex-churn", |scenario| dex_options::<Small>(scenario).unwrap())
+    filled("dex-churn", |scenario| AnyDesign::of::<Dex>(dex_options::<Small>(scenario).unwrap()))
 }
 
 /// The first two children of the leftmost page on level 1.

@@ -19,7 +19,7 @@ use farleaf_cluster::layouts::{ClusterLayout, LayoutName};
 use farleaf_command_line::{output, units, usage};
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::Arc;
-use farleaf_index::{IndexAdmin, IndexError, RangeIndex};
+use farleaf_index::{AnyIndex, IndexAdmin, IndexError, RangeIndex};
 use farleaf_page::{Bytes, CHOSEN, OwnedKey};
 use farleaf_pool::wire::MOST_VALUE_BYTES;
 use std::cell::{Cell, RefCell};
