@@ -1,7 +1,7 @@
 //! The table of index designs and fabrics.
 //!
-//! To add a design, add a variant to [`DesignName`] and an arm to [`design`]; `bench` needs no change.
-//! `docs/own-design.md` goes through it.
+//! To add a design, add a variant to [`DesignName`] and an arm to [`design`]; `bench` needs no
+//! change. `docs/own-design.md` goes through it.
 
 use clap::ValueEnum;
 use farleaf_bench::single_machine::{SingleMachine, SingleMachineOptions};

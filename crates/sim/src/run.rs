@@ -90,9 +90,9 @@ pub fn run_with_death(scenario: &Scenario, seed: u64, death: DeathAt) -> RunRepo
     report(scenario, seed, run_and_count(scenario, seed, Some(death)))
 }
 
-/// Same as [`run_seed`], but runs this design instead of the scenario's. Checks what clients observe, but does not inspect the pool, whose structure only the
-/// design knows. Scenarios with crashes, processes or byte strings end in a violation that reports
-/// that they are unsupported.
+/// Same as [`run_seed`], but runs this design instead of the scenario's. Checks what clients
+/// observe, but does not inspect the pool, whose structure only the design knows. Scenarios with
+/// crashes, processes or byte strings end in a violation that reports that they are unsupported.
 pub fn run_design(scenario: &Scenario, seed: u64, design: &AnyDesign<Fixed8<CHOSEN>>) -> RunReport {
     let play = |board: &Board| match scenario {
         Scenario { crash: None, processes: None, cluster, .. } if cluster.keys == KeysSpec::U64 => {

@@ -58,7 +58,7 @@ const LIBRARY: [&str; 7] = [
 
 /// The crates, each with the project's crates that it may depend on: of the library so many of
 /// [`LIBRARY`], from the first, and others.
-const CRATES: [(&str, usize, &[&str]); 19] = [
+const CRATES: [(&str, usize, &[&str]); 20] = [
     ("fabric", 0, &[]),
     ("page", 1, &[]),
     ("pool", 2, &[]),
@@ -68,13 +68,14 @@ const CRATES: [(&str, usize, &[&str]); 19] = [
     // Uses the suites in its tests.
     ("dlsm", 4, &["farleaf-suites"]),
     ("trees", 4, &[]),
+    ("designs", 7, &[]),
     // Uses the designs only in its tests.
     ("suites", 7, &[]),
     ("far-memory", 3, &[]),
     // Uses the library only in its tests, which run every design over a device.
     ("fabric-verbs", 7, &["farleaf-suites"]),
     ("bench", 7, &["farleaf-suites"]),
-    ("sim", 7, &["farleaf-bench"]),
+    ("sim", 7, &["farleaf-bench", "farleaf-designs"]),
     ("cluster", 6, &["farleaf-fabric-verbs", "farleaf-suites"]),
     // Uses the benchmarks, the simulator and the suites only in examples and tests; the CLI uses
     // this crate only in its tests.
@@ -86,7 +87,19 @@ const CRATES: [(&str, usize, &[&str]); 19] = [
         6,
         &["farleaf", "farleaf-bench", "farleaf-cluster", "farleaf-command-line", "farleaf-suites"],
     ),
-    ("lab", 7, &["farleaf-bench", "farleaf-command-line", "farleaf-fabric-verbs", "farleaf-sim"]),
+    // Uses the suites only in tests of designs that are added.
+    (
+        "lab",
+        7,
+        &[
+            "farleaf-bench",
+            "farleaf-command-line",
+            "farleaf-designs",
+            "farleaf-fabric-verbs",
+            "farleaf-sim",
+            "farleaf-suites",
+        ],
+    ),
     ("far-alloc", 3, &["farleaf-far-memory"]),
     ("compare", 7, &["farleaf-bench"]),
 ];
@@ -225,7 +238,9 @@ fn the_product_links_no_laboratory() {
         }
     }
     assert!(linked.contains("farleaf-cluster") && linked.contains("farleaf-fabric"));
-    for laboratory in ["farleaf-sim", "farleaf-lab", "farleaf-trees", "plotters"] {
+    let laboratory =
+        ["sim", "lab", "designs", "trees", "suites"].map(|name| format!("farleaf-{name}"));
+    for laboratory in laboratory.iter().map(String::as_str).chain(["plotters"]) {
         assert!(!linked.contains(laboratory), "farleaf links {laboratory}");
     }
 }
