@@ -1,0 +1,513 @@
+//! Reads the papers' files in `papers/`, one TOML file for each paper.
+//!
+//! `docs/reproducing.md` describes their form. A file is short because it names what repeats: texts,
+//! and groups of panels, rows and positions. Here these are put in, lists of values are expanded,
+//! and each reference is resolved; a reference to nothing, an unknown field and a name that is used
+//! twice are errors.
+
+use super::analysis::{CURVES, FORMULAS};
+use super::experiment::{
+    At, BYTES, COUNT, Claim, Figure, Metric, NEAR, Panel, Paper, RATIO, Row, Rule, Scale, Shape,
+    Sizes, Spot, Value,
+};
+use crate::plot::{Axes, Axis};
+use anyhow::{Context, bail, ensure};
+use serde::Deserialize;
+use std::collections::BTreeMap;
+use std::fmt::Display;
+use std::sync::LazyLock;
+
+const FILES: [(&str, &str); 4] = [
+    ("dex", include_str!("papers/dex.toml")),
+    ("trees", include_str!("papers/trees.toml")),
+    ("dlsm", include_str!("papers/dlsm.toml")),
+    ("allocator", include_str!("papers/allocator.toml")),
+];
+
+/// The papers, in the order of [`super::PaperName`]. The files are part of the program, and a test
+/// reads them all.
+pub(super) static PAPERS: LazyLock<Vec<Paper>> = LazyLock::new(|| {
+    let read = |(name, text): (&str, &str)| {
+        read(text).unwrap_or_else(|error| panic!("papers/{name}.toml: {error:#}"))
+    };
+    FILES.map(read).into()
+});
+
+/// A paper's file.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PaperFile {
+    name: String,
+    citation: String,
+    /// Options of all points.
+    #[serde(default)]
+    options: String,
+    sizes: Sizes,
+    /// Texts that options and reasons name as `{name}`.
+    #[serde(default)]
+    texts: BTreeMap<String, String>,
+    #[serde(default)]
+    panels: BTreeMap<String, Vec<Panel>>,
+    #[serde(default)]
+    rows: BTreeMap<String, Vec<Row>>,
+    #[serde(default)]
+    positions: BTreeMap<String, Vec<PositionEntry>>,
+    figures: Vec<FigureEntry>,
+}
+
+/// A figure. With panels it has points, with curves it is computed, else it only has claims.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FigureEntry {
+    id: String,
+    title: String,
+    #[serde(default)]
+    options: String,
+    #[serde(default)]
+    panels: Vec<Item<Panel>>,
+    #[serde(default)]
+    rows: Vec<Item<Row>>,
+    #[serde(default)]
+    x: String,
+    /// The base of a logarithmic axis.
+    x_log: Option<f64>,
+    y_log: Option<f64>,
+    #[serde(default)]
+    positions: Vec<Item<PositionEntry>>,
+    /// What a plot shows, and what a claim compares if it names no metric.
+    #[serde(default)]
+    metric: Metric,
+    /// One of [`CURVES`].
+    curves: Option<String>,
+    #[serde(default)]
+    claims: Vec<ClaimEntry>,
+}
+
+/// An element of a figure's list: a group by its name, or an element of its own.
+#[derive(Debug, Deserialize)]
+#[serde(untagged, expecting = "expected the name of a group, or a table with known fields")]
+enum Item<T> {
+    Group(String),
+    Own(T),
+}
+
+/// Positions: all combinations of the values. Without `x`, it is the number of all threads.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PositionEntry {
+    x: Option<OneOrMore<f64>>,
+    servers: OneOrMore<u16>,
+    threads: OneOrMore<u16>,
+    /// `{x}` is the position.
+    #[serde(default)]
+    options: String,
+    #[serde(default)]
+    skewed: String,
+    keys: Option<f64>,
+    #[serde(default)]
+    real: bool,
+}
+
+#[derive(Clone, Debug, Deserialize, PartialEq)]
+#[serde(untagged, expecting = "expected a number or a list of numbers")]
+enum OneOrMore<T> {
+    One(T),
+    More(Vec<T>),
+}
+
+impl<T> OneOrMore<T> {
+    fn values(&self) -> &[T] {
+        match self {
+            Self::One(value) => std::slice::from_ref(value),
+            Self::More(values) => values,
+        }
+    }
+}
+
+/// The statement, what is measured, and what the paper has.
+#[derive(Debug, Deserialize)]
+struct ClaimEntry(String, MeasuredEntry, StatedEntry);
+
+/// A metric of a point, divided by that of another one if there is `over`. A coordinate can be left
+/// out if the figure has one only, and the metric if it is the figure's.
+#[derive(Debug, Default, Deserialize, PartialEq)]
+#[serde(deny_unknown_fields, default)]
+struct MeasuredEntry {
+    /// One of [`FORMULAS`], and nothing else.
+    formula: Option<String>,
+    metric: Option<Metric>,
+    panel: Option<String>,
+    row: Option<String>,
+    /// One position, or the ends of the range over which the smallest ratio counts.
+    x: Option<OneOrMore<f64>>,
+    over: Option<OtherPoint>,
+}
+
+/// The coordinates in which the other point differs.
+#[derive(Debug, Default, Deserialize, PartialEq)]
+#[serde(deny_unknown_fields, default)]
+struct OtherPoint {
+    panel: Option<String>,
+    row: Option<String>,
+    x: Option<f64>,
+}
+
+/// The paper's value with its rule, or only the reason why there is none.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct StatedEntry {
+    count: Option<f64>,
+    bytes: Option<f64>,
+    near: Option<f64>,
+    ratio: Option<f64>,
+    at_least: Option<f64>,
+    at_most: Option<f64>,
+    from: Option<Scale>,
+    because: String,
+}
+
+impl StatedEntry {
+    fn rules(&self) -> Vec<Rule> {
+        let within = |value: Option<f64>, share| value.map(|value| Rule::Within(value, share));
+        let rules = [
+            within(self.count, COUNT),
+            within(self.bytes, BYTES),
+            within(self.near, NEAR),
+            self.ratio.map(|ratio| Rule::Factor(ratio, RATIO)),
+            self.at_least.map(Rule::AtLeast),
+            self.at_most.map(Rule::AtMost),
+        ];
+        rules.into_iter().flatten().collect()
+    }
+}
+
+/// Reads a paper's file.
+fn read(text: &str) -> anyhow::Result<Paper> {
+    let file: PaperFile = toml::from_str(text)?;
+    let figure =
+        |entry: &FigureEntry| file.figure(entry).with_context(|| format!("figure {}", entry.id));
+    let figures = file.figures.iter().map(figure).collect::<anyhow::Result<Vec<_>>>()?;
+    unique("figure", figures.iter().map(|figure| &figure.id))?;
+    Ok(Paper { name: file.name, citation: file.citation, sizes: file.sizes, figures })
+}
+
+impl PaperFile {
+    fn figure(&self, entry: &FigureEntry) -> anyhow::Result<Figure> {
+        let mut panels = spliced(&entry.panels, &self.panels)?;
+        for panel in &mut panels {
+            panel.options = self.filled(&panel.options, None)?;
+        }
+        let mut rows = spliced(&entry.rows, &self.rows)?;
+        for row in &mut rows {
+            row.options = self.filled(&row.options, None)?;
+            if row.design.is_empty() {
+                row.design.clone_from(&row.name);
+            }
+        }
+        let mut positions = Vec::new();
+        for position in spliced(&entry.positions, &self.positions)? {
+            self.expand(&position, &mut positions)?;
+        }
+        unique("panel", panels.iter().map(|panel| &panel.name))?;
+        unique("row", rows.iter().map(|row| &row.name))?;
+        unique("position", positions.iter().map(|at| at.x))?;
+        let lists = [panels.is_empty(), rows.is_empty(), positions.is_empty()];
+        let shape = match (lists, &entry.curves) {
+            ([false, false, false], None) => Shape::Lines(entry.metric),
+            ([true, true, true], None) => Shape::Statements,
+            ([true, true, true], Some(name)) => Shape::Closed(named("curve", name, &CURVES)?),
+            _ => bail!("it has panels, rows and positions, or none of them, or curves"),
+        };
+        let axis = |log: Option<f64>| log.map_or(Axis::Linear, Axis::Log);
+        let mut figure = Figure {
+            id: entry.id.clone(),
+            title: entry.title.clone(),
+            options: self.filled(&format!("{} {}", self.options, entry.options), None)?,
+            panels,
+            rows,
+            x: entry.x.clone(),
+            positions,
+            axes: Axes { x: axis(entry.x_log), y: axis(entry.y_log), top: None },
+            shape,
+            claims: Vec::new(),
+        };
+        let claim = |ClaimEntry(statement, measured, stated): &ClaimEntry| {
+            self.claim(statement, measured, stated, &figure)
+                .with_context(|| format!("claim `{statement}`"))
+        };
+        figure.claims = entry.claims.iter().map(claim).collect::<anyhow::Result<_>>()?;
+        unique("claim", figure.claims.iter().map(|claim| &claim.statement))?;
+        Ok(figure)
+    }
+
+    /// Adds the positions of an entry.
+    fn expand(&self, entry: &PositionEntry, positions: &mut Vec<At>) -> anyhow::Result<()> {
+        for &servers in entry.servers.values() {
+            for &threads in entry.threads.values() {
+                let all = [f64::from(servers) * f64::from(threads)];
+                for &x in entry.x.as_ref().map_or(&all[..], OneOrMore::values) {
+                    positions.push(At {
+                        x,
+                        compute_servers: servers,
+                        threads,
+                        options: self.filled(&entry.options, Some(x))?,
+                        skewed: entry.skewed.clone(),
+                        keys: entry.keys.unwrap_or(1.0),
+                        real: entry.real,
+                    });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn claim(
+        &self,
+        statement: &str,
+        measured: &MeasuredEntry,
+        stated: &StatedEntry,
+        figure: &Figure,
+    ) -> anyhow::Result<Claim> {
+        let (value, rule) = match stated.rules()[..] {
+            [rule] => (value(measured, figure)?, rule),
+            [] if *measured == MeasuredEntry::default() && !stated.because.is_empty() => {
+                (Value::Unsaid, Rule::AtLeast(0.0))
+            }
+            [] => bail!("a claim without the paper's value measures nothing and has a reason"),
+            _ => bail!("it has more than one of the paper's values"),
+        };
+        Ok(Claim {
+            statement: statement.to_owned(),
+            value,
+            rule,
+            least: stated.from.unwrap_or(Scale::Small),
+            because: self.filled(&stated.because, None)?,
+        })
+    }
+
+    /// Replaces `{name}` by the text of this name, and `{x}` by the position.
+    fn filled(&self, text: &str, x: Option<f64>) -> anyhow::Result<String> {
+        let mut parts = text.split('{');
+        let mut filled = parts.next().unwrap_or_default().to_owned();
+        for part in parts {
+            let (name, rest) = part.split_once('}').context("a `{` has no `}`")?;
+            match (name, x) {
+                ("x", Some(x)) => filled += &x.to_string(),
+                _ => filled += self.texts.get(name).with_context(|| unknown("text", &name))?,
+            }
+            filled += rest;
+        }
+        Ok(filled)
+    }
+}
+
+/// What a claim compares, with its points.
+fn value(measured: &MeasuredEntry, figure: &Figure) -> anyhow::Result<Value> {
+    let MeasuredEntry { formula, metric, panel, row, x, over } = measured;
+    if let Some(name) = formula {
+        let alone = MeasuredEntry { formula: formula.clone(), ..MeasuredEntry::default() };
+        ensure!(*measured == alone, "a formula has no point");
+        return Ok(Value::Closed(named("formula", name, &FORMULAS)?));
+    }
+    let metric = metric.unwrap_or(figure.metric());
+    let panels: Vec<_> = figure.panels.iter().map(|panel| panel.name.clone()).collect();
+    let rows: Vec<_> = figure.rows.iter().map(|row| row.name.clone()).collect();
+    let xs: Vec<f64> = figure.positions.iter().map(|at| at.x).collect();
+    let spot = |panel: Option<&String>, row: Option<&String>, x: Option<&f64>| {
+        anyhow::Ok(Spot {
+            panel: chosen("panel", panel, &panels)?,
+            row: chosen("row", row, &rows)?,
+            x: chosen("position", x, &xs)?,
+        })
+    };
+    match (x.as_ref().map(OneOrMore::values), over) {
+        (Some([from, to]), Some(OtherPoint { panel: None, row: Some(other), x: None })) => {
+            let Spot { panel, row, x: from } = spot(panel.as_ref(), row.as_ref(), Some(from))?;
+            let Spot { row: other, x: to, .. } = spot(Some(&panel), Some(other), Some(to))?;
+            Ok(Value::Least { metric, panel, rows: [row, other], from, to })
+        }
+        (None | Some([_]), None) => {
+            let x = x.as_ref().map(|x| &x.values()[0]);
+            Ok(Value::Of(metric, spot(panel.as_ref(), row.as_ref(), x)?))
+        }
+        (None | Some([_]), Some(other)) => {
+            let x = x.as_ref().map(|x| &x.values()[0]);
+            let first = spot(panel.as_ref(), row.as_ref(), x)?;
+            let second = spot(
+                other.panel.as_ref().or(Some(&first.panel)),
+                other.row.as_ref().or(Some(&first.row)),
+                other.x.as_ref().or(Some(&first.x)),
+            )?;
+            ensure!(first != second, "a point is compared with itself");
+            Ok(Value::Ratio(metric, first, second))
+        }
+        _ => bail!("a range of positions has two ends and is over another row"),
+    }
+}
+
+/// The coordinate, or the only one that the figure has.
+fn chosen<T: PartialEq + Clone + Display>(
+    what: &str,
+    given: Option<&T>,
+    all: &[T],
+) -> anyhow::Result<T> {
+    match (given, all) {
+        (Some(given), _) if all.contains(given) => Ok(given.clone()),
+        (Some(given), _) => bail!(unknown(what, given)),
+        (None, [only]) => Ok(only.clone()),
+        (None, _) => bail!("it names no {what}, and its figure has {}", all.len()),
+    }
+}
+
+/// The elements of a figure's list, with those of its groups.
+fn spliced<T: Clone>(
+    items: &[Item<T>],
+    groups: &BTreeMap<String, Vec<T>>,
+) -> anyhow::Result<Vec<T>> {
+    let mut all = Vec::new();
+    for item in items {
+        match item {
+            Item::Own(own) => all.push(own.clone()),
+            Item::Group(name) => {
+                all.extend_from_slice(groups.get(name).with_context(|| unknown("group", name))?);
+            }
+        }
+    }
+    Ok(all)
+}
+
+/// The function of this name.
+fn named<T: Copy>(what: &str, name: &str, all: &[(&str, T)]) -> anyhow::Result<T> {
+    let found = all.iter().find(|(known, _)| *known == name);
+    found.map(|(_, function)| *function).with_context(|| unknown(what, &name))
+}
+
+fn unknown(what: &str, name: &dyn Display) -> String {
+    format!("there is no {what} `{name}`")
+}
+
+fn unique<T: PartialEq + Display>(
+    what: &str,
+    names: impl Iterator<Item = T>,
+) -> anyhow::Result<()> {
+    let mut seen = Vec::new();
+    for name in names {
+        ensure!(!seen.contains(&name), "two have the {what} `{name}`");
+        seen.push(name);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::ValueEnum;
+
+    #[test]
+    fn every_file_is_read_and_uses_what_it_names() {
+        let names = super::super::PaperName::value_variants().iter();
+        let names = names.map(|name| name.to_possible_value().unwrap().get_name().to_owned());
+        assert!(PAPERS.iter().map(|paper| paper.name.clone()).eq(names));
+        for (name, text) in FILES {
+            let file: PaperFile = toml::from_str(text).unwrap();
+            for used in file.texts.keys() {
+                assert!(text.contains(&format!("{{{used}}}")), "{name}: {used}");
+            }
+            let groups = file.panels.keys().chain(file.rows.keys()).chain(file.positions.keys());
+            for group in groups {
+                assert!(text.contains(&format!("\"{group}\"")), "{name}: {group}");
+            }
+        }
+    }
+
+    const SMALL: &str = r#"
+name = "small"
+citation = "no paper"
+options = "--distribution uniform"
+[sizes]
+small = { keys = 10, operations = 20 }
+medium = { keys = 10, operations = 20 }
+paper = { keys = 10, operations = 20 }
+[texts]
+late = "too late"
+[rows]
+both = [{ name = "fine" }, { name = "tree", design = "dex", options = "--{late}" }]
+[positions]
+two = [{ servers = [1, 2], threads = 40 }]
+[[figures]]
+id = "1"
+title = "a figure"
+panels = [{ name = "all" }]
+rows = ["both", { name = "third" }]
+x = "clients"
+positions = ["two", { x = [7, 8.5], servers = 1, threads = 1, options = "--seconds {x}" }]
+metric = "reads"
+claims = [
+    ["one", { row = "tree", x = 40 }, { count = 1, because = "it is {late}" }],
+    ["two", { metric = "p50", row = "tree", x = 7, over = { row = "fine" } }, { ratio = 2, from = "paper" }],
+    ["three", { row = "tree", x = [7, 80], over = { row = "fine" } }, { at_least = 1 }],
+    ["four", {}, { because = "it cannot be said" }],
+]
+[[figures]]
+id = "2"
+title = "a table"
+claims = [["five", { formula = "fanout" }, { count = 42 }]]
+"#;
+
+    #[test]
+    fn groups_texts_and_lists_of_values_are_expanded() {
+        let paper = read(SMALL).unwrap();
+        let figure = &paper.figures[0];
+        let rows = figure.rows.iter().map(|row| [&*row.name, &row.design, &row.options]);
+        let expected =
+            [["fine", "fine", ""], ["tree", "dex", "--too late"], ["third", "third", ""]];
+        assert_eq!(rows.collect::<Vec<_>>(), expected);
+        let positions = figure.positions.iter();
+        let positions = positions.map(|at| (at.x, at.compute_servers, at.threads, &*at.options));
+        let two = [(40.0, 1, 40, ""), (80.0, 2, 40, "")];
+        let own = [(7.0, 1, 1, "--seconds 7"), (8.5, 1, 1, "--seconds 8.5")];
+        assert_eq!(positions.collect::<Vec<_>>(), [two, own].concat());
+        assert_eq!(figure.options.trim(), "--distribution uniform");
+        let claims = format!("{:?}", figure.claims);
+        for expected in [
+            r#"Of(Reads, Spot { panel: "all", row: "tree", x: 40.0 })"#,
+            r#"because: "it is too late""#,
+            r#"Ratio(P50, Spot { panel: "all", row: "tree", x: 7.0 }, Spot { panel: "all", row: "fine", x: 7.0 })"#,
+            r#"Least { metric: Reads, panel: "all", rows: ["tree", "fine"], from: 7.0, to: 80.0 }"#,
+        ] {
+            assert!(claims.contains(expected), "{expected}: {claims}");
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_in_a_file_is_refused() {
+        for (right, wrong, expected) in [
+            ("title = \"a table\"", "titel = \"a table\"", "unknown field `titel`"),
+            ("id = \"2\"", "id = \"1\"", "two have the figure `1`"),
+            ("{ name = \"third\" }", "{ nom = \"third\" }", "a table with known fields"),
+            ("{ name = \"third\" }", "{ name = \"tree\" }", "two have the row `tree`"),
+            ("[\"both\"", "[\"most\"", "figure 1: there is no group `most`"),
+            ("--{late}", "--{soon}", "there is no text `soon`"),
+            ("is {late}", "is {late", "a `{` has no `}`"),
+            ("[\"two\", { metric", "[\"one\", { metric", "two have the claim `one`"),
+            ("x = [7, 8.5]", "x = [40, 8.5]", "two have the position `40`"),
+            ("metric = \"reads\"", "metric = \"read\"", "unknown variant `read`"),
+            ("metric = \"reads\"", "curves = \"none\"", "panels, rows and positions"),
+            ("\"fanout\"", "\"fan\"", "figure 2: claim `five`: there is no formula `fan`"),
+            ("row = \"tree\", x = 40", "row = \"trie\", x = 40", "there is no row `trie`"),
+            ("row = \"tree\", x = 40", "row = \"tree\", x = 41", "there is no position `41`"),
+            ("row = \"tree\", x = 40", "x = 40", "it names no row, and its figure has 3"),
+            ("[7, 80]", "[7, 81]", "claim `three`: there is no position `81`"),
+            ("[7, 80]", "[7, 40, 80]", "a range of positions has two ends"),
+            ("{ count = 42 }", "{ count = 42, ratio = 1 }", "more than one of the paper's values"),
+            ("{ count = 42 }", "{ because = \"\" }", "without the paper's value"),
+            ("{ count = 42 }", "{ counts = 42 }", "unknown field `counts`"),
+            ("over = { row = \"fine\" } }, { ratio", "over = {} }, { ratio", "with itself"),
+        ] {
+            assert!(SMALL.contains(right), "{right}");
+            let error = read(&SMALL.replace(right, wrong)).unwrap_err();
+            let error = format!("{error:#}");
+            assert!(error.contains(expected), "{wrong}: {error}");
+        }
+    }
+}
