@@ -420,60 +420,31 @@ mod tests {
         }
     }
 
-    const SMALL: &str = r#"
-name = "small"
-citation = "no paper"
-options = "--distribution uniform"
-[sizes]
-small = { keys = 10, operations = 20 }
-medium = { keys = 10, operations = 20 }
-paper = { keys = 10, operations = 20 }
-[texts]
-late = "too late"
-[rows]
-both = [{ name = "fine" }, { name = "tree", design = "dex", options = "--{late}" }]
-[positions]
-two = [{ servers = [1, 2], threads = 40 }]
-[[figures]]
-id = "1"
-title = "a figure"
-panels = [{ name = "all" }]
-rows = ["both", { name = "third" }]
-x = "clients"
-positions = ["two", { x = [7, 8.5], servers = 1, threads = 1, options = "--seconds {x}" }]
-metric = "reads"
-claims = [
-    ["one", { row = "tree", x = 40 }, { count = 1, because = "it is {late}" }],
-    ["two", { metric = "p50", row = "tree", x = 7, over = { row = "fine" } }, { ratio = 2, from = "paper" }],
-    ["three", { row = "tree", x = [7, 80], over = { row = "fine" } }, { at_least = 1 }],
-    ["four", {}, { because = "it cannot be said" }],
-]
-[[figures]]
-id = "2"
-title = "a table"
-claims = [["five", { formula = "fanout" }, { count = 42 }]]
-"#;
+    /// The example of the page about these files.
+    fn example() -> &'static str {
+        let page = include_str!("../../../../docs/reproducing.md");
+        page.split_once("```toml\n").unwrap().1.split_once("```").unwrap().0
+    }
 
     #[test]
     fn groups_texts_and_lists_of_values_are_expanded() {
-        let paper = read(SMALL).unwrap();
+        let paper = read(example()).unwrap();
         let figure = &paper.figures[0];
-        let rows = figure.rows.iter().map(|row| [&*row.name, &row.design, &row.options]);
+        let rows = figure.rows.iter().map(|row| (&*row.name, &*row.design, row.uncached));
         let expected =
-            [["fine", "fine", ""], ["tree", "dex", "--too late"], ["third", "third", ""]];
-        assert_eq!(rows.collect::<Vec<_>>(), expected);
+            [("DEX", "dex", false), ("fine", "fine", true), ("Sherman", "sherman", false)];
+        assert!(rows.eq(expected));
         let positions = figure.positions.iter();
         let positions = positions.map(|at| (at.x, at.compute_servers, at.threads, &*at.options));
-        let two = [(40.0, 1, 40, ""), (80.0, 2, 40, "")];
-        let own = [(7.0, 1, 1, "--seconds 7"), (8.5, 1, 1, "--seconds 8.5")];
-        assert_eq!(positions.collect::<Vec<_>>(), [two, own].concat());
-        assert_eq!(figure.options.trim(), "--distribution uniform");
+        let threads = [(2.0, 1, 2, ""), (36.0, 1, 36, ""), (72.0, 2, 36, "")];
+        let caches = [(8.0, 2, 36, "--cache-each 8"), (16.5, 2, 36, "--cache-each 16.5")];
+        assert!(positions.eq(threads.into_iter().chain(caches)));
         let claims = format!("{:?}", figure.claims);
         for expected in [
-            r#"Of(Reads, Spot { panel: "all", row: "tree", x: 40.0 })"#,
-            r#"because: "it is too late""#,
-            r#"Ratio(P50, Spot { panel: "all", row: "tree", x: 7.0 }, Spot { panel: "all", row: "fine", x: 7.0 })"#,
-            r#"Least { metric: Reads, panel: "all", rows: ["tree", "fine"], from: 7.0, to: 80.0 }"#,
+            r#"Ratio(Throughput, Spot { panel: "read-only", row: "DEX", x: 36.0 }, Spot { panel: "read-only", row: "fine", x: 36.0 })"#,
+            r#"Least { metric: Throughput, panel: "read-only", rows: ["DEX", "Sherman"], from: 2.0, to: 72.0 }"#,
+            r#"Of(Reads, Spot { panel: "read-only", row: "Sherman", x: 72.0 }), rule: Within(1.0, 0.05)"#,
+            r#"because: "for bytes: virtual time"#,
         ] {
             assert!(claims.contains(expected), "{expected}: {claims}");
         }
@@ -482,31 +453,32 @@ claims = [["five", { formula = "fanout" }, { count = 42 }]]
     #[test]
     fn what_is_wrong_in_a_file_is_refused() {
         for (right, wrong, expected) in [
-            ("title = \"a table\"", "titel = \"a table\"", "unknown field `titel`"),
-            ("id = \"2\"", "id = \"1\"", "two have the figure `1`"),
-            ("{ name = \"third\" }", "{ nom = \"third\" }", "a table with known fields"),
-            ("{ name = \"third\" }", "{ name = \"tree\" }", "two have the row `tree`"),
-            ("[\"both\"", "[\"most\"", "figure 1: there is no group `most`"),
-            ("--{late}", "--{soon}", "there is no text `soon`"),
-            ("is {late}", "is {late", "a `{` has no `}`"),
-            ("[\"two\", { metric", "[\"one\", { metric", "two have the claim `one`"),
-            ("x = [7, 8.5]", "x = [40, 8.5]", "two have the position `40`"),
-            ("metric = \"reads\"", "metric = \"read\"", "unknown variant `read`"),
-            ("metric = \"reads\"", "curves = \"none\"", "panels, rows and positions"),
-            ("\"fanout\"", "\"fan\"", "figure 2: claim `five`: there is no formula `fan`"),
-            ("row = \"tree\", x = 40", "row = \"trie\", x = 40", "there is no row `trie`"),
-            ("row = \"tree\", x = 40", "row = \"tree\", x = 41", "there is no position `41`"),
-            ("row = \"tree\", x = 40", "x = 40", "it names no row, and its figure has 3"),
-            ("[7, 80]", "[7, 81]", "claim `three`: there is no position `81`"),
-            ("[7, 80]", "[7, 40, 80]", "a range of positions has two ends"),
+            ("title = \"Table", "titel = \"Table", "unknown field `titel`"),
+            ("id = \"t1\"", "id = \"6\"", "two have the figure `6`"),
+            ("{ name = \"Sherman\"", "{ nom = \"Sherman\"", "a table with known fields"),
+            ("{ name = \"Sherman\"", "{ name = \"DEX\"", "two have the row `DEX`"),
+            ("[\"designs\"", "[\"design\"", "figure 6: there is no group `design`"),
+            ("{locks}", "{lock}", "claim `one READ`: there is no text `lock`"),
+            ("{locks}", "{locks", "a `{` has no `}`"),
+            ("[\"one READ\"", "[\"DEX is above Sherman\"", "two have the claim"),
+            ("[8, 16.5]", "[8, 72]", "two have the position `72`"),
+            ("[8, 16.5]", "\"8\"", "a table with known fields"),
+            ("x = \"threads", "curves = \"none\" # ", "panels, rows and positions, or none"),
+            ("\"reads\"", "\"read\"", "unknown variant `read`"),
+            ("\"fanout\"", "\"fan\"", "figure t1: claim `fanout M`: there is no formula `fan`"),
+            ("{ formula", "{ x = 1, formula", "a formula has no point"),
+            ("row = \"Sherman\", x = 72", "row = \"SMART\", x = 72", "there is no row `SMART`"),
+            ("row = \"Sherman\", x = 72", "x = 72", "it names no row, and its figure has 3"),
+            ("x = 36, over", "x = 35, over", "there is no position `35`"),
+            ("x = [2, 72]", "x = [2, 73]", "DEX is above Sherman`: there is no position `73`"),
+            ("x = [2, 72]", "x = [2, 36, 72]", "a range of positions has two ends"),
+            ("over = { row = \"fine\" }", "over = {}", "a point is compared with itself"),
             ("{ count = 42 }", "{ count = 42, ratio = 1 }", "more than one of the paper's values"),
-            ("{ count = 42 }", "{ because = \"\" }", "without the paper's value"),
+            ("{ count = 42 }", "{}", "a claim without the paper's value"),
             ("{ count = 42 }", "{ counts = 42 }", "unknown field `counts`"),
-            ("over = { row = \"fine\" } }, { ratio", "over = {} }, { ratio", "with itself"),
         ] {
-            assert!(SMALL.contains(right), "{right}");
-            let error = read(&SMALL.replace(right, wrong)).unwrap_err();
-            let error = format!("{error:#}");
+            assert!(example().contains(right), "{right}");
+            let error = format!("{:#}", read(&example().replace(right, wrong)).unwrap_err());
             assert!(error.contains(expected), "{wrong}: {error}");
         }
     }
