@@ -320,19 +320,15 @@ fn value(measured: &MeasuredEntry, figure: &Figure) -> anyhow::Result<Value> {
             x: chosen("position", x, &xs)?,
         })
     };
-    match (x.as_ref().map(OneOrMore::values), over) {
-        (Some([from, to]), Some(OtherPoint { panel: None, row: Some(other), x: None })) => {
+    match (x.as_ref().map_or(&[][..], OneOrMore::values), over) {
+        ([from, to], Some(OtherPoint { panel: None, row: Some(other), x: None })) if from <= to => {
             let Spot { panel, row, x: from } = spot(panel.as_ref(), row.as_ref(), Some(from))?;
             let Spot { row: other, x: to, .. } = spot(Some(&panel), Some(other), Some(to))?;
             Ok(Value::Least { metric, panel, rows: [row, other], from, to })
         }
-        (None | Some([_]), None) => {
-            let x = x.as_ref().map(|x| &x.values()[0]);
-            Ok(Value::Of(metric, spot(panel.as_ref(), row.as_ref(), x)?))
-        }
-        (None | Some([_]), Some(other)) => {
-            let x = x.as_ref().map(|x| &x.values()[0]);
-            let first = spot(panel.as_ref(), row.as_ref(), x)?;
+        (x @ ([] | [_]), over) => {
+            let first = spot(panel.as_ref(), row.as_ref(), x.first())?;
+            let Some(other) = over else { return Ok(Value::Of(metric, first)) };
             let second = spot(
                 other.panel.as_ref().or(Some(&first.panel)),
                 other.row.as_ref().or(Some(&first.row)),
