@@ -1,9 +1,8 @@
 //! Reads the papers' files in `papers/`, one TOML file for each paper.
 //!
-//! `docs/reproducing.md` describes their form. A file is short because it names what repeats: texts,
-//! and groups of panels, rows and positions. Here these are put in, lists of values are expanded,
-//! and each reference is resolved; a reference to nothing, an unknown field and a name that is used
-//! twice are errors.
+//! `docs/reproducing.md` describes them. A file names what repeats: texts, and groups of panels,
+//! rows and positions. Here these are put in, lists of values are expanded, and references are
+//! resolved. A reference to nothing, an unknown key and a name that is used twice are errors.
 
 use super::analysis::{CURVES, FORMULAS};
 use super::experiment::{
