@@ -6,8 +6,11 @@
 use super::experiment::ClosedCurve;
 use farleaf_bench::workload::Mix;
 
+/// A function by the name that a file has for it.
+pub(super) type Named<F> = (&'static str, F);
+
 /// The formulas that a claim can name.
-pub(super) const FORMULAS: [(&str, fn() -> f64); 11] = [
+pub(super) const FORMULAS: [Named<fn() -> f64>; 11] = [
     ("fanout", fanout),
     ("leaves", leaves),
     ("height", || height(1.0)),
@@ -25,7 +28,7 @@ pub(super) const FORMULAS: [(&str, fn() -> f64); 11] = [
 ];
 
 /// The computed curves that a figure can name.
-pub(super) const CURVES: [(&str, fn() -> Vec<ClosedCurve>); 2] =
+pub(super) const CURVES: [Named<fn() -> Vec<ClosedCurve>>; 2] =
     [("point queries", || curves(0.0)), ("ranges of 0.1%", || curves(SELECTIVITY))];
 
 const BANDWIDTH: f64 = 50e9;

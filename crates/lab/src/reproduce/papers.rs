@@ -4,7 +4,7 @@
 //! rows and positions. Here these are put in, lists of values are expanded, and references are
 //! resolved. A reference to nothing, an unknown key and a name that is used twice are errors.
 
-use super::analysis::{CURVES, FORMULAS};
+use super::analysis::{CURVES, FORMULAS, Named};
 use super::experiment::{
     At, BYTES, COUNT, Claim, Figure, Metric, NEAR, Panel, Paper, RATIO, Row, Rule, Scale, Shape,
     Sizes, Spot, Value,
@@ -372,7 +372,7 @@ fn spliced<T: Clone>(
 }
 
 /// The function of this name.
-fn named<T: Copy>(what: &str, name: &str, all: &[(&str, T)]) -> anyhow::Result<T> {
+fn named<T: Copy>(what: &str, name: &str, all: &[Named<T>]) -> anyhow::Result<T> {
     let found = all.iter().find(|(known, _)| *known == name);
     found.map(|(_, function)| *function).with_context(|| unknown(what, &name))
 }

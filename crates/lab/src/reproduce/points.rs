@@ -69,9 +69,8 @@ pub(super) fn is_there(design: &str) -> bool {
 pub(super) fn points(figure: &Figure, selection: &Selection<'_>) -> (Vec<Measured>, Vec<String>) {
     let mut points = Vec::new();
     let mut skipped = Vec::new();
-    let asked = |row: &&Row| {
-        selection.designs.is_empty() || selection.designs.iter().any(|name| *name == row.design)
-    };
+    let asked =
+        |row: &&Row| selection.designs.is_empty() || selection.designs.contains(&row.design);
     if figure.options.contains("--trace") && selection.trace.is_none() {
         return (points, vec!["its points replay a trace: --trace FILE".to_owned()]);
     }
