@@ -7,10 +7,10 @@ use super::experiment::ClosedCurve;
 use farleaf_bench::workload::Mix;
 
 /// A function by the name that a file has for it.
-pub(super) type Named<F> = (&'static str, F);
+pub(super) type Named<T> = (&'static str, fn() -> T);
 
 /// The formulas that a claim can name.
-pub(super) const FORMULAS: [Named<fn() -> f64>; 11] = [
+pub(super) const FORMULAS: [Named<f64>; 11] = [
     ("fanout", fanout),
     ("leaves", leaves),
     ("height", || height(1.0)),
@@ -28,7 +28,7 @@ pub(super) const FORMULAS: [Named<fn() -> f64>; 11] = [
 ];
 
 /// The computed curves that a figure can name.
-pub(super) const CURVES: [Named<fn() -> Vec<ClosedCurve>>; 2] =
+pub(super) const CURVES: [Named<Vec<ClosedCurve>>; 2] =
     [("point queries", || curves(0.0)), ("ranges of 0.1%", || curves(SELECTIVITY))];
 
 const BANDWIDTH: f64 = 50e9;

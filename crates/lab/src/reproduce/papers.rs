@@ -372,7 +372,7 @@ fn spliced<T: Clone>(
 }
 
 /// The function of this name.
-fn named<T: Copy>(what: &str, name: &str, all: &[Named<T>]) -> anyhow::Result<T> {
+fn named<T>(what: &str, name: &str, all: &[Named<T>]) -> anyhow::Result<fn() -> T> {
     let found = all.iter().find(|(known, _)| *known == name);
     found.map(|(_, function)| *function).with_context(|| unknown(what, &name))
 }
