@@ -1,37 +1,64 @@
-//! The scalability analysis of Ziegler et al. (§2.3): Tables 1 and 2 and Figure 3 as closed forms.
+//! What the papers' files name instead of measuring it. First of all the scalability analysis of
+//! Ziegler et al. (§2.3): Tables 1 and 2 and Figure 3 as closed forms.
 //!
 //! Symbols are the paper's, with the example values of its Table 1.
 
 use super::experiment::ClosedCurve;
+use farleaf_bench::workload::Mix;
+
+/// A function by the name that a file has for it.
+pub(super) type Named<T> = (&'static str, fn() -> T);
+
+/// The formulas that a claim can name.
+pub(super) const FORMULAS: [Named<f64>; 11] = [
+    ("fanout", fanout),
+    ("leaves", leaves),
+    ("height", || height(1.0)),
+    ("height, 4 servers", || height(4.0)),
+    ("inserts of C", || inserts("insert:5")),
+    ("inserts of D", || inserts("insert:50")),
+    ("growth of points, fine, skewed", || growth("fine", true, 0.0)),
+    ("growth of ranges, fine", || growth("fine", false, SELECTIVITY)),
+    ("growth of ranges, fine, skewed", || growth("fine", true, SELECTIVITY)),
+    ("growth of ranges, coarse, skewed", || growth("coarse", true, SELECTIVITY)),
+    ("ranges, coarse by hash over by range", || {
+        let most = |design| most(design, false, SELECTIVITY, 64.0);
+        most("coarse, by hash") / most("coarse")
+    }),
+];
+
+/// The computed curves that a figure can name.
+pub(super) const CURVES: [Named<Vec<ClosedCurve>>; 2] =
+    [("point queries", || curves(0.0)), ("ranges of 0.1%", || curves(SELECTIVITY))];
 
 const BANDWIDTH: f64 = 50e9;
 const PAGE: f64 = 1024.0;
 const RECORDS: f64 = 100e6;
 const KEY: f64 = 8.0;
 /// The share of the leaves that a range query selects in Figure 3.
-pub(super) const SELECTIVITY: f64 = 0.001;
+const SELECTIVITY: f64 = 0.001;
 /// Read amplification of skewed workloads in Figure 3.
 const AMPLIFICATION: f64 = 10.0;
 const SERVERS: [f64; 6] = [2.0, 4.0, 8.0, 16.0, 32.0, 64.0];
 
 /// M = P / 3K.
-pub(super) fn fanout() -> f64 {
+fn fanout() -> f64 {
     PAGE / (3.0 * KEY)
 }
 
 /// L = D / M.
-pub(super) fn leaves() -> f64 {
+fn leaves() -> f64 {
     RECORDS / fanout()
 }
 
 /// The height of a tree over one of `parts` equal parts of the leaves.
-pub(super) fn height(parts: f64) -> f64 {
+fn height(parts: f64) -> f64 {
     ((leaves() / parts).ln() / fanout().ln()).ceil()
 }
 
 /// Maximum number of queries per second with this many memory servers. A selectivity of 0 is a
 /// point query.
-pub(super) fn most(design: &str, skewed: bool, selectivity: f64, servers: f64) -> f64 {
+fn most(design: &str, skewed: bool, selectivity: f64, servers: f64) -> f64 {
     let fine = design == "fine";
     let bandwidth = BANDWIDTH * if skewed && !fine { 1.0 } else { servers };
     let height = height(if fine || skewed { 1.0 } else { servers });
@@ -47,7 +74,7 @@ pub(super) fn most(design: &str, skewed: bool, selectivity: f64, servers: f64) -
 }
 
 /// Throughput with 64 servers divided by that with 2.
-pub(super) fn growth(design: &str, skewed: bool, selectivity: f64) -> f64 {
+fn growth(design: &str, skewed: bool, selectivity: f64) -> f64 {
     most(design, skewed, selectivity, 64.0) / most(design, skewed, selectivity, 2.0)
 }
 
@@ -62,14 +89,9 @@ fn curves(selectivity: f64) -> Vec<ClosedCurve> {
     curves
 }
 
-/// Table 2 for point queries.
-pub(super) fn point_queries() -> Vec<ClosedCurve> {
-    curves(0.0)
-}
-
-/// Figure 3.
-pub(super) fn range_queries() -> Vec<ClosedCurve> {
-    curves(SELECTIVITY)
+/// The share of inserts of a mix (Table 3).
+fn inserts(mix: &str) -> f64 {
+    Mix::named(mix).map_or(f64::NAN, |mix| mix.insert_share())
 }
 
 #[cfg(test)]

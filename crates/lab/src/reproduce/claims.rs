@@ -36,11 +36,15 @@ pub(super) struct Judged {
 
 /// Judges a claim.
 pub(super) fn judge(claim: &Claim, points: &[Measured], scale: Scale) -> Judged {
-    let judged =
-        |ours, verdict, why: &str| Judged { claim: *claim, ours, verdict, why: why.to_owned() };
+    let judged = |ours, verdict, why: &str| Judged {
+        claim: claim.clone(),
+        ours,
+        verdict,
+        why: why.to_owned(),
+    };
     let ours = match value(&claim.value, points) {
         Ok(ours) => ours,
-        Err(Absent::Unsaid) => return judged(None, Verdict::CannotBeSaid, claim.because),
+        Err(Absent::Unsaid) => return judged(None, Verdict::CannotBeSaid, &claim.because),
         Err(Absent::Point(what)) => return judged(None, Verdict::NotRun, &what),
     };
     if scale < claim.least {
@@ -49,7 +53,7 @@ pub(super) fn judge(claim: &Claim, points: &[Measured], scale: Scale) -> Judged 
     }
     match claim.rule.is_met(ours) {
         true => judged(Some(ours), Verdict::Holds, ""),
-        false => judged(Some(ours), Verdict::Differs, claim.because),
+        false => judged(Some(ours), Verdict::Differs, &claim.because),
     }
 }
 
@@ -61,8 +65,8 @@ enum Absent {
 }
 
 fn value(value: &Value, points: &[Measured]) -> Result<f64, Absent> {
-    let at = |metric: Metric, spot: Spot| {
-        let (_, row, x) = spot;
+    let at = |metric: Metric, spot: &Spot| {
+        let Spot { row, x, .. } = spot;
         let Some(point) = points.iter().find(|point| point.is_at(spot)) else {
             return Err(Absent::Point(format!("`{row}` at {x} was left out")));
         };
@@ -74,17 +78,19 @@ fn value(value: &Value, points: &[Measured]) -> Result<f64, Absent> {
             None => Err(Absent::Point(format!("`{row}` at {x} did not run"))),
         }
     };
-    match *value {
-        Value::Of(metric, spot) => at(metric, spot),
-        Value::Ratio(metric, over, under) => Ok(at(metric, over)? / at(metric, under)?),
+    match value {
+        Value::Of(metric, spot) => at(*metric, spot),
+        Value::Ratio(metric, over, under) => Ok(at(*metric, over)? / at(*metric, under)?),
         Value::Least { metric, panel, rows: [first, second], from, to } => {
             let mut positions: Vec<f64> = points.iter().map(|point| point.at.x).collect();
-            positions.retain(|x| (from..=to).contains(x));
+            positions.retain(|x| (*from..=*to).contains(x));
             positions.sort_by(f64::total_cmp);
             positions.dedup();
             let mut least = f64::INFINITY;
             for x in positions {
-                let ratio = at(metric, (panel, first, x))? / at(metric, (panel, second, x))?;
+                let of =
+                    |row: &String| at(*metric, &Spot { panel: panel.clone(), row: row.clone(), x });
+                let ratio = of(first)? / of(second)?;
                 // `min` would drop it, and the claim could hold by the other positions.
                 if ratio.is_nan() {
                     return Ok(ratio);
@@ -150,24 +156,42 @@ mod tests {
     use super::*;
     use farleaf_bench::report::{PerOperation, Report};
 
-    const ROW: Row = Row { name: "dex", design: "dex", words: "", caches: true };
-    const OTHER: Row = Row { name: "other", design: "no-design", words: "", caches: true };
+    const ROW: [&str; 2] = ["dex", "dex"];
+    const OTHER: [&str; 2] = ["other", "no-design"];
 
-    fn point(row: Row, x: f64, reads: &[f64]) -> Measured {
+    fn point([name, design]: [&str; 2], x: f64, reads: &[f64]) -> Measured {
+        let (name, design) = (name.to_owned(), design.to_owned());
         let report = |reads: &f64| Report {
             throughput_ops_per_s: reads * 1e6,
             per_operation: PerOperation { reads: *reads, ..PerOperation::default() },
             ..Report::default()
         };
         Measured {
-            figure: "1",
-            panel: "a",
-            row,
-            at: At { x, ..At::DEX },
+            figure: "1".to_owned(),
+            panel: "a".to_owned(),
+            row: Row { name, design, options: String::new(), uncached: false },
+            at: At {
+                x,
+                compute_servers: 4,
+                threads: 36,
+                options: String::new(),
+                skewed: String::new(),
+                keys: 1.0,
+                real: false,
+            },
             is_missing: reads.is_empty(),
             lines: Vec::new(),
             reports: reads.iter().map(report).collect(),
         }
+    }
+
+    fn spot(row: &str, x: f64) -> Spot {
+        Spot { panel: "a".to_owned(), row: row.to_owned(), x }
+    }
+
+    fn claim(value: Value, rule: Rule) -> Claim {
+        let (statement, because) = (String::new(), "the reason".to_owned());
+        Claim { statement, value, rule, least: Scale::Small, because }
     }
 
     fn verdict(claim: &Claim, points: &[Measured]) -> Verdict {
@@ -176,12 +200,8 @@ mod tests {
 
     #[test]
     fn a_count_outside_its_tolerance_differs() {
-        let claim = Claim::new(
-            "0.33 READs",
-            Value::Of(Metric::Reads, ("a", "dex", 1.0)),
-            Rule::Within(0.33, COUNT),
-        )
-        .because("the reason");
+        let value = Value::Of(Metric::Reads, spot("dex", 1.0));
+        let claim = claim(value, Rule::Within(0.33, COUNT));
         assert_eq!(verdict(&claim, &[point(ROW, 1.0, &[0.345])]), Verdict::Holds);
         let judged = judge(&claim, &[point(ROW, 1.0, &[0.35])], Scale::Small);
         assert_eq!((judged.verdict, &*judged.why), (Verdict::Differs, "the reason"));
@@ -202,8 +222,8 @@ mod tests {
 
     #[test]
     fn the_median_of_the_seeds_counts() {
-        let claim =
-            Claim::new("", Value::Of(Metric::Reads, ("a", "dex", 1.0)), Rule::Within(1.0, COUNT));
+        let value = Value::Of(Metric::Reads, spot("dex", 1.0));
+        let claim = claim(value, Rule::Within(1.0, COUNT));
         assert_eq!(verdict(&claim, &[point(ROW, 1.0, &[9.0, 1.0, 0.5])]), Verdict::Holds);
         assert_eq!(verdict(&claim, &[point(ROW, 1.0, &[9.0, 1.2, 0.5])]), Verdict::Differs);
     }
@@ -211,8 +231,9 @@ mod tests {
     #[test]
     fn orderings_are_exact_at_every_position() {
         let metric = Metric::Throughput;
-        let value = Value::Least { metric, panel: "a", rows: ["dex", "other"], from: 1.0, to: 2.0 };
-        let claim = Claim::new("", value, Rule::AtLeast(1.0));
+        let (panel, rows) = ("a".to_owned(), ["dex", "other"].map(str::to_owned));
+        let value = Value::Least { metric, panel, rows, from: 1.0, to: 2.0 };
+        let claim = claim(value, Rule::AtLeast(1.0));
         let mut points = vec![
             point(ROW, 1.0, &[2.0]),
             point(ROW, 2.0, &[2.0]),
@@ -231,9 +252,8 @@ mod tests {
 
     #[test]
     fn ratios_have_a_factor_on_both_sides() {
-        let spots = [("a", "dex", 1.0), ("a", "dex", 2.0)];
-        let value = Value::Ratio(Metric::Throughput, spots[0], spots[1]);
-        let claim = Claim::new("", value, Rule::Factor(3.0, RATIO));
+        let value = Value::Ratio(Metric::Throughput, spot("dex", 1.0), spot("dex", 2.0));
+        let claim = claim(value, Rule::Factor(3.0, RATIO));
         for (ours, expected) in [
             (1.9, Verdict::Differs),
             (2.1, Verdict::Holds),
@@ -247,24 +267,20 @@ mod tests {
 
     #[test]
     fn what_did_not_run_is_not_judged() {
-        let value = Value::Of(Metric::Reads, ("a", "other", 1.0));
-        let claim = Claim::new("", value, Rule::Within(1.0, COUNT));
+        let unsaid = claim(Value::Unsaid, Rule::AtLeast(0.0));
+        let claim = claim(Value::Of(Metric::Reads, spot("other", 1.0)), Rule::Within(1.0, COUNT));
         let missing = judge(&claim, &[point(OTHER, 1.0, &[])], Scale::Small);
         assert_eq!(missing.verdict, Verdict::NotRun);
         assert_eq!(missing.why, "needs the design `no-design`");
         assert_eq!(verdict(&claim, &[]), Verdict::NotRun);
-        let unsaid = Claim::unsaid("", "no locks in virtual time");
         let judged = judge(&unsaid, &[], Scale::Paper);
-        assert_eq!(
-            (judged.verdict, &*judged.why),
-            (Verdict::CannotBeSaid, "no locks in virtual time")
-        );
+        assert_eq!((judged.verdict, &*judged.why), (Verdict::CannotBeSaid, "the reason"));
     }
 
     #[test]
     fn a_small_run_does_not_judge_what_depends_on_size() {
-        let value = Value::Of(Metric::Reads, ("a", "dex", 1.0));
-        let claim = Claim::new("", value, Rule::Within(1.0, COUNT)).from(Scale::Paper);
+        let value = Value::Of(Metric::Reads, spot("dex", 1.0));
+        let claim = Claim { least: Scale::Paper, ..claim(value, Rule::Within(1.0, COUNT)) };
         let points = [point(ROW, 1.0, &[2.0])];
         let small = judge(&claim, &points, Scale::Medium);
         assert_eq!((small.verdict, small.ours), (Verdict::CannotBeSaid, Some(2.0)));

@@ -4,12 +4,14 @@
 //! `farleaf-lab bench`. A claim is a statement of the paper, with a value computed from the points
 //! and a rule that the value must satisfy.
 
-use crate::plot::{Axes, Axis};
+use crate::plot::Axes;
 use clap::ValueEnum;
 use farleaf_bench::report::Report;
+use serde::Deserialize;
 
 /// How large a run is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub(crate) enum Scale {
     /// Minutes on one core
     Small,
@@ -31,42 +33,62 @@ impl Scale {
 }
 
 /// The size of a paper's runs at one scale.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(super) struct Size {
-    pub(super) scale: Scale,
     pub(super) keys: u64,
     /// Operations to measure, if the panel does not define them per client.
     pub(super) operations: u64,
     /// Operations before the measurement, to fill caches; with 0, the option is omitted.
+    #[serde(default)]
     pub(super) warm_up: u64,
 }
 
+/// The sizes of a paper's runs.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Sizes {
+    small: Size,
+    medium: Size,
+    paper: Size,
+}
+
+impl Sizes {
+    pub(super) fn at(&self, scale: Scale) -> Size {
+        match scale {
+            Scale::Small => self.small,
+            Scale::Medium => self.medium,
+            Scale::Paper => self.paper,
+        }
+    }
+}
+
 /// A paper and its figures.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub(super) struct Paper {
     /// The name on the command line.
-    pub(super) name: &'static str,
-    pub(super) citation: &'static str,
-    pub(super) sizes: &'static [Size],
-    pub(super) figures: &'static [Figure],
+    pub(super) name: String,
+    pub(super) citation: String,
+    pub(super) sizes: Sizes,
+    pub(super) figures: Vec<Figure>,
 }
 
 /// One figure or table.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub(super) struct Figure {
     /// The paper's number: `8`, `11a`, or `t2` for a table.
-    pub(super) id: &'static str,
-    pub(super) title: &'static str,
-    /// Arguments of all points.
-    pub(super) words: &'static str,
-    pub(super) panels: &'static [Panel],
-    pub(super) rows: &'static [Row],
+    pub(super) id: String,
+    pub(super) title: String,
+    /// Options of all points.
+    pub(super) options: String,
+    pub(super) panels: Vec<Panel>,
+    pub(super) rows: Vec<Row>,
     /// Label of the x axis.
-    pub(super) x: &'static str,
-    pub(super) xs: &'static [At],
+    pub(super) x: String,
+    pub(super) positions: Vec<At>,
     pub(super) axes: Axes,
     pub(super) shape: Shape,
-    pub(super) claims: &'static [Claim],
+    pub(super) claims: Vec<Claim>,
 }
 
 impl Figure {
@@ -77,92 +99,53 @@ impl Figure {
             Shape::Closed(_) | Shape::Statements => Metric::Throughput,
         }
     }
-
-    /// A figure that only has claims and runs no points.
-    pub(super) const fn statements(
-        id: &'static str,
-        title: &'static str,
-        claims: &'static [Claim],
-    ) -> Self {
-        let shape = Shape::Statements;
-        Self {
-            id,
-            title,
-            words: "",
-            panels: &[],
-            rows: &[],
-            x: "",
-            xs: &[],
-            axes: LINEAR,
-            shape,
-            claims,
-        }
-    }
 }
 
 /// A part of a figure that has its own plot.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(super) struct Panel {
-    pub(super) name: &'static str,
-    pub(super) words: &'static str,
+    pub(super) name: String,
+    #[serde(default)]
+    pub(super) options: String,
     /// Whether records are placed as in [`At::skewed`], instead of evenly.
+    #[serde(default)]
     pub(super) skewed: bool,
     /// Operations of each client, if the scale does not define them.
-    pub(super) each: Option<u64>,
+    pub(super) operations_per_client: Option<u64>,
 }
 
 /// A curve, or a row of a table.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(super) struct Row {
-    pub(super) name: &'static str,
-    /// The design. If this version does not have it, it is listed as missing.
-    pub(super) design: &'static str,
-    pub(super) words: &'static str,
-    /// Whether it caches nodes. Without a cache, warm-up operations would change nothing.
-    pub(super) caches: bool,
+    pub(super) name: String,
+    /// The design; in a file, the name if it is left out. If this version does not have it, it is
+    /// listed as missing.
+    #[serde(default)]
+    pub(super) design: String,
+    #[serde(default)]
+    pub(super) options: String,
+    /// Whether it caches no nodes, so that warm-up operations would change nothing.
+    #[serde(default)]
+    pub(super) uncached: bool,
 }
 
 /// A position on the x axis.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct At {
     pub(super) x: f64,
     pub(super) compute_servers: u16,
     /// Threads of each compute server.
     pub(super) threads: u16,
-    pub(super) words: &'static str,
-    /// Arguments for panels with skewed placement.
-    pub(super) skewed: &'static str,
+    pub(super) options: String,
+    /// Options for panels with skewed placement.
+    pub(super) skewed: String,
     /// Number of records, as a multiple of the scale's.
     pub(super) keys: f64,
     /// Whether it is run by real threads, in real time.
     pub(super) real: bool,
 }
-
-impl At {
-    /// All threads of the setup in DEX §8.1.
-    pub(super) const DEX: Self = Self::new(144.0, 4, 36, "");
-
-    pub(super) const fn new(x: f64, servers: u16, threads: u16, words: &'static str) -> Self {
-        Self {
-            x,
-            compute_servers: servers,
-            threads,
-            words,
-            skewed: "--placement 80,12,5,3",
-            keys: 1.0,
-            real: false,
-        }
-    }
-}
-
-/// Both axes start at 0 and are linear.
-pub(super) const LINEAR: Axes = Axes { x: Axis::Linear, y: Axis::Linear, top: None };
-/// An x axis on which positions double.
-pub(super) const DOUBLING: Axes = Axes { x: Axis::Log(2.0), ..LINEAR };
-/// An x axis over powers of ten.
-pub(super) const TENFOLD: Axes = Axes { x: Axis::Log(10.0), ..LINEAR };
-/// A y axis over powers of ten.
-pub(super) const BY_MAGNITUDE: Axes = Axes { y: Axis::Log(10.0), ..LINEAR };
 
 /// How a figure is shown.
 #[derive(Clone, Copy, Debug)]
@@ -184,8 +167,10 @@ pub(super) struct ClosedCurve {
 }
 
 /// A figure of a report.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub(super) enum Metric {
+    #[default]
     Throughput,
     Reads,
     Writes,
@@ -252,18 +237,23 @@ impl Metric {
     }
 }
 
-/// A position in a figure: panel, row, x.
-pub(super) type Spot = (&'static str, &'static str, f64);
+/// A point of a figure, by its coordinates.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Spot {
+    pub(super) panel: String,
+    pub(super) row: String,
+    pub(super) x: f64,
+}
 
 /// What a claim compares.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) enum Value {
     /// A metric of one point.
     Of(Metric, Spot),
     /// A metric of the first point divided by that of the second.
     Ratio(Metric, Spot, Spot),
     /// In one panel, the smallest ratio of the first row to the second over these positions.
-    Least { metric: Metric, panel: &'static str, rows: [&'static str; 2], from: f64, to: f64 },
+    Least { metric: Metric, panel: String, rows: [String; 2], from: f64, to: f64 },
     /// Computed without a run.
     Closed(fn() -> f64),
     /// A value that this program cannot show, with the reason.
@@ -288,36 +278,19 @@ pub(super) enum Rule {
 pub(super) const COUNT: f64 = 0.05;
 /// Bytes may differ by this fraction, because harnesses count headers and locks differently.
 pub(super) const BYTES: f64 = 0.12;
+/// A row that is slightly below another one may be almost as far below again, but not above it.
+pub(super) const NEAR: f64 = 0.11;
 /// Ratios may differ by this factor, the limit given in `docs/internals/cost-model.md`.
 pub(super) const RATIO: f64 = 1.5;
 
 /// A statement of the paper.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Claim {
-    pub(super) statement: &'static str,
+    pub(super) statement: String,
     pub(super) value: Value,
     pub(super) rule: Rule,
     /// The smallest scale at which the statement can be checked.
     pub(super) least: Scale,
     /// Why the value differs, or cannot be shown.
-    pub(super) because: &'static str,
-}
-
-impl Claim {
-    pub(super) const fn new(statement: &'static str, value: Value, rule: Rule) -> Self {
-        Self { statement, value, rule, least: Scale::Small, because: "" }
-    }
-
-    pub(super) const fn because(self, because: &'static str) -> Self {
-        Self { because, ..self }
-    }
-
-    pub(super) const fn from(self, least: Scale) -> Self {
-        Self { least, ..self }
-    }
-
-    /// A statement that this program cannot test.
-    pub(super) const fn unsaid(statement: &'static str, because: &'static str) -> Self {
-        Self { because, ..Self::new(statement, Value::Unsaid, Rule::AtLeast(0.0)) }
-    }
+    pub(super) because: String,
 }

@@ -1,25 +1,22 @@
 //! `farleaf-lab reproduce`: repeats the papers' experiments and reports which of their statements
 //! hold.
 //!
-//! Experiments are data (`dex.rs`, `trees.rs`, `dlsm.rs`, `allocator.rs`) with a common structure
-//! (`experiment.rs`). `points.rs` turns them into command lines, `runner.rs` runs these as
-//! processes, `claims.rs` judges the results, and `report.rs` writes them.
+//! Experiments and claims are data: `papers/*.toml`, which `papers.rs` reads into the structure of
+//! `experiment.rs`. `points.rs` turns them into command lines, `runner.rs` runs these as processes,
+//! `claims.rs` judges the results, and `report.rs` writes them.
 //!
 //! *Invariants*
 //! - reproduce.R1. The report depends only on the options and the reports of the points: a run that
 //!   was interrupted and continued writes the same bytes.
 //! - reproduce.R2. Anything that did not run is listed with its reason and never judged.
 
-mod allocator;
 mod analysis;
 mod claims;
-mod dex;
-mod dlsm;
 mod experiment;
+mod papers;
 mod points;
 mod report;
 mod runner;
-mod trees;
 
 use anyhow::Context;
 use claims::{Judged, Verdict, judge};
@@ -27,12 +24,11 @@ use clap::{Args, ValueEnum};
 use experiment::{Figure, Paper, Scale, Size};
 use farleaf_command_line::units;
 use farleaf_command_line::usage;
+use papers::PAPERS;
 use points::{Measured, Selection};
 use std::collections::BTreeSet;
 use std::io::Write as _;
 use std::path::PathBuf;
-
-const PAPERS: &[&Paper] = &[&dex::DEX, &trees::TREES, &dlsm::DLSM, &allocator::ALLOCATOR];
 
 /// The papers that can be reproduced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -212,25 +208,19 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<bool> {
 
 /// The figures that the options select.
 fn selected(arguments: &Arguments) -> anyhow::Result<Vec<(&'static Paper, &'static Figure)>> {
-    let papers: Vec<&'static Paper> = match arguments.paper {
-        Some(name) => vec![PAPERS[name as usize]],
-        None => PAPERS.to_vec(),
+    let papers = match arguments.paper {
+        Some(name) => &PAPERS[name as usize..=name as usize],
+        None => &PAPERS[..],
     };
-    let all: Vec<_> = papers
-        .iter()
-        .flat_map(|paper| paper.figures.iter().map(move |figure| (*paper, figure)))
-        .collect();
-    if let Some(unknown) =
-        arguments.options.figure.iter().find(|id| all.iter().all(|(_, figure)| figure.id != **id))
-    {
-        let ids: Vec<&str> = all.iter().map(|(_, figure)| figure.id).collect();
+    let figures = |paper: &'static Paper| paper.figures.iter().map(move |figure| (paper, figure));
+    let all: Vec<_> = papers.iter().flat_map(figures).collect();
+    let asked = &arguments.options.figure;
+    if let Some(unknown) = asked.iter().find(|id| all.iter().all(|(_, f)| f.id != **id)) {
+        let ids: Vec<&str> = all.iter().map(|(_, figure)| &*figure.id).collect();
         return usage(format!("there is no figure `{unknown}`: there are {}", ids.join(", ")));
     }
-    let asked = |(_, figure): &(_, &Figure)| {
-        arguments.options.figure.is_empty()
-            || arguments.options.figure.iter().any(|id| id == figure.id)
-    };
-    Ok(all.into_iter().filter(asked).collect())
+    let is_asked = |(_, figure): &(_, &Figure)| asked.is_empty() || asked.contains(&figure.id);
+    Ok(all.into_iter().filter(is_asked).collect())
 }
 
 fn check_designs(
@@ -238,7 +228,7 @@ fn check_designs(
     selected: &[(&'static Paper, &'static Figure)],
 ) -> anyhow::Result<()> {
     let mut known: Vec<&str> =
-        selected.iter().flat_map(|(_, figure)| figure.rows).map(|row| row.design).collect();
+        selected.iter().flat_map(|(_, figure)| &figure.rows).map(|row| &*row.design).collect();
     known.sort_unstable();
     known.dedup();
     match arguments.design.iter().find(|name| !known.contains(&name.as_str())) {
@@ -250,62 +240,10 @@ fn check_designs(
 }
 
 fn size(paper: &Paper, arguments: &Options) -> Size {
-    let mut size = *paper
-        .sizes
-        .iter()
-        .find(|size| size.scale == arguments.scale)
-        .expect("every paper has every scale");
+    let mut size = paper.sizes.at(arguments.scale);
     size.keys = arguments.keys.unwrap_or(size.keys);
     if let Some(operations) = arguments.operations {
         (size.operations, size.warm_up) = (operations, 2 * operations);
     }
     size
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use experiment::Value;
-
-    /// A claim about a point that is in no figure would never be judged.
-    #[test]
-    fn every_claim_is_about_points_of_its_figure() {
-        for (paper, figure) in PAPERS.iter().flat_map(|p| p.figures.iter().map(move |f| (p, f))) {
-            let has = |(panel, row, x): (&str, &str, f64)| {
-                assert!(
-                    figure.panels.iter().any(|p| p.name == panel)
-                        && figure.rows.iter().any(|r| r.name == row)
-                        && figure.xs.iter().any(|at| at.x == x),
-                    "{} {}: {panel}, {row}, {x}",
-                    paper.name,
-                    figure.id
-                );
-            };
-            for claim in figure.claims {
-                match claim.value {
-                    Value::Of(_, spot) => has(spot),
-                    Value::Ratio(_, over, under) => {
-                        has(over);
-                        has(under);
-                    }
-                    Value::Least { panel, rows, from, to, .. } => {
-                        rows.iter()
-                            .for_each(|row| [from, to].iter().for_each(|x| has((panel, row, *x))));
-                    }
-                    Value::Closed(_) | Value::Unsaid => (),
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn every_paper_has_every_scale_and_unique_figures() {
-        for paper in PAPERS {
-            assert!(
-                Scale::value_variants().iter().all(|s| paper.sizes.iter().any(|p| p.scale == *s))
-            );
-            let ids: BTreeSet<&str> = paper.figures.iter().map(|figure| figure.id).collect();
-            assert_eq!(ids.len(), paper.figures.len(), "{}", paper.name);
-        }
-    }
 }

@@ -22,8 +22,8 @@ pub(super) struct Selection<'a> {
 /// One point of a figure, with a report for each seed.
 #[derive(Clone, Debug)]
 pub(super) struct Measured {
-    pub(super) figure: &'static str,
-    pub(super) panel: &'static str,
+    pub(super) figure: String,
+    pub(super) panel: String,
     pub(super) row: Row,
     pub(super) at: At,
     /// Whether this version lacks the design.
@@ -36,8 +36,8 @@ pub(super) struct Measured {
 
 impl Measured {
     /// Whether the point is at this position of its figure.
-    pub(super) fn is_at(&self, (panel, row, x): Spot) -> bool {
-        self.panel == panel && self.row.name == row && self.at.x == x
+    pub(super) fn is_at(&self, spot: &Spot) -> bool {
+        self.panel == spot.panel && self.row.name == spot.row && self.at.x == spot.x
     }
 
     /// The metric of each seed, ascending.
@@ -69,29 +69,28 @@ pub(super) fn is_there(design: &str) -> bool {
 pub(super) fn points(figure: &Figure, selection: &Selection<'_>) -> (Vec<Measured>, Vec<String>) {
     let mut points = Vec::new();
     let mut skipped = Vec::new();
-    let asked = |row: &&Row| {
-        selection.designs.is_empty() || selection.designs.iter().any(|name| name == row.design)
-    };
-    if figure.words.contains("--trace") && selection.trace.is_none() {
+    let asked =
+        |row: &&Row| selection.designs.is_empty() || selection.designs.contains(&row.design);
+    if figure.options.contains("--trace") && selection.trace.is_none() {
         return (points, vec!["its points replay a trace: --trace FILE".to_owned()]);
     }
-    for panel in figure.panels {
+    for panel in &figure.panels {
         for row in figure.rows.iter().filter(asked) {
-            for at in figure.xs {
+            for at in &figure.positions {
                 if at.real && !selection.real_threads {
                     skipped.push("points of real threads run with --real-threads".to_owned());
                     continue;
                 }
-                let is_missing = !is_there(row.design);
+                let is_missing = !is_there(&row.design);
                 if is_missing {
                     skipped.push(format!("`{}` needs the design `{}`", row.name, row.design));
                 }
                 let line = |seed: &u64| line(figure, panel, row, at, *seed, selection);
                 points.push(Measured {
-                    figure: figure.id,
-                    panel: panel.name,
-                    row: *row,
-                    at: *at,
+                    figure: figure.id.clone(),
+                    panel: panel.name.clone(),
+                    row: row.clone(),
+                    at: at.clone(),
                     is_missing,
                     lines: selection.seeds.iter().map(line).collect(),
                     reports: Vec::new(),
@@ -118,9 +117,9 @@ fn line(
     let keys = ((size.keys as f64 * at.keys).round() as u64).max(1);
     let mut words = vec!["farleaf-lab".to_owned(), "bench".to_owned()];
     let mut add = |more: &[&str]| words.extend(more.iter().map(|word| (*word).to_owned()));
-    add(&["--index", row.design, "--fabric", if at.real { "local" } else { "sim" }]);
-    let skewed = if panel.skewed { at.skewed } else { "" };
-    let mut more = [figure.words, panel.words, row.words, at.words, skewed]
+    add(&["--index", &row.design, "--fabric", if at.real { "local" } else { "sim" }]);
+    let skewed = if panel.skewed { &*at.skewed } else { "" };
+    let mut more = [&*figure.options, &panel.options, &row.options, &at.options, skewed]
         .into_iter()
         .flat_map(str::split_whitespace);
     while let Some(word) = more.next() {
@@ -140,18 +139,18 @@ fn line(
         }
     }
     drop(more);
-    if !figure.words.contains("--trace") {
-        let fills = [figure.words, panel.words].iter().any(|all| all.contains("fill-random"));
+    if !figure.options.contains("--trace") {
+        let fills = [&figure.options, &panel.options].iter().any(|all| all.contains("fill-random"));
         add(&["--compute-servers", &at.compute_servers.to_string()]);
         add(&["--threads", &at.threads.to_string(), "--keys", &keys.to_string()]);
-        if !figure.words.contains("--seconds") {
+        if !figure.options.contains("--seconds") {
             let clients = u64::from(at.compute_servers) * u64::from(at.threads);
             // `bench` warms up by a twentieth more, so that a fill takes each key once.
             let of_scale = if fills { (keys / 21 * 20).max(1) } else { size.operations };
-            let operations = panel.each.map_or(of_scale, |each| clients * each);
+            let operations = panel.operations_per_client.map_or(of_scale, |each| clients * each);
             add(&["--operations", &operations.to_string()]);
         }
-        if panel.each.is_none() && row.caches && size.warm_up > 0 && !fills {
+        if panel.operations_per_client.is_none() && !row.uncached && size.warm_up > 0 && !fills {
             add(&["--warm-up", &size.warm_up.to_string()]);
         }
     }

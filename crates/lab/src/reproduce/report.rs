@@ -42,7 +42,7 @@ pub(super) fn write(outcomes: &[Outcome], arguments: &Options) -> anyhow::Result
             picture.draw(&path)?;
             let svg = std::fs::read_to_string(&path)
                 .with_context(|| format!("cannot read {}", path.display()))?;
-            pictures.push((outcome.figure.id, outcome.paper.name, svg));
+            pictures.push((&*outcome.figure.id, &*outcome.paper.name, svg));
         }
     }
     save(&out.join("commands.txt"), &commands)?;
@@ -77,7 +77,7 @@ fn csv(outcome: &Outcome) -> String {
         let mut text = String::from("figure,panel,row,x,value\n");
         for curve in compute() {
             for (x, y) in curve.points {
-                let id = outcome.figure.id;
+                let id = &outcome.figure.id;
                 let _ = writeln!(text, "{id},{},\"{}\",{x},{y:.1}", curve.panel, curve.row);
             }
         }
@@ -121,7 +121,7 @@ fn latencies(outcome: &Outcome) -> String {
     for Measured { figure, panel, row, at, reports, .. } in &outcome.points {
         for report in reports {
             for (share, ns) in &report.latencies {
-                let (seed, row, x) = (report.seed, row.name, at.x);
+                let (seed, row, x) = (report.seed, &row.name, at.x);
                 let _ = writeln!(text, "{figure},\"{panel}\",\"{row}\",{x},{seed},{share:.4},{ns}");
             }
         }
@@ -140,7 +140,7 @@ fn verdicts(outcomes: &[Outcome]) -> Vec<[String; 6]> {
             };
             rows.push([
                 format!("{} {}", outcome.paper.name, outcome.figure.id),
-                judged.claim.statement.to_owned(),
+                judged.claim.statement.clone(),
                 stated,
                 judged.ours.map_or("–".to_owned(), digits),
                 judged.verdict.name().to_owned(),
@@ -168,7 +168,7 @@ const SHOWN: [Metric; 9] = [
 
 /// The table of a figure's points.
 fn table(outcome: &Outcome) -> (Vec<String>, Vec<Vec<String>>) {
-    let mut header = vec!["panel".to_owned(), "row".to_owned(), outcome.figure.x.to_owned()];
+    let mut header = vec!["panel".to_owned(), "row".to_owned(), outcome.figure.x.clone()];
     let mut rows = Vec::new();
     if let Shape::Closed(compute) = outcome.figure.shape {
         header.push("value".to_owned());
@@ -182,8 +182,7 @@ fn table(outcome: &Outcome) -> (Vec<String>, Vec<Vec<String>>) {
     header.extend(SHOWN.iter().map(|metric| metric.label().to_owned()));
     header.push("placement level".to_owned());
     for point in outcome.points.iter().filter(|point| !point.reports.is_empty()) {
-        let mut row =
-            vec![point.panel.to_owned(), point.row.name.to_owned(), point.at.x.to_string()];
+        let mut row = vec![point.panel.clone(), point.row.name.clone(), point.at.x.to_string()];
         row.extend(SHOWN.iter().map(|metric| point.median(*metric).map_or(String::new(), digits)));
         let level = point.typical().and_then(|report| report.placement_level);
         row.push(level.map_or("–".to_owned(), |level| level.to_string()));
@@ -259,8 +258,8 @@ fn html(outcomes: &[Outcome], arguments: &Options, pictures: &[(&str, &str, Stri
     text += &html_table(&HEADER, &verdicts(outcomes));
     for outcome in outcomes {
         let (paper, figure) = (outcome.paper, outcome.figure);
-        let _ = writeln!(text, "<h2>{}: {}</h2>", paper.name, escape(figure.title));
-        let _ = writeln!(text, "<p>{}</p>", escape(paper.citation));
+        let _ = writeln!(text, "<h2>{}: {}</h2>", paper.name, escape(&figure.title));
+        let _ = writeln!(text, "<p>{}</p>", escape(&paper.citation));
         for why in &outcome.skipped {
             let _ = writeln!(text, "<p>Left out: {}.</p>", escape(why));
         }
@@ -294,7 +293,7 @@ impl Picture {
 
 /// The pictures of a figure: curves if it has several positions, bars if it has one.
 fn pictures_of(outcome: &Outcome, arguments: &Options) -> Vec<Picture> {
-    match outcome.figure.xs.iter().filter(|at| !at.real).count() {
+    match outcome.figure.positions.iter().filter(|at| !at.real).count() {
         1 => bars(outcome, arguments).into_iter().map(Picture::Bars).collect(),
         _ => {
             let plots = plots(outcome, arguments).into_iter();
@@ -311,7 +310,7 @@ fn shows_distributions(outcome: &Outcome) -> bool {
 /// For figures of latencies: their distribution at the last position, with a plot for each panel.
 fn distributions(outcome: &Outcome, arguments: &Options) -> Vec<Plot> {
     let figure = outcome.figure;
-    let Some(last) = figure.xs.last().filter(|_| shows_distributions(outcome)) else {
+    let Some(last) = figure.positions.last().filter(|_| shows_distributions(outcome)) else {
         return Vec::new();
     };
     let plot = |panel: &Panel| {
@@ -320,7 +319,7 @@ fn distributions(outcome: &Outcome, arguments: &Options) -> Vec<Plot> {
         let curve = |point: &Measured| {
             let latencies = point.typical()?.latencies.iter();
             let points: Vec<_> = latencies.map(|(share, ns)| (*ns as f64, *share)).collect();
-            let name = point.row.name.to_owned();
+            let name = point.row.name.clone();
             (!points.is_empty()).then(|| Curve { name, points, ..Curve::default() })
         };
         Plot {
@@ -345,7 +344,7 @@ fn bars(outcome: &Outcome, arguments: &Options) -> Vec<Bars> {
         let points = outcome.points.iter().filter(|p| p.panel == panel.name && !p.at.real);
         let bar = points.filter_map(|point| {
             let value = point.median(metric)?;
-            Some((point.row.name.to_owned(), value, digits(value)))
+            Some((point.row.name.clone(), value, digits(value)))
         });
         Bars {
             title: format!("{}: {}, {}", outcome.figure.title, panel.name, metric.label()),
@@ -363,16 +362,18 @@ fn caption(outcome: &Outcome, arguments: &Options) -> String {
 /// The paper's values for a metric of a row, as points. Each is a figure, or a ratio multiplied by
 /// our figure for the row in its denominator.
 fn stated(outcome: &Outcome, metric: Metric, panel: &str, row: &str) -> Vec<(f64, f64)> {
-    let ours = |spot: Spot| outcome.points.iter().find(|point| point.is_at(spot))?.median(metric);
-    let claims = outcome.figure.claims.iter().filter_map(|claim| match (claim.value, claim.rule) {
-        (Value::Of(of, spot), Rule::Within(paper, _)) => Some((of, spot, paper)),
-        (Value::Ratio(of, over, under), Rule::Factor(paper, _) | Rule::Within(paper, _)) => {
-            Some((of, over, ours(under)? * paper))
-        }
-        _ => None,
-    });
-    let of_row = claims.filter(|(of, spot, _)| *of == metric && (spot.0, spot.1) == (panel, row));
-    of_row.map(|(_, spot, value)| (spot.2, value)).collect()
+    let ours = |spot: &Spot| outcome.points.iter().find(|point| point.is_at(spot))?.median(metric);
+    let claims =
+        outcome.figure.claims.iter().filter_map(|claim| match (&claim.value, claim.rule) {
+            (Value::Of(of, spot), Rule::Within(paper, _)) => Some((of, spot, paper)),
+            (Value::Ratio(of, over, under), Rule::Factor(paper, _) | Rule::Within(paper, _)) => {
+                Some((of, over, ours(under)? * paper))
+            }
+            _ => None,
+        });
+    let of_row =
+        claims.filter(|(of, spot, _)| **of == metric && (&*spot.panel, &*spot.row) == (panel, row));
+    of_row.map(|(_, spot, value)| (spot.x, value)).collect()
 }
 
 /// One plot for each panel with curves of two or more points.
@@ -394,8 +395,8 @@ fn plots(outcome: &Outcome, arguments: &Options) -> Vec<Plot> {
         }
     }
     let metric = figure.metric();
-    for panel in figure.panels {
-        for row in figure.rows {
+    for panel in &figure.panels {
+        for row in &figure.rows {
             let of_curve = || {
                 let points = outcome.points.iter();
                 points.filter(|p| p.panel == panel.name && p.row.name == row.name && !p.at.real)
@@ -407,12 +408,12 @@ fn plots(outcome: &Outcome, arguments: &Options) -> Vec<Plot> {
                 (low < high).then_some((point.at.x, low, high))
             };
             let curve = Curve {
-                name: row.name.to_owned(),
+                name: row.name.clone(),
                 points: of_curve().filter_map(median).collect(),
                 spans: of_curve().filter_map(span).collect(),
-                stated: stated(outcome, metric, panel.name, row.name),
+                stated: stated(outcome, metric, &panel.name, &row.name),
             };
-            add(panel.name, metric.label(), curve);
+            add(&panel.name, metric.label(), curve);
         }
     }
     let plot = |(panel, y, curves): (String, &'static str, Vec<Curve>)| Plot {
@@ -421,7 +422,7 @@ fn plots(outcome: &Outcome, arguments: &Options) -> Vec<Plot> {
             true => caption(outcome, arguments),
             false => format!("{}, hollow: as stated", caption(outcome, arguments)),
         },
-        x: figure.x,
+        x: &figure.x,
         y,
         axes: figure.axes,
         curves,
