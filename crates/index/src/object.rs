@@ -372,8 +372,8 @@ impl<I: IndexAdmin> IndexObject<I::Key, I::Value> for Opened<I> {
     }
 }
 
-/// Performs an operation, and charges the client's work. Returns whether it found all it looked for,
-/// or changed something.
+/// Performs an operation, and charges the client's work. Returns whether it found all it looked
+/// for, or changed something.
 ///
 /// # Errors
 ///

@@ -133,8 +133,8 @@ impl Client<'_> {
         self.drawing_cpu_ns += thread_cpu_ns() - cpu_begin_ns;
     }
 
-    /// Executes the operations of one call of the index, or operations that are drawn, one after the
-    /// other.
+    /// Executes the operations of one call of the index, or operations that are drawn, one after
+    /// the other.
     async fn execute_some(&mut self, index: &AnyIndex<u64, u64>, mut turn: Turn) -> Turn {
         if self.batch > 1 {
             self.block.take_edits(self.batch, &mut self.together);
