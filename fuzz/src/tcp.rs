@@ -4,24 +4,26 @@
 #![no_main]
 
 use farleaf_fabric::handshake::{
-    Gather, HandshakeError, HandshakeMessage, Identity, Initiator, InitiatorStep, Nonce, Responder,
-    ResponderStep, Role, Token, Wanted,
+    ExpectedPeer, HandshakeError, HandshakeMessage, Initiator, InitiatorStep, MessageAssembler,
+    Nonce, PeerIdentity, PeerRole, Responder, ResponderStep, Token,
 };
-use farleaf_fabric::tcp::frame::{Decoded, MAX_FRAME_BYTES, decode_completion, decode_request};
+use farleaf_fabric::tcp::frame::{
+    DecodedFrame, MAX_FRAME_BYTES, decode_completion, decode_request,
+};
 use libfuzzer_sys::fuzz_target;
 
 fn requests(mut data: &[u8]) {
     loop {
         match decode_request(data) {
-            Decoded::Frame { id, body, bytes } => {
+            DecodedFrame::Frame { id, body, bytes } => {
                 assert!(bytes <= MAX_FRAME_BYTES && bytes == body.frame_bytes());
                 let mut again = vec![0; bytes];
                 body.encode(id, &mut again);
                 assert_eq!(again, data[..bytes]);
                 data = &data[bytes..];
             }
-            Decoded::Incomplete => return assert!(data.len() < MAX_FRAME_BYTES),
-            Decoded::Malformed => return,
+            DecodedFrame::Incomplete => return assert!(data.len() < MAX_FRAME_BYTES),
+            DecodedFrame::Malformed => return,
         }
     }
 }
@@ -29,35 +31,35 @@ fn requests(mut data: &[u8]) {
 fn completions(mut data: &[u8]) {
     loop {
         match decode_completion(data) {
-            Decoded::Frame { id, body, bytes } => {
+            DecodedFrame::Frame { id, body, bytes } => {
                 assert!(bytes <= MAX_FRAME_BYTES && bytes == body.frame_bytes());
                 let mut again = vec![0; bytes];
                 body.encode(id, &mut again);
                 assert_eq!(again, data[..bytes]);
                 data = &data[bytes..];
             }
-            Decoded::Incomplete => return assert!(data.len() < MAX_FRAME_BYTES),
-            Decoded::Malformed => return,
+            DecodedFrame::Incomplete => return assert!(data.len() < MAX_FRAME_BYTES),
+            DecodedFrame::Malformed => return,
         }
     }
 }
 
 fn sides() -> (Initiator, Responder) {
     let token = Token::new(&[7; 32]).unwrap();
-    let endpoint = Identity { role: Role::ComputeServer, number: 3, epoch: 77 };
-    let server = Identity { role: Role::MemoryServer, number: 1, epoch: 99 };
-    let wanted = Wanted { role: Role::MemoryServer, number: 1 };
+    let endpoint = PeerIdentity { role: PeerRole::ComputeServer, number: 3, epoch: 77 };
+    let server = PeerIdentity { role: PeerRole::MemoryServer, number: 1, epoch: 99 };
+    let wanted = ExpectedPeer { role: PeerRole::MemoryServer, number: 1 };
     let nonce = Nonce::from_bytes;
     (
         Initiator::new(&token, endpoint, 0, wanted, nonce([1; 32]), u64::MAX),
-        Responder::new(&token, server, &[Role::ComputeServer], nonce([2; 32]), u64::MAX),
+        Responder::new(&token, server, &[PeerRole::ComputeServer], nonce([2; 32]), u64::MAX),
     )
 }
 
 /// Sends arbitrary messages in pieces to both sides: neither lets the peer in.
 fn strangers(mut data: &[u8]) {
     let (mut initiator, mut responder) = sides();
-    let mut gather = Gather::default();
+    let mut gather = MessageAssembler::default();
     while let Some((first, rest)) = data.split_first() {
         let count = usize::from(*first).min(rest.len()).min(gather.missing().len());
         gather.missing()[..count].copy_from_slice(&rest[..count]);

@@ -21,7 +21,7 @@ use farleaf_trees::sherman::{PSherman, Sherman};
 use farleaf_trees::smart::{PSmart, Smart};
 
 /// A layout for which this crate has compiled design `D`.
-pub trait Compiled<D: Design<Self>>: Layout {
+pub trait CompiledDesign<D: Design<Self>>: Layout {
     /// The design with these options.
     fn design(options: D::Options) -> AnyDesign<Self>;
 
@@ -31,7 +31,7 @@ pub trait Compiled<D: Design<Self>>: Layout {
 
 macro_rules! compile {
     ($layout:ty: $($design:ty),+ $(,)?) => {$(
-        impl Compiled<$design> for $layout {
+        impl CompiledDesign<$design> for $layout {
             fn design(options: <$design as Design<Self>>::Options) -> AnyDesign<Self> {
                 AnyDesign::of::<$design>(options)
             }

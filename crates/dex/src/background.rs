@@ -8,7 +8,7 @@
 //! *Thread safety*: belongs to its endpoint's thread. Any number of threads of a compute server may
 //! run this.
 
-use super::{DexIndex, FRAMES_TOGETHER};
+use super::{DexIndex, FRAMES_PER_BATCH};
 use farleaf_fabric::Fabric;
 use farleaf_index::together::all;
 use farleaf_page::Layout;
@@ -19,8 +19,8 @@ const NODES_TO_HELP: usize = 4;
 /// The pause between two rounds is the age limit divided by [`LOOKS`], within the bounds below, in
 /// nanoseconds.
 const LOOKS: u64 = 16;
-const SHORTEST_PAUSE_NS: u64 = 200_000;
-const LONGEST_PAUSE_NS: u64 = 50_000_000;
+const MIN_PAUSE_NS: u64 = 200_000;
+const MAX_PAUSE_NS: u64 = 50_000_000;
 
 impl<F: Fabric, L: Layout> DexIndex<F, L> {
     /// Writes nodes back by age until `ended` returns true. Returns at once if this cache has no
@@ -28,15 +28,15 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     pub(super) async fn write_back_by_age(&self, ended: &dyn Fn() -> bool) {
         let ages = self.client.cache().ages();
         let limit_ns = ages.limit_ns();
-        let pause_ns = (limit_ns / LOOKS).clamp(SHORTEST_PAUSE_NS, LONGEST_PAUSE_NS);
+        let pause_ns = (limit_ns / LOOKS).clamp(MIN_PAUSE_NS, MAX_PAUSE_NS);
         while limit_ns > 0 && !ended() {
             // If something cannot be settled now, the next round tries again.
             let _ = self.settle().await;
-            let written = self.write_oldest(limit_ns / 4 * 3, FRAMES_TOGETHER).await;
+            let written = self.write_oldest(limit_ns / 4 * 3, FRAMES_PER_BATCH).await;
             let now_ns = self.fabric().now_ns();
             let is_late = |since_ns: u64| now_ns.saturating_sub(since_ns) > limit_ns;
             ages.set_behind(ages.oldest_ns().is_some_and(is_late));
-            if written < FRAMES_TOGETHER {
+            if written < FRAMES_PER_BATCH {
                 self.fabric().sleep(pause_ns).await;
             }
         }

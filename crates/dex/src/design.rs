@@ -1,6 +1,6 @@
 //! DEX as an index design.
 
-use super::load::Builder;
+use super::load::DexTreeBuilder;
 use super::pool::DexPool;
 use super::{DexIndex, DexOptions, DexServer};
 use crate::cache::CacheOptions;
@@ -9,7 +9,7 @@ use farleaf_fabric::{Fabric, GlobalAddr};
 use farleaf_index::OwnedRange;
 use farleaf_index::{BulkBuilder, IndexError, MemoryUse, Partitioned};
 use farleaf_page::{Layout, OwnedKey};
-use farleaf_pool::remote::{Image, PageClient, RemoteError};
+use farleaf_pool::remote::{PageClient, PageImage, RemoteError};
 
 /// The DEX design. [`farleaf_index::partition`] makes it a [`farleaf_index::Design`].
 #[derive(Clone, Copy, Debug, Default)]
@@ -36,9 +36,10 @@ impl Partitioned for Dex {
         );
         let make = async |roots: &[GlobalAddr]| {
             let boundaries = options.boundaries.clone();
-            let mut builder = Builder::new(&pages, EMPTY_FILL, options.placement_level, boundaries);
+            let mut builder =
+                DexTreeBuilder::new(&pages, EMPTY_FILL, options.placement_level, boundaries);
             let built = builder.finish().await?;
-            let image = Image::<L>::empty();
+            let image = PageImage::<L>::empty();
             let level = built.root.page().level();
             image.page().format_empty(roots[0], level, L::key(&L::min_key()), None);
             image.page().copy_content(built.root.page());

@@ -25,7 +25,7 @@
 //!   died in the middle of a sequence of D2, every path to a key gives the same answer.
 //! - D8. A leaf whose stamp does not match is damaged: a WRITE of it stopped half-way.
 //! - D9. An exclusive inner node is written to the pool only after a log entry with the same
-//!   content, unless nothing points to it yet. The next life of its compute server completes
+//!   content, unless nothing points to it yet. The next incarnation of its compute server completes
 //!   half-written nodes before it serves (`mend.rs`).
 //!
 //! *Thread safety*: the threads of a compute server share a [`DexServer`]. A [`DexIndex`] belongs
@@ -60,28 +60,28 @@ mod split;
 mod uncached;
 
 use offload::Offloading;
-use placement::Placement;
+use placement::NodePlacement;
 use scan::LeafSizes;
 
 pub use design::Dex;
-pub use hand_over::GivenUp;
-pub use load::{Builder, BuiltTree, EntryWeights, spreading_level};
+pub use hand_over::UnownedKeys;
+pub use load::{BuiltTree, DexTreeBuilder, EntryWeights, spreading_level};
 pub use options::DexOptions;
 pub use pool::DexPool;
 pub use server::DexServer;
 
-use crate::cache::{AdmissionName, CacheClient, FrameId, Restart, Turn};
+use crate::cache::{AdmissionName, CacheClient, CacheTurn, FrameId, Restart};
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, GlobalAddr, ServerId, Work};
 use farleaf_index::CacheCounters;
 use farleaf_index::together::all;
 use farleaf_page::rules;
-use farleaf_page::{Layout, Probe};
-use farleaf_pool::remote::{Backoff, Pointer, RemoteError};
+use farleaf_page::{DescentProbe, Layout};
+use farleaf_pool::remote::{Backoff, RemoteError, TimedPointer};
 use std::rc::Rc;
 
 /// Frames processed at a time, so that their WRITEs and READs are in flight together.
-const FRAMES_TOGETHER: usize = 64;
+const FRAMES_PER_BATCH: usize = 64;
 
 /// A handle on one compute server's part of the index.
 pub struct DexIndex<F: Fabric, L: Layout> {
@@ -90,7 +90,7 @@ pub struct DexIndex<F: Fabric, L: Layout> {
     root: GlobalAddr,
     root_frame: FrameId,
     placement_level: u8,
-    placement: Placement,
+    placement: NodePlacement,
     offload: Offloading,
     leaf_sizes: LeafSizes,
     /// Maximum number of leaves that a scan reads together.
@@ -103,7 +103,7 @@ pub struct DexIndex<F: Fabric, L: Layout> {
 #[derive(Debug)]
 struct DescentRetries<'a> {
     backoff: Backoff,
-    turn: Option<Turn<'a>>,
+    turn: Option<CacheTurn<'a>>,
     again: u32,
     busy: u32,
     torn: u32,
@@ -116,9 +116,9 @@ const EAGER: u32 = 3;
 const TURN_WAITS: u32 = 2_000;
 const TURN_WAIT_NS: u64 = 20_000;
 /// A page counts as damaged after this many torn reads, with its path reread in between.
-const MOST_TORN: u32 = 3;
+const MAX_TORN: u32 = 3;
 /// Bound on the nodes that one operation fetches or creates during its descent.
-const MOST_AGAIN: u32 = 20_000;
+const MAX_AGAIN: u32 = 20_000;
 
 impl<F: Fabric, L: Layout> DexIndex<F, L> {
     /// Opens a handle on `server`'s part of the index.
@@ -140,7 +140,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             root,
             root_frame,
             placement_level,
-            placement: Placement::default(),
+            placement: NodePlacement::default(),
             offload,
             leaf_sizes: LeafSizes::default(),
             leaves_together,
@@ -182,7 +182,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         let mut attempts = self.attempts();
         loop {
             let mut left = Vec::new();
-            for together in frames.chunks(FRAMES_TOGETHER) {
+            for together in frames.chunks(FRAMES_PER_BATCH) {
                 let written = together.iter().map(|frame| self.client.write_back(*frame));
                 for (frame, outcome) in together.iter().zip(all(written).await) {
                     match outcome {
@@ -202,7 +202,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
                 attempts = self.attempts();
             }
             frames = left;
-            self.after(&mut attempts, Restart::Busy, Probe::Last).await?;
+            self.after(&mut attempts, Restart::Busy, DescentProbe::Last).await?;
         }
     }
 
@@ -214,14 +214,14 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         }
         let mut attempts = self.attempts();
         loop {
-            let copy = self.client.pages().read(Pointer::fixed(self.root)).await;
+            let copy = self.client.pages().read(TimedPointer::fixed(self.root)).await;
             let installed = match copy {
                 Ok(copy) => self.install(self.root_frame, self.root, copy.page(), copy.word()),
                 Err(miss) => Err(miss.into()),
             };
             match installed {
                 Ok(_) => return Ok(()),
-                Err(restart) => self.after(&mut attempts, restart, Probe::Last).await?,
+                Err(restart) => self.after(&mut attempts, restart, DescentProbe::Last).await?,
             }
         }
     }
@@ -248,18 +248,18 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         &'a self,
         attempts: &mut DescentRetries<'a>,
         restart: Restart,
-        probe: Probe<'_, L::Key>,
+        probe: DescentProbe<'_, L::Key>,
     ) -> Result<(), RemoteError> {
         if let Restart::Torn(_) = restart {
             attempts.torn += 1;
         }
         match restart {
             Restart::Failed(error) => return Err(error),
-            Restart::Again if attempts.again < MOST_AGAIN => {
+            Restart::Again if attempts.again < MAX_AGAIN => {
                 attempts.again += 1;
                 return Ok(());
             }
-            Restart::Torn(at) if attempts.torn >= MOST_TORN => {
+            Restart::Torn(at) if attempts.torn >= MAX_TORN => {
                 return Err(RemoteError::Damaged { at });
             }
             Restart::Refresh | Restart::Torn(_) => match self.refresh(probe).await {

@@ -10,9 +10,9 @@
 //! *Thread safety*: private to one task.
 
 use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
-use farleaf_index::{Built, BulkBuilder};
+use farleaf_index::{BuiltContent, BulkBuilder};
 use farleaf_page::{Layout, MAX_LEVEL, OwnedKey};
-use farleaf_pool::remote::{FreshNode, FreshWriter, Image, PageClient, RemoteError};
+use farleaf_pool::remote::{FreshNode, FreshWriter, PageClient, PageImage, RemoteError};
 
 /// Minimum fill of inner nodes.
 const INNER_FILL: f64 = 0.9;
@@ -72,14 +72,14 @@ fn children_per_node<L: Layout>(fill: f64) -> usize {
 }
 
 /// A node under construction.
-struct Open<F: Fabric, L: Layout> {
+struct OpenTreeNode<F: Fabric, L: Layout> {
     node: FreshNode<F>,
-    image: Image<L>,
+    image: PageImage<L>,
     filling: L::Filling,
 }
 
 /// A tree under construction.
-pub struct Builder<'a, F: Fabric, L: Layout> {
+pub struct DexTreeBuilder<'a, F: Fabric, L: Layout> {
     pages: &'a PageClient<F, L>,
     writer: FreshWriter<'a, F, L>,
     /// Target weight of a leaf.
@@ -95,7 +95,7 @@ pub struct Builder<'a, F: Fabric, L: Layout> {
     boundaries: std::vec::IntoIter<OwnedKey<L>>,
     next_boundary: Option<OwnedKey<L>>,
     /// The open node of each level, and how many nodes of the level are closed.
-    levels: Vec<(Option<Open<F, L>>, u64)>,
+    levels: Vec<(Option<OpenTreeNode<F, L>>, u64)>,
     /// The low end of each leaf, and the number of records before it.
     leaves: Vec<(OwnedKey<L>, u64)>,
     records: u64,
@@ -105,19 +105,19 @@ pub struct Builder<'a, F: Fabric, L: Layout> {
 #[derive(Debug)]
 pub struct BuiltTree<L: Layout> {
     /// The root's content, not yet written to an address.
-    pub(super) root: Image<L>,
+    pub(super) root: PageImage<L>,
     /// The low end of each leaf, and the number of records before it.
     leaves: Vec<(OwnedKey<L>, u64)>,
     records: u64,
 }
 
-impl<L: Layout> Built<OwnedKey<L>> for BuiltTree<L> {
+impl<L: Layout> BuiltContent<OwnedKey<L>> for BuiltTree<L> {
     fn equal_boundaries(&self, parts: usize) -> Option<Vec<OwnedKey<L>>> {
         equal_boundaries(&self.leaves, self.records, parts)
     }
 }
 
-impl<'a, F: Fabric, L: Layout> Builder<'a, F, L> {
+impl<'a, F: Fabric, L: Layout> DexTreeBuilder<'a, F, L> {
     /// Creates a builder without leaves. `fill` is a fraction; `boundaries` ascend.
     pub(super) fn new(
         pages: &'a PageClient<F, L>,
@@ -155,13 +155,13 @@ impl<'a, F: Fabric, L: Layout> Builder<'a, F, L> {
     async fn open(&mut self, level: u8, low: &L::Key) -> Result<(), RemoteError> {
         let server = self.next_server(level);
         let node = self.writer.take_near(server).await?;
-        let image = Image::<L>::empty();
+        let image = PageImage::<L>::empty();
         image.page().format_empty(node.at(), level, low, None);
         while self.levels.len() <= usize::from(level) {
             self.levels.push((None, 0));
         }
         let filling = L::Filling::default();
-        self.levels[usize::from(level)].0 = Some(Open { node, image, filling });
+        self.levels[usize::from(level)].0 = Some(OpenTreeNode { node, image, filling });
         if level == 0 {
             self.leaves.push((low.to_owned(), self.records));
         }
@@ -169,7 +169,7 @@ impl<'a, F: Fabric, L: Layout> Builder<'a, F, L> {
     }
 
     /// Takes the open node of a level, which is now complete.
-    fn take(&mut self, level: u8) -> Option<Open<F, L>> {
+    fn take(&mut self, level: u8) -> Option<OpenTreeNode<F, L>> {
         let (open, closed) = &mut self.levels[usize::from(level)];
         let open = open.take()?;
         *closed += 1;
@@ -183,7 +183,7 @@ impl<'a, F: Fabric, L: Layout> Builder<'a, F, L> {
     async fn write(
         &mut self,
         node: FreshNode<F>,
-        image: Image<L>,
+        image: PageImage<L>,
     ) -> Result<(OwnedKey<L>, GlobalAddr), RemoteError> {
         let entry = (L::low(image.page()), node.at());
         self.writer.write(node, image).await?;
@@ -193,7 +193,7 @@ impl<'a, F: Fabric, L: Layout> Builder<'a, F, L> {
     /// Ends the open leaf at `high`. If its last record does not fit with this fence, moves the
     /// record to a new open leaf and returns `false`.
     async fn end_leaf(&mut self, high: Option<&L::Key>) -> Result<bool, RemoteError> {
-        let Some(Open { node, image, filling }) = self.take(0) else { return Ok(true) };
+        let Some(OpenTreeNode { node, image, filling }) = self.take(0) else { return Ok(true) };
         let back = L::fill_leaf_end(filling, image.page(), high);
         image.page().set_stamp();
         let (low, at) = self.write(node, image).await?;
@@ -216,7 +216,7 @@ impl<'a, F: Fabric, L: Layout> Builder<'a, F, L> {
         level: u8,
         high: Option<&L::Key>,
     ) -> Result<Option<(OwnedKey<L>, GlobalAddr)>, RemoteError> {
-        let Some(Open { node, image, filling }) = self.take(level) else { return Ok(None) };
+        let Some(OpenTreeNode { node, image, filling }) = self.take(level) else { return Ok(None) };
         let back = L::fill_inner_end(filling, image.page(), high);
         let entry = self.write(node, image).await?;
         self.begin_with(level, back).await?;
@@ -241,7 +241,7 @@ impl<'a, F: Fabric, L: Layout> Builder<'a, F, L> {
     fn add_to_open(&mut self, level: u8, child: (&L::Key, GlobalAddr)) -> bool {
         let fill = self.inner_fill;
         match self.levels.get_mut(usize::from(level)) {
-            Some((Some(Open { image, filling, .. }), _)) => {
+            Some((Some(OpenTreeNode { image, filling, .. }), _)) => {
                 L::fill_inner(filling, image.page(), child, fill)
             }
             _ => false,
@@ -251,7 +251,7 @@ impl<'a, F: Fabric, L: Layout> Builder<'a, F, L> {
     /// Adds a record to the open leaf; `false` if it is full.
     fn add_record(&mut self, record: (&L::Key, &L::Value)) -> bool {
         let fill = self.fill;
-        self.levels[0].0.as_mut().is_some_and(|Open { image, filling, .. }| {
+        self.levels[0].0.as_mut().is_some_and(|OpenTreeNode { image, filling, .. }| {
             L::fill_leaf(filling, image.page(), record, fill)
         })
     }
@@ -308,7 +308,7 @@ impl<'a, F: Fabric, L: Layout> Builder<'a, F, L> {
     }
 }
 
-impl<F: Fabric, L: Layout> BulkBuilder<L> for Builder<'_, F, L> {
+impl<F: Fabric, L: Layout> BulkBuilder<L> for DexTreeBuilder<'_, F, L> {
     type Built = BuiltTree<L>;
 
     async fn append(&mut self, key: &L::Key, value: &L::Value) -> Result<(), RemoteError> {
@@ -318,7 +318,9 @@ impl<F: Fabric, L: Layout> BulkBuilder<L> for Builder<'_, F, L> {
             // A leaf that begins with the last record of the previous one may have no room for this
             // record.
             ends += 1;
-            let Some(Open { filling, .. }) = self.levels[0].0.as_ref().filter(|_| ends <= 3) else {
+            let Some(OpenTreeNode { filling, .. }) =
+                self.levels[0].0.as_ref().filter(|_| ends <= 3)
+            else {
                 return Err(RemoteError::Contended { retries: 0 });
             };
             let low = L::fill_separator(filling, key);
@@ -339,7 +341,7 @@ impl<F: Fabric, L: Layout> BulkBuilder<L> for Builder<'_, F, L> {
             let index = usize::from(level);
             // The only node of a level above the leaves becomes the root.
             if self.levels[index].1 == 0 {
-                let Some(Open { node, image, filling }) = self.take(level) else {
+                let Some(OpenTreeNode { node, image, filling }) = self.take(level) else {
                     return Err(RemoteError::Contended { retries: 0 });
                 };
                 let back = L::fill_inner_end(filling, image.page(), None);

@@ -12,16 +12,16 @@
 //! *Thread safety*: belongs to its endpoint's thread.
 
 use super::DexIndex;
-use super::descend::Below;
-use super::latched::Latched;
-use super::split::Written;
+use super::descend::DescentNode;
+use super::latched::LatchedNode;
+use super::split::ParentWrite;
 use crate::cache::{OptimisticRef, Restart, is_clean, mark_clean};
 use farleaf_fabric::{Fabric, Work};
 use farleaf_index::PartState;
 use farleaf_index::{LiveCounters, Ownership};
 use farleaf_page::rules;
-use farleaf_page::{Layout, Page, Probe, is_sparse, merge, slot_range};
-use farleaf_pool::remote::{Image, RemoteError};
+use farleaf_page::{DescentProbe, Layout, Page, is_sparse, merge, slot_range};
+use farleaf_pool::remote::{PageImage, RemoteError};
 
 /// Whether two neighbours fit one page, or one of them has too few entries.
 fn can_join<L: Layout>(left: Page<'_, L>, right: Page<'_, L>) -> bool {
@@ -31,7 +31,7 @@ fn can_join<L: Layout>(left: Page<'_, L>, right: Page<'_, L>) -> bool {
 
 /// The result of one attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Tidied {
+enum MergeOutcome {
     /// There was nothing to do, or nothing could be done.
     Nothing,
     /// Entries moved from one node to the other.
@@ -43,31 +43,35 @@ enum Tidied {
 impl<F: Fabric, L: Layout> DexIndex<F, L> {
     /// Merges or rebalances the leaf of `key`, and then the nodes above it if they have too few
     /// entries.
-    pub(super) async fn tidy(&self, key: &L::Key) -> Result<(), RemoteError> {
+    pub(super) async fn merge_underfull(&self, key: &L::Key) -> Result<(), RemoteError> {
         let _unsettled = self.unsettle();
-        let probe = Probe::At(key);
+        let probe = DescentProbe::At(key);
         let mut level = 0;
         let mut attempts = self.attempts();
         loop {
             match self.try_tidy(probe, level).await {
-                Ok(Tidied::Merged) => {
+                Ok(MergeOutcome::Merged) => {
                     level += 1;
                     attempts = self.attempts();
                 }
-                Ok(Tidied::Nothing | Tidied::Borrowed) => return Ok(()),
+                Ok(MergeOutcome::Nothing | MergeOutcome::Borrowed) => return Ok(()),
                 Err(restart) => self.after(&mut attempts, restart, probe).await?,
             }
         }
     }
 
-    async fn try_tidy(&self, probe: Probe<'_, L::Key>, level: u8) -> Result<Tidied, Restart> {
+    async fn try_tidy(
+        &self,
+        probe: DescentProbe<'_, L::Key>,
+        level: u8,
+    ) -> Result<MergeOutcome, Restart> {
         if self.seen_root()?.page.level() <= level {
             return self.try_collapse_root().await;
         }
-        let Below { parent, node } = self.find_hot(probe, level).await?;
-        let Some((parent, slot)) = parent else { return Ok(Tidied::Nothing) };
+        let DescentNode { parent, node } = self.find_hot(probe, level).await?;
+        let Some((parent, slot)) = parent else { return Ok(MergeOutcome::Nothing) };
         if !is_sparse::<L>(L::weight(node.page)) || self.server.shares(node.page) {
-            return if node.is_valid() { Ok(Tidied::Nothing) } else { Err(Restart::Busy) };
+            return if node.is_valid() { Ok(MergeOutcome::Nothing) } else { Err(Restart::Busy) };
         }
         let count = parent.page.count();
         let right = (slot + 1 < count).then_some(slot + 1);
@@ -76,7 +80,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
                 continue;
             }
             let low = L::inner_key(parent.page, other);
-            let found = self.hot_child(parent, level + 1, Probe::At(L::key(&low))).await;
+            let found = self.hot_child(parent, level + 1, DescentProbe::At(L::key(&low))).await;
             let (found, neighbour) = match found {
                 Err(Restart::Refresh) => return Err(self.refresh_neighbour(L::key(&low)).await),
                 found => found?,
@@ -96,13 +100,13 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
                 return self.join(parent, pair, right_slot).await;
             }
         }
-        if parent.is_valid() { Ok(Tidied::Nothing) } else { Err(Restart::Busy) }
+        if parent.is_valid() { Ok(MergeOutcome::Nothing) } else { Err(Restart::Busy) }
     }
 
     /// Rereads the path to the neighbour, whose copy dates from when it was shared. That path
     /// differs from the path to the node itself.
     async fn refresh_neighbour(&self, low: &L::Key) -> Restart {
-        match self.refresh(Probe::At(low)).await {
+        match self.refresh(DescentProbe::At(low)).await {
             Ok(true) => Restart::Again,
             Ok(false) => Restart::Busy,
             Err(restart) => restart,
@@ -122,7 +126,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         parent: OptimisticRef<'_, L>,
         [left, right]: [OptimisticRef<'_, L>; 2],
         right_slot: usize,
-    ) -> Result<Tidied, Restart> {
+    ) -> Result<MergeOutcome, Restart> {
         let parent = self.latch(parent)?;
         let left = self.latch(left)?;
         let right = self.latch(right)?;
@@ -132,14 +136,14 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         {
             return Err(Restart::Busy);
         }
-        let (lower, upper) = (Image::of(left.page), Image::of(right.page));
+        let (lower, upper) = (PageImage::of(left.page), PageImage::of(right.page));
         if left.is_leaf() {
             L::leaf_compact(lower.page());
             L::leaf_compact(upper.page());
         }
         if L::fits_merged(lower.page(), upper.page()) {
             self.merge([parent, left, right], lower, &upper, right_slot).await?;
-            Ok(Tidied::Merged)
+            Ok(MergeOutcome::Merged)
         } else {
             self.borrow([parent, left, right], [lower, upper], right_slot).await
         }
@@ -147,9 +151,9 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
 
     async fn merge(
         &self,
-        [parent, left, right]: [Latched<'_, L>; 3],
-        lower: Image<L>,
-        upper: &Image<L>,
+        [parent, left, right]: [LatchedNode<'_, L>; 3],
+        lower: PageImage<L>,
+        upper: &PageImage<L>,
         right_slot: usize,
     ) -> Result<(), Restart> {
         let cache = self.client.cache();
@@ -186,7 +190,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         self.server.unsettled().note_merged();
         self.client.keep(cache.discard(right.frame, right.guard));
         drop((left.guard, parent.guard));
-        if let Written::Now = written {
+        if let ParentWrite::Now = written {
             // Free the node only now: before that WRITE, the pool's parent may still point to it.
             self.free_node(freed).await;
         }
@@ -195,15 +199,15 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
 
     async fn borrow(
         &self,
-        [parent, left, right]: [Latched<'_, L>; 3],
-        [lower, upper]: [Image<L>; 2],
+        [parent, left, right]: [LatchedNode<'_, L>; 3],
+        [lower, upper]: [PageImage<L>; 2],
         right_slot: usize,
-    ) -> Result<Tidied, Restart> {
+    ) -> Result<MergeOutcome, Restart> {
         let cache = self.client.cache();
         // Y8: check the room in the parent before anything is written.
         let fits = |separator: &L::Key| L::inner_can_set_key(parent.page, right_slot, separator);
         let Some(separator) = L::rebalance(lower.page(), upper.page(), fits) else {
-            return Ok(Tidied::Nothing);
+            return Ok(MergeOutcome::Nothing);
         };
         let left_gains = separator > L::low(right.page);
         let (low, high) = (L::low(left.page), L::high(right.page));
@@ -244,20 +248,20 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         cache.adopt(right.frame);
         move_boundary(parent.page);
         self.hold_below(&written, &parent, &[left.frame, right.frame]);
-        Ok(Tidied::Borrowed)
+        Ok(MergeOutcome::Borrowed)
     }
 
     /// Moves the content of an only child into the root, if the root is exclusive and the child is
     /// not a leaf.
-    async fn try_collapse_root(&self) -> Result<Tidied, Restart> {
+    async fn try_collapse_root(&self) -> Result<MergeOutcome, Restart> {
         let cache = self.client.cache();
         let root = self.seen_root()?;
         let level = root.page.level();
         if level < 2 || root.page.count() != 1 || self.server.shares(root.page) {
-            return Ok(Tidied::Nothing);
+            return Ok(MergeOutcome::Nothing);
         }
         let low = L::low(root.page);
-        let (_, child) = self.hot_child(root, level, Probe::At(L::key(&low))).await?;
+        let (_, child) = self.hot_child(root, level, DescentProbe::At(L::key(&low))).await?;
         let root = self.latch(root)?;
         let child = self.latch(child)?;
         if root.shared || child.shared {
@@ -265,16 +269,16 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         }
         if !is_clean(child.page) {
             // Other nodes may be waiting for the root's WRITE (C24).
-            return Ok(Tidied::Nothing);
+            return Ok(MergeOutcome::Nothing);
         }
-        let content = Image::<L>::empty();
+        let content = PageImage::<L>::empty();
         content.page().format_empty(self.root, level - 1, L::key(&low), None);
         content.page().copy_content(child.page);
         content.page().set_note(0);
         // From here on the change will happen: the pool may already have the new root.
         let written = match self.write_exclusive(&root, &cache.image(content.page())).await {
-            Ok(()) => Written::Now,
-            Err(_) => Written::Later,
+            Ok(()) => ParentWrite::Now,
+            Err(_) => ParentWrite::Later,
         };
         root.page.copy_all_but_latch(content.page());
         mark_clean(root.page);
@@ -284,11 +288,11 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         self.server.unsettled().note_merged();
         self.client.keep(cache.discard(child.frame, child.guard));
         drop(root.guard);
-        if let Written::Now = written {
+        if let ParentWrite::Now = written {
             // Free the node only now: before that WRITE, the pool's root may still point to it.
             self.free_node(freed).await;
         }
-        Ok(Tidied::Nothing)
+        Ok(MergeOutcome::Nothing)
     }
 
     /// Merges or rebalances every leaf of the owned range that has too few records.
@@ -303,11 +307,11 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         let mut low = range.low;
         loop {
             let look = |page: Page<'_, L>| (L::weight(page), L::high(page));
-            let (weight, mut high) = self.read_leaf(Probe::At(L::key(&low)), look).await?;
+            let (weight, mut high) = self.read_leaf(DescentProbe::At(L::key(&low)), look).await?;
             if is_sparse::<L>(weight) {
-                self.tidy(L::key(&low)).await?;
+                self.merge_underfull(L::key(&low)).await?;
                 // The leaf may have absorbed the next one: continue after its new high fence.
-                high = self.read_leaf(Probe::At(L::key(&low)), look).await?.1;
+                high = self.read_leaf(DescentProbe::At(L::key(&low)), look).await?.1;
             }
             match high {
                 Some(high) if range.high.as_ref().is_none_or(|end| high < *end) => low = high,

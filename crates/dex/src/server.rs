@@ -5,25 +5,25 @@
 //!
 //! *Thread safety*: any number of threads.
 
-use super::uncached::Unsettled;
-use crate::cache::{Cache, CacheClient, CacheOptions, FrameId, mark_clean};
+use super::uncached::UncachedChanges;
+use crate::cache::{CacheClient, CacheOptions, FrameCache, FrameId, mark_clean};
 use farleaf_fabric::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
 use farleaf_fabric::{Fabric, GlobalAddr, RegionError, ServerId};
 use farleaf_index::MemoryUse;
 use farleaf_index::{OwnedRange, Ownership};
 use farleaf_page::{Layout, OwnedKey, Page};
-use farleaf_pool::remote::{Miss, PageClient, Pointer, RemoteError};
+use farleaf_pool::remote::{MissCause, PageClient, RemoteError, TimedPointer};
 use std::collections::BTreeMap;
 
 /// One compute server.
 pub struct DexServer<L: Layout> {
-    cache: Arc<Cache<L>>,
+    cache: Arc<FrameCache<L>>,
     /// The number of the root's frame plus one; 0 until the root has been read.
     root_frame: AtomicU64,
     /// Nodes that were merged away, by memory server.
     free_nodes: Mutex<BTreeMap<ServerId, Vec<GlobalAddr>>>,
     /// Counts the changes in progress, for operations that bypass the cache.
-    unsettled: Unsettled,
+    unsettled: UncachedChanges,
     memory: Arc<MemoryUse>,
 }
 
@@ -42,10 +42,10 @@ impl<L: Layout> DexServer<L> {
         memory: Arc<MemoryUse>,
     ) -> Result<Self, RegionError> {
         Ok(Self {
-            cache: Arc::new(Cache::new(options, range)?),
+            cache: Arc::new(FrameCache::new(options, range)?),
             root_frame: AtomicU64::new(0),
             free_nodes: Mutex::default(),
-            unsettled: Unsettled::default(),
+            unsettled: UncachedChanges::default(),
             memory,
         })
     }
@@ -56,7 +56,7 @@ impl<L: Layout> DexServer<L> {
     }
 
     /// The cache that all threads of this compute server share.
-    pub fn cache(&self) -> &Arc<Cache<L>> {
+    pub fn cache(&self) -> &Arc<FrameCache<L>> {
         &self.cache
     }
 
@@ -84,14 +84,14 @@ impl<L: Layout> DexServer<L> {
             if let (Some(free), Ok(mark)) =
                 (self.cache.take_free(), self.cache.mapping().begin_io(root.to_bits(), || true))
             {
-                let copy = match client.pages().read(Pointer::fixed(root)).await {
+                let copy = match client.pages().read(TimedPointer::fixed(root)).await {
                     Ok(copy) => copy,
-                    Err(Miss::Restart) => {
+                    Err(MissCause::Restart) => {
                         drop((free, mark));
                         client.before_retry(&mut backoff).await?;
                         continue;
                     }
-                    Err(Miss::Failed(error)) => return Err(error),
+                    Err(MissCause::Failed(error)) => return Err(error),
                 };
                 free.page().copy_all_but_latch(copy.page());
                 mark_clean(free.page());
@@ -126,7 +126,7 @@ impl<L: Layout> DexServer<L> {
         lock(&self.free_nodes).values_mut().find_map(Vec::pop)
     }
 
-    pub(super) fn unsettled(&self) -> &Unsettled {
+    pub(super) fn unsettled(&self) -> &UncachedChanges {
         &self.unsettled
     }
 

@@ -13,42 +13,42 @@
 //! it began.
 //!
 //! *A lookup without a mark*: a READ that overlaps a WRITE of one word, a value, finds the old
-//! value or the new one. [`Unsettled`] counts larger changes while they last, and operations that
-//! fetch leaves into frames, where they can change. A lookup that overlaps one of these takes the
-//! mark and reads again.
+//! value or the new one. [`UncachedChanges`] counts larger changes while they last, and operations
+//! that fetch leaves into frames, where they can change. A lookup that overlaps one of these takes
+//! the mark and reads again.
 //!
 //! *Cost*: with the branches that lead here compiled out, a `get` from the cache takes as long as
 //! with them (`get_cost` with 200,000 keys: 216 and 218 ns, in runs up to 7 ns apart).
 //!
-//! *Thread safety*: any number of threads may use [`Unsettled`]; the rest belongs to its endpoint's
-//! thread.
+//! *Thread safety*: any number of threads may use [`UncachedChanges`]; the rest belongs to its
+//! endpoint's thread.
 
 use super::DexIndex;
-use crate::cache::{IoMark, Mapped, Restart, is_clean};
+use crate::cache::{MappedNode, RemoteIoMark, Restart, is_clean};
 use farleaf_fabric::sync::{AtomicU64, Ordering, fence};
 use farleaf_fabric::{Fabric, GlobalAddr, Work};
 use farleaf_index::{LiveCounters, OwnedRange};
 use farleaf_page::rules;
 use farleaf_page::{
-    FencePosition, Layout, LeafOutcome, OwnedKey, OwnedValue, Page, Probe, slot_range,
+    DescentProbe, FencePosition, Layout, LeafOutcome, OwnedKey, OwnedValue, Page, slot_range,
 };
-use farleaf_pool::remote::Pointer;
+use farleaf_pool::remote::TimedPointer;
 
 /// Number of times a walk polls another operation's mark before it starts over.
-const MOST_WAITS: u32 = 10_000;
+const MAX_WAITS: u32 = 10_000;
 /// Pause between two polls.
 const WAIT_NS: u64 = 100;
 
 /// Counts the changes in progress on a compute server that a READ of a leaf could see partially.
 #[derive(Debug, Default)]
-pub(super) struct Unsettled {
+pub(super) struct UncachedChanges {
     begun: AtomicU64,
     ended: AtomicU64,
     /// Number of nodes merged away.
     merged: AtomicU64,
 }
 
-impl Unsettled {
+impl UncachedChanges {
     /// The number of changes that have begun, if all of them have ended.
     fn settled(&self) -> Option<u64> {
         let ended = self.ended.load(Ordering::Acquire);
@@ -62,10 +62,10 @@ impl Unsettled {
         self.begun.load(Ordering::Relaxed) == begun
     }
 
-    fn begin(&self) -> Change<'_> {
+    fn begin(&self) -> UncachedChange<'_> {
         self.begun.fetch_add(1, Ordering::Acquire);
         fence(Ordering::Release);
-        Change(self)
+        UncachedChange(self)
     }
 
     /// Counts a merge. Call it before the merged node leaves the mapping table.
@@ -80,9 +80,9 @@ impl Unsettled {
 
 /// A change in progress, until this is dropped.
 #[derive(Debug)]
-pub(super) struct Change<'a>(&'a Unsettled);
+pub(super) struct UncachedChange<'a>(&'a UncachedChanges);
 
-impl Drop for Change<'_> {
+impl Drop for UncachedChange<'_> {
     fn drop(&mut self) {
         self.0.ended.fetch_add(1, Ordering::Release);
     }
@@ -90,16 +90,16 @@ impl Drop for Change<'_> {
 
 impl<F: Fabric, L: Layout> DexIndex<F, L> {
     /// Announces that leaves enter frames and may change there, until the guard is dropped.
-    pub(super) fn unsettle(&self) -> Option<Change<'_>> {
+    pub(super) fn unsettle(&self) -> Option<UncachedChange<'_>> {
         self.uncached.then(|| self.server.unsettled().begin())
     }
 
     /// The value of `key`, by READs alone; `None` if they do not give a reliable answer.
     pub(super) async fn get_in_pool(&self, key: &L::Key) -> Option<Option<OwnedValue<L>>> {
-        let probe = Probe::At(key);
+        let probe = DescentProbe::At(key);
         let before = self.server.unsettled().settled()?;
         let (at, _) = self.walk(probe).await.ok()?;
-        if let Mapped::Frame(_) = self.client.cache().mapping().get(at.to_bits()) {
+        if let MappedNode::Frame(_) = self.client.cache().mapping().get(at.to_bits()) {
             return None;
         }
         let buffer = self.fabric().buffer(L::page_words() * 8).ok()?;
@@ -119,7 +119,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     /// Applies `read` to the leaf that covers the probe; `None` if the leaf is in a frame.
     pub(super) async fn read_in_pool<T>(
         &self,
-        probe: Probe<'_, L::Key>,
+        probe: DescentProbe<'_, L::Key>,
         read: &impl Fn(Page<'_, L>) -> T,
     ) -> Result<Option<T>, Restart> {
         let work = |page: Page<'_, L>| LeafOutcome::Nothing(read(page));
@@ -135,7 +135,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     /// the leaf is in a frame.
     pub(super) async fn change_in_pool<T>(
         &self,
-        probe: Probe<'_, L::Key>,
+        probe: DescentProbe<'_, L::Key>,
         edit: &dyn Fn(Page<'_, L>) -> LeafOutcome<T>,
     ) -> Result<Option<LeafOutcome<T>>, Restart> {
         let unsettled = self.server.unsettled();
@@ -171,13 +171,13 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     /// route to it.
     async fn walk(
         &self,
-        probe: Probe<'_, L::Key>,
+        probe: DescentProbe<'_, L::Key>,
     ) -> Result<(GlobalAddr, OwnedRange<OwnedKey<L>>), Restart> {
         let mut at = self.root;
         let mut keys = OwnedRange { low: L::min_key(), high: None };
         let mut expected = None;
         loop {
-            let copy = self.client.pages().read(Pointer::fixed(at)).await?;
+            let copy = self.client.pages().read(TimedPointer::fixed(at)).await?;
             LiveCounters::count(&self.client.counters.inner_misses);
             self.charge(Work::VisitNode).await;
             let page = copy.page();
@@ -201,14 +201,18 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
 
     /// Marks a leaf found by a walk that began when `merged` merges were counted; `None` if the
     /// leaf is in a frame.
-    async fn mark_leaf(&self, at: GlobalAddr, merged: u64) -> Result<Option<IoMark<'_>>, Restart> {
+    async fn mark_leaf(
+        &self,
+        at: GlobalAddr,
+        merged: u64,
+    ) -> Result<Option<RemoteIoMark<'_>>, Restart> {
         let mapping = self.client.cache().mapping();
-        for _ in 0..MOST_WAITS {
+        for _ in 0..MAX_WAITS {
             match mapping.begin_io(at.to_bits(), || self.server.unsettled().merged() == merged) {
                 Ok(mark) => return Ok(Some(mark)),
-                Err(Mapped::Frame(_)) => return Ok(None),
-                Err(Mapped::Absent) => return Err(Restart::Again),
-                Err(Mapped::Io) => self.fabric().sleep(WAIT_NS).await,
+                Err(MappedNode::Frame(_)) => return Ok(None),
+                Err(MappedNode::Absent) => return Err(Restart::Again),
+                Err(MappedNode::Io) => self.fabric().sleep(WAIT_NS).await,
             }
         }
         Err(Restart::Busy)

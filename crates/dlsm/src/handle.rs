@@ -2,43 +2,43 @@
 //!
 //! *Thread safety*: belongs to its endpoint's thread; tasks of that thread share it.
 
-use super::shard::Shard;
-use super::version::Table;
-use super::{MemTableError, Writer};
+use super::shard::LsmShard;
+use super::version::SsTable;
+use super::{MemTableError, MemTableWriter};
 use crate::remote::ExtentClient;
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::Arc;
 use farleaf_index::IndexError;
-use farleaf_page::{Layout, TooLong};
+use farleaf_page::{Layout, LengthError};
 use std::cell::Cell;
 use std::ops::{Deref, DerefMut, Range};
 
 /// How long an operation waits for others before it gives up, in nanoseconds.
 const PATIENCE_NS: u64 = 10_000_000_000;
-/// The first wait, in nanoseconds. It doubles up to [`LONGEST_WAIT_NS`].
+/// The first wait, in nanoseconds. It doubles up to [`MAX_WAIT_NS`].
 const FIRST_WAIT_NS: u64 = 500;
-const LONGEST_WAIT_NS: u64 = 100_000;
-/// The longest sleep of a wait that flushes and merges end, in nanoseconds.
-const LONGEST_SLEEP_NS: u64 = 100_000_000;
-/// How often an operation looks once more for room that merges under way give back.
-const MOST_LOOKS: u32 = 64;
+const MAX_WAIT_NS: u64 = 100_000;
+/// The longest sleep of a wait that flushes and compactions end, in nanoseconds.
+const MAX_SLEEP_NS: u64 = 100_000_000;
+/// How often an operation looks once more for room that compactions under way give back.
+const MAX_LOOKS: u32 = 64;
 
 /// A handle of an LSM tree.
 #[derive(Debug)]
 pub struct DlsmIndex<F: Fabric, L: Layout> {
-    pub(super) shard: Arc<Shard>,
+    pub(super) shard: Arc<LsmShard>,
     pub(super) extents: ExtentClient<F, L>,
     /// The epoch in which its compute server has joined the process; 0 if in none.
     pub(super) joined: Cell<u64>,
 }
 
 impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
-    pub(super) fn new(shard: &Arc<Shard>, extents: ExtentClient<F, L>) -> Self {
+    pub(super) fn new(shard: &Arc<LsmShard>, extents: ExtentClient<F, L>) -> Self {
         Self { shard: Arc::clone(shard), extents, joined: Cell::new(0) }
     }
 
     /// The tree, for tests and tools.
-    pub fn shard(&self) -> &Arc<Shard> {
+    pub fn shard(&self) -> &Arc<LsmShard> {
         &self.shard
     }
 
@@ -47,11 +47,19 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     }
 
     /// A wait for other operations, which begins now.
-    pub(super) fn wait(&self) -> Wait<'_, F> {
+    pub(super) fn wait(&self) -> BoundedWait<'_, F> {
         let fabric = self.fabric();
         let (began_ns, steps) = (fabric.now_ns(), self.shard.steps());
         let (_, failures) = self.shard.workers();
-        Wait { fabric, began_ns, next_ns: FIRST_WAIT_NS, waits: 0, looks: 0, steps, failures }
+        BoundedWait {
+            fabric,
+            began_ns,
+            next_ns: FIRST_WAIT_NS,
+            waits: 0,
+            looks: 0,
+            steps,
+            failures,
+        }
     }
 
     /// Waits until versions up to `bound` no longer appear (memtable.Q7).
@@ -64,12 +72,12 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     }
 
     /// A writer for one operation. Waits if all seats are taken.
-    pub(super) async fn writer(&self) -> Result<LentWriter<'_>, IndexError> {
+    pub(super) async fn writer(&self) -> Result<BorrowedWriter<'_>, IndexError> {
         let mut wait = None;
         loop {
             if let Some(writer) = self.shard.writers.take(self.shard.id, || self.fabric().random())
             {
-                return Ok(LentWriter { writer: Some(writer), shard: &self.shard });
+                return Ok(BorrowedWriter { writer: Some(writer), shard: &self.shard });
             }
             wait.get_or_insert_with(|| self.wait()).again().await?;
         }
@@ -78,7 +86,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     /// READs words of a table.
     pub(super) async fn read(
         &self,
-        table: &Table,
+        table: &SsTable,
         words: Range<u32>,
     ) -> Result<Vec<u64>, IndexError> {
         let count = words.end.saturating_sub(words.start);
@@ -86,7 +94,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     }
 
     /// The error for words of a table that are not what they should be.
-    pub(super) fn damaged(table: &Table) -> IndexError {
+    pub(super) fn damaged(table: &SsTable) -> IndexError {
         IndexError::Damaged { at: table.lease.place() }
     }
 }
@@ -94,8 +102,10 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
 impl From<MemTableError> for IndexError {
     fn from(error: MemTableError) -> Self {
         match error {
-            MemTableError::KeyTooLong { bytes, most } => TooLong::Key { bytes, most }.into(),
-            MemTableError::ValueTooLong { bytes, most } => TooLong::Value { bytes, most }.into(),
+            MemTableError::KeyTooLong { bytes, most } => LengthError::Key { bytes, most }.into(),
+            MemTableError::ValueTooLong { bytes, most } => {
+                LengthError::Value { bytes, most }.into()
+            }
             MemTableError::BadSize { .. } => {
                 Self::InvalidArgument("a MemTable has at most 2^34 bytes")
             }
@@ -108,12 +118,12 @@ impl From<MemTableError> for IndexError {
 
 /// A bounded wait, which grows.
 #[derive(Debug)]
-pub(super) struct Wait<'f, F> {
+pub(super) struct BoundedWait<'f, F> {
     fabric: &'f F,
     began_ns: u64,
     next_ns: u64,
     waits: u32,
-    /// How often it has looked once more for room that merges under way give back.
+    /// How often it has looked once more for room that compactions under way give back.
     looks: u32,
     /// Steps of flushes and merges at the last look.
     steps: u64,
@@ -121,33 +131,37 @@ pub(super) struct Wait<'f, F> {
     failures: u64,
 }
 
-impl<F: Fabric> Wait<'_, F> {
-    /// Whether to look once more for room that merges under way give back.
+impl<F: Fabric> BoundedWait<'_, F> {
+    /// Whether to look once more for room that compactions under way give back.
     pub(super) fn looks_again(&mut self) -> bool {
         self.looks += 1;
-        self.looks <= MOST_LOOKS
+        self.looks <= MAX_LOOKS
     }
 
     /// Whether the operation does the work itself: there are no tasks in the background, or one has
     /// failed meanwhile, and it has to learn why.
-    pub(super) fn works_itself(&self, shard: &Shard) -> bool {
+    pub(super) fn works_itself(&self, shard: &LsmShard) -> bool {
         let (workers, failures) = shard.workers();
         workers == 0 || failures != self.failures
     }
 
     /// Sleeps until the version or a right to change it has changed more than `seen` times. As long
-    /// as flushes and merges go on, it never takes too long.
+    /// as flushes and compactions go on, it never takes too long.
     ///
     /// # Errors
     /// [`IndexError::Contended`] once nothing has gone on for too long.
-    pub(super) async fn for_change(&mut self, shard: &Shard, seen: u64) -> Result<(), IndexError> {
+    pub(super) async fn for_change(
+        &mut self,
+        shard: &LsmShard,
+        seen: u64,
+    ) -> Result<(), IndexError> {
         let (now_ns, steps) = (self.fabric.now_ns(), shard.steps());
         if steps != self.steps {
             (self.steps, self.began_ns) = (steps, now_ns);
         }
         self.check(now_ns)?;
         self.waits += 1;
-        shard.changed.sleep(self.fabric, seen, LONGEST_SLEEP_NS).await;
+        shard.changed.sleep(self.fabric, seen, MAX_SLEEP_NS).await;
         Ok(())
     }
 
@@ -158,7 +172,7 @@ impl<F: Fabric> Wait<'_, F> {
     pub(super) async fn again(&mut self) -> Result<(), IndexError> {
         self.check(self.fabric.now_ns())?;
         self.fabric.sleep(self.next_ns).await;
-        (self.next_ns, self.waits) = ((self.next_ns * 2).min(LONGEST_WAIT_NS), self.waits + 1);
+        (self.next_ns, self.waits) = ((self.next_ns * 2).min(MAX_WAIT_NS), self.waits + 1);
         Ok(())
     }
 
@@ -172,26 +186,26 @@ impl<F: Fabric> Wait<'_, F> {
 
 /// A writer that one operation has. Dropping it gives it back.
 #[derive(Debug)]
-pub(super) struct LentWriter<'h> {
-    writer: Option<Writer>,
-    shard: &'h Shard,
+pub(super) struct BorrowedWriter<'h> {
+    writer: Option<MemTableWriter>,
+    shard: &'h LsmShard,
 }
 
-impl Deref for LentWriter<'_> {
-    type Target = Writer;
+impl Deref for BorrowedWriter<'_> {
+    type Target = MemTableWriter;
 
-    fn deref(&self) -> &Writer {
+    fn deref(&self) -> &MemTableWriter {
         self.writer.as_ref().expect("it is lent until it is dropped")
     }
 }
 
-impl DerefMut for LentWriter<'_> {
-    fn deref_mut(&mut self) -> &mut Writer {
+impl DerefMut for BorrowedWriter<'_> {
+    fn deref_mut(&mut self) -> &mut MemTableWriter {
         self.writer.as_mut().expect("it is lent until it is dropped")
     }
 }
 
-impl Drop for LentWriter<'_> {
+impl Drop for BorrowedWriter<'_> {
     fn drop(&mut self) {
         if let Some(writer) = self.writer.take() {
             self.shard.writers.give(self.shard.id, writer);

@@ -1,5 +1,5 @@
-//! What a tree needs beside the merges that its levels make due: memory, and merges of ranges that
-//! tombstones hide.
+//! What a tree needs beside the compactions that its levels make due: memory, and merges of ranges
+//! that tombstones hide.
 //!
 //! *Thread safety*: any number of threads; a mutex that is never held across a wait.
 
@@ -7,14 +7,14 @@ use farleaf_fabric::sync::{Mutex, lock};
 use farleaf_page::table::KeyBuf;
 
 /// The first key of a range that tombstones hide, its end, and how many records they hide there.
-pub(super) type Hidden = (KeyBuf, KeyBuf, u64);
+pub(super) type HiddenRange = (KeyBuf, KeyBuf, u64);
 
 /// What a tree needs.
 #[derive(Debug, Default)]
-pub(super) struct Needs(Mutex<Inner>);
+pub(super) struct TreeNeeds(Mutex<TreeNeedsInner>);
 
 #[derive(Debug, Default)]
-struct Inner {
+struct TreeNeedsInner {
     /// Writers wait for room.
     is_room_wanted: bool,
     /// Until when the memory servers are not asked for more chunks: they have none.
@@ -25,10 +25,10 @@ struct Inner {
     exhausted: Option<u64>,
     /// Bytes that changes since then free.
     gained: u64,
-    hidden: Option<Hidden>,
+    hidden: Option<HiddenRange>,
 }
 
-impl Needs {
+impl TreeNeeds {
     /// Whether the memory servers have just had no more chunks.
     pub(super) fn is_pool_full(&self, now_ns: u64) -> bool {
         now_ns < lock(&self.0).full_until_ns
@@ -48,8 +48,9 @@ impl Needs {
     }
 
     /// Whether the memory servers had no more chunks when they were last asked. Unlike
-    /// [`Needs::is_pool_full`], it compares no times: the handles of one tree may have different
-    /// clocks, and one that takes the pool for full would keep another one asking for ever.
+    /// [`TreeNeeds::is_pool_full`], it compares no times: the handles of one tree may have
+    /// different clocks, and one that takes the pool for full would keep another one asking for
+    /// ever.
     pub(super) fn is_refused(&self) -> bool {
         lock(&self.0).is_refused
     }
@@ -89,17 +90,17 @@ impl Needs {
     }
 
     /// Notes a range that tombstones hide, instead of the one of before.
-    pub(super) fn note_hidden(&self, hidden: Hidden) {
+    pub(super) fn note_hidden(&self, hidden: HiddenRange) {
         lock(&self.0).hidden = Some(hidden);
     }
 
     /// Takes what was noted last.
-    pub(super) fn take_hidden(&self) -> Option<Hidden> {
+    pub(super) fn take_hidden(&self) -> Option<HiddenRange> {
         lock(&self.0).hidden.take()
     }
 
     /// Forgets everything: the shard is left.
     pub(super) fn forget(&self) {
-        *lock(&self.0) = Inner::default();
+        *lock(&self.0) = TreeNeedsInner::default();
     }
 }

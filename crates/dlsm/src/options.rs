@@ -3,18 +3,19 @@
 //! *Thread safety*: plain values.
 
 use super::MemTableOptions;
-use super::place::MergePlace;
+use super::place::CompactionPlace;
 use farleaf_index::IndexError;
 use farleaf_page::table::{IndexKind, MAX_RUNS};
 
 /// The most levels below level 0.
-const MOST_LEVELS: usize = 12;
-/// The most tables of level 0 that a merge in pieces takes: each keeps an extent until its end.
-pub(super) const MOST_LEVEL0: usize = 16;
+const MAX_LEVELS: usize = 12;
+/// The most tables of level 0 that a compaction in pieces takes: each keeps an extent until its
+/// end.
+pub(super) const MAX_LEVEL0: usize = 16;
 /// The most merges of a tree at a time: a memory server runs as many.
-const MOST_WORKERS: usize = 16;
+const MAX_WORKERS: usize = 16;
 /// The largest MemTable: its table, with its index, stays below the limit of tables.
-const MOST_MEMTABLE_BYTES: usize = 1 << 30;
+const MAX_MEMTABLE_BYTES: usize = 1 << 30;
 
 /// Options of an LSM tree. All compute servers of an index should have the same.
 #[derive(Clone, Debug)]
@@ -25,7 +26,7 @@ pub struct DlsmOptions {
     pub most_immutables: usize,
     /// The index of each table.
     pub index: IndexKind,
-    /// Tables that merges write have about so many bytes of records.
+    /// Tables that compactions write have about so many bytes of records.
     pub table_bytes: u64,
     /// The size of an extent, in bytes.
     pub extent_bytes: u64,
@@ -33,7 +34,7 @@ pub struct DlsmOptions {
     pub chunk_bytes: u64,
     /// So many tables in level 0 are merged into level 1.
     pub level0_tables: usize,
-    /// With so many tables in level 0, writers wait for a merge. At least `level0_tables`.
+    /// With so many tables in level 0, writers wait for a compaction. At least `level0_tables`.
     pub level0_stop: usize,
     /// Bytes of level 1, beyond which its tables are merged into level 2.
     pub level1_bytes: u64,
@@ -49,8 +50,8 @@ pub struct DlsmOptions {
     /// So many records of tables that a scan READs for nothing, because they are removed, are
     /// merged at once.
     pub most_hidden: u64,
-    /// Where merges run.
-    pub merges: MergePlace,
+    /// Where compactions run.
+    pub merges: CompactionPlace,
     /// Whether writers take turns in a queue, as those of RocksDB. For comparisons: only the
     /// simulator makes them wait.
     pub write_queue: bool,
@@ -74,7 +75,7 @@ impl Default for DlsmOptions {
             writers: 1024,
             workers: 4,
             most_hidden: 512,
-            merges: MergePlace::Compute,
+            merges: CompactionPlace::Compute,
             write_queue: false,
         }
     }
@@ -138,10 +139,10 @@ impl DlsmOptions {
         bytes.div_ceil(extent_bytes) + 1 + memtable_bytes / (2 * self.table_bytes)
     }
 
-    /// The extents that merges can count on (S2): for one output. Each source keeps an extent of
-    /// which it has given back only a part.
-    pub(super) fn merge_extents(&self, extent_bytes: u64) -> u64 {
-        let sources = MOST_LEVEL0 as u64 + 1;
+    /// The extents that compactions can count on (S2): for one output. Each source keeps an extent
+    /// of which it has given back only a part.
+    pub(super) fn compaction_extents(&self, extent_bytes: u64) -> u64 {
+        let sources = MAX_LEVEL0 as u64 + 1;
         (self.table_bytes + self.table_bytes / 4).div_ceil(extent_bytes) + 4 + sources
     }
 
@@ -157,19 +158,19 @@ impl DlsmOptions {
     /// The extents beside those for the MemTables, as long as the active one takes everything: for
     /// merges, and for the flush of a MemTable that takes only what shrinks the tree.
     pub(super) fn spare_extents(&self, memtable_bytes: usize, extent_bytes: u64) -> u64 {
-        self.merge_extents(extent_bytes) + self.flush_extents(memtable_bytes, extent_bytes)
+        self.compaction_extents(extent_bytes) + self.flush_extents(memtable_bytes, extent_bytes)
     }
 
-    /// What bulk loads leave, and what merges that are not in pieces leave.
+    /// What bulk loads leave, and what compactions that are not in pieces leave.
     pub(super) fn kept(&self, extent_bytes: u64) -> (u64, u64) {
         let spare = self.spare_extents(self.memtable.bytes, extent_bytes);
-        (spare, self.merge_extents(extent_bytes))
+        (spare, self.compaction_extents(extent_bytes))
     }
 
     pub(super) fn check(&self) -> Result<(), IndexError> {
         let refused = |why| Err(IndexError::InvalidArgument(why));
         let memtable = self.memtable.bytes;
-        if !(4096..=MOST_MEMTABLE_BYTES).contains(&memtable) || !memtable.is_multiple_of(4096) {
+        if !(4096..=MAX_MEMTABLE_BYTES).contains(&memtable) || !memtable.is_multiple_of(4096) {
             return refused("a MemTable has 4 KiB to 1 GiB, in whole pages of 4 KiB");
         }
         if !(1024..=1 << 30).contains(&self.table_bytes) {
@@ -185,7 +186,7 @@ impl DlsmOptions {
         if !(1024..=1 << 34).contains(&self.chunk_bytes) {
             return refused("chunks of extents have 1 KiB to 16 GiB");
         }
-        if !(1..=MOST_LEVELS).contains(&self.levels) || !(2..=100).contains(&self.level_ratio) {
+        if !(1..=MAX_LEVELS).contains(&self.levels) || !(2..=100).contains(&self.level_ratio) {
             return refused(
                 "a tree has 1 to 12 levels below level 0, each 2 to 100 times as large",
             );
@@ -199,7 +200,7 @@ impl DlsmOptions {
         if !(1..=64).contains(&self.most_immutables) {
             return refused("1 to 64 closed MemTables wait for their flush");
         }
-        if !(1..=MOST_WORKERS).contains(&self.workers) {
+        if !(1..=MAX_WORKERS).contains(&self.workers) {
             return refused("1 to 16 merges of a tree run at a time");
         }
         if self.most_hidden == 0 {

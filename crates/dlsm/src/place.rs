@@ -1,10 +1,10 @@
-//! Where merges run, and what they have cost there.
+//! Where compactions run, and what they have cost there.
 //!
 //! *Thread safety*: plain values.
 
-/// Where merges run.
+/// Where compactions run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum MergePlace {
+pub enum CompactionPlace {
     /// On compute servers.
     #[default]
     Compute,
@@ -19,30 +19,30 @@ const CONTRARY: u64 = 100;
 /// The share of a new measurement in an average: one part in this many.
 const SHARE: f64 = 16.0;
 
-/// What merges have cost, and how much is being merged.
+/// What compactions have cost, and how much is being merged.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct MergeCosts {
-    near: Side,
-    far: Side,
+pub(super) struct CompactionCosts {
+    near: PlacementSide,
+    far: PlacementSide,
     decisions: u64,
 }
 
 /// One of the sides.
 #[derive(Clone, Copy, Debug, Default)]
-struct Side {
+struct PlacementSide {
     /// Nanoseconds for each word of input. 0 if none was measured.
     ns_per_word: f64,
-    /// Words of input of merges that are under way.
+    /// Words of input of compactions that are under way.
     under_way: u64,
 }
 
-impl MergeCosts {
-    /// Whether the next merge, of `words` words, runs on the memory server: where it would end
+impl CompactionCosts {
+    /// Whether the next compaction, of `words` words, runs on the memory server: where it would end
     /// first. A memory server runs `workers` merges at a time. The words count as under way until
-    /// [`MergeCosts::end`].
+    /// [`CompactionCosts::end`].
     pub(super) fn decide(&mut self, words: u64, workers: usize) -> bool {
         self.decisions += 1;
-        let ends = |side: &Side, together: f64| {
+        let ends = |side: &PlacementSide, together: f64| {
             side.ns_per_word * (words as f64 + side.under_way as f64 / together)
         };
         let is_near = match (self.near.ns_per_word == 0.0, self.far.ns_per_word == 0.0) {
@@ -57,17 +57,17 @@ impl MergeCosts {
         is_near
     }
 
-    fn side(&mut self, is_near: bool) -> &mut Side {
+    fn side(&mut self, is_near: bool) -> &mut PlacementSide {
         if is_near { &mut self.near } else { &mut self.far }
     }
 
-    /// A merge of `words` words is no longer under way.
+    /// A compaction of `words` words is no longer under way.
     pub(super) fn end(&mut self, is_near: bool, words: u64) {
         let side = self.side(is_near);
         side.under_way = side.under_way.saturating_sub(words);
     }
 
-    /// Records the cost of a merge.
+    /// Records the cost of a compaction.
     pub(super) fn note(&mut self, is_near: bool, ns_per_word: f64) {
         let average = &mut self.side(is_near).ns_per_word;
         *average = match *average == 0.0 {
@@ -83,8 +83,8 @@ mod tests {
 
     #[test]
     fn merges_run_where_they_would_end_first() {
-        let mut costs = MergeCosts::default();
-        let decide = |costs: &mut MergeCosts| {
+        let mut costs = CompactionCosts::default();
+        let decide = |costs: &mut CompactionCosts| {
             let is_near = costs.decide(10, 2);
             costs.end(is_near, 10);
             is_near

@@ -1,5 +1,5 @@
-//! Room for more: what a full memory pool still takes, and merges that need little memory to give
-//! more back.
+//! Room for more: what a full memory pool still takes, and compactions that need little memory to
+//! give more back.
 //!
 //! The extents of a tree are promised before they are needed. A MemTable takes writes only if the
 //! extents for its flush are promised, and merges always find those for an output. In a full pool
@@ -18,29 +18,29 @@
 //! *Invariants* (`docs/internals/lsm-tree.md`)
 //! - lsm.S1. A MemTable takes writes only while extents for its flush are promised, and only
 //!   flushes take those. A shard owns them: no other one can.
-//! - lsm.S2. While the active MemTable takes writes, merges can count on the extents of an output;
-//!   if it takes everything, another MemTable that takes what shrinks the tree can be flushed
-//!   beside.
-//! - lsm.S3. After each output of a merge in pieces, what it has read of its inputs is given back:
-//!   the directory has the change first, and no version in use has the extents.
+//! - lsm.S2. While the active MemTable takes writes, compactions can count on the extents of an
+//!   output; if it takes everything, another MemTable that takes what shrinks the tree can be
+//!   flushed beside.
+//! - lsm.S3. After each output of a compaction in pieces, what it has read of its inputs is given
+//!   back: the directory has the change first, and no version in use has the extents.
 //! - lsm.S4. A write ends as out of memory only after everything was flushed and merged, and it has
 //!   changed nothing.
 //!
 //! *Thread safety*: that of the handle.
 
-use super::compact::{Input, MergeRun, overlapping, range_of};
-use super::handle::{DlsmIndex, Wait};
-use super::options::MOST_LEVEL0;
-use super::shard::{Merging, Right, Shard};
-use super::table_writer::TableWriter;
-use super::version::{Table, Takes, TreeVersion};
+use super::compact::{CompactionInput, CompactionRun, overlapping, range_of};
+use super::handle::{BoundedWait, DlsmIndex};
+use super::options::MAX_LEVEL0;
+use super::shard::{CompactionRight, LsmShard, TreeRight};
+use super::table_writer::SsTableWriter;
+use super::version::{Intake, SsTable, TreeVersion};
 use crate::remote::ExtentUse;
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::Arc;
-use farleaf_index::{Action, IndexError};
+use farleaf_index::{EditAction, IndexError};
 use farleaf_page::Layout;
 use farleaf_page::rules::MERGED_PARTS_PINNED;
-use farleaf_page::table::{Clip, KeyBuf, MergeOptions, Progress};
+use farleaf_page::table::{CompactionOptions, CompactionProgress, KeyBuf, SsTableClip};
 use farleaf_pool::remote::ROOT_SERVER;
 
 /// Pause before memory servers that had no chunk left are asked again, in nanoseconds.
@@ -53,8 +53,8 @@ const PINNED_WAITS: u32 = 50;
 const PINNED_NS: u64 = 1_000_000;
 /// So many records are merged for each that scans READ for nothing.
 const HIDDEN_PART: u64 = 8;
-/// The fewest extents that an output of a merge in pieces is begun with.
-const LEAST_PIECE_EXTENTS: u64 = 4;
+/// The fewest extents that an output of a compaction in pieces is begun with.
+const MIN_PIECE_EXTENTS: u64 = 4;
 
 impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     /// Whether an operation may go on, with the version that it has. If not, it looks at the
@@ -64,19 +64,19 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     /// [`IndexError::OutOfMemory`] if there is no room for it, and nothing to gain by merges.
     pub(super) async fn admit<'h>(
         &'h self,
-        takes: Takes,
-        (key, action): (&[u8], &Action<&[u8]>),
-        wait: &mut Option<Wait<'h, F>>,
+        takes: Intake,
+        (key, action): (&[u8], &EditAction<&[u8]>),
+        wait: &mut Option<BoundedWait<'h, F>>,
     ) -> Result<bool, IndexError> {
-        if self.shard.grow(Takes::Everything) {
+        if self.shard.grow(Intake::Everything) {
             return Ok(false);
         }
-        if takes == Takes::Shrinking {
+        if takes == Intake::Shrinking {
             // Tasks in the background own ahead. Without any, the memory servers may not have been
             // asked yet; each write would go on to look its key up.
             if self.shard.workers().0 == 0 {
                 self.own_ahead().await;
-                if self.shard.grow(Takes::Everything) {
+                if self.shard.grow(Intake::Everything) {
                     return Ok(false);
                 }
             }
@@ -84,31 +84,33 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
                 return Ok(true);
             }
         }
-        if takes == Takes::Nothing && self.shard.grow(Takes::Shrinking) {
+        if takes == Intake::Nothing && self.shard.grow(Intake::Shrinking) {
             return Ok(false);
         }
         // Merges beside one another have extents that come back: what shrinks the tree is not
         // refused at once.
-        if self.until_room(wait, takes == Takes::Nothing).await? {
+        if self.until_room(wait, takes == Intake::Nothing).await? {
             return Ok(false);
         }
         Err(IndexError::OutOfMemory { server: ROOT_SERVER })
     }
 
     /// Whether the merged tree has no more bytes after an operation than before.
-    async fn shrinks(&self, key: &[u8], action: &Action<&[u8]>) -> Result<bool, IndexError> {
+    async fn shrinks(&self, key: &[u8], action: &EditAction<&[u8]>) -> Result<bool, IndexError> {
         let found = self.value_of(key).await?;
         Ok(match (action, found) {
-            (Action::Remove, Some(value)) => {
+            (EditAction::Remove, Some(value)) => {
                 self.shard.needs.note_gain((key.len() + value.len()) as u64);
                 true
             }
             // They change nothing.
-            (Action::Get | Action::Remove, _) | (Action::Insert(_), Some(_)) => true,
-            (Action::Update(_) | Action::CompareExchange(..), None) => true,
-            (Action::Insert(_) | Action::Upsert(_), None) => false,
+            (EditAction::Get | EditAction::Remove, _) | (EditAction::Insert(_), Some(_)) => true,
+            (EditAction::Update(_) | EditAction::CompareExchange(..), None) => true,
+            (EditAction::Insert(_) | EditAction::Upsert(_), None) => false,
             (
-                Action::Update(new) | Action::Upsert(new) | Action::CompareExchange(_, new),
+                EditAction::Update(new)
+                | EditAction::Upsert(new)
+                | EditAction::CompareExchange(_, new),
                 Some(value),
             ) => {
                 let is_no_longer = new.len() <= value.len();
@@ -122,7 +124,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     /// look; otherwise nothing is to be gained.
     async fn until_room<'h>(
         &'h self,
-        wait: &mut Option<Wait<'h, F>>,
+        wait: &mut Option<BoundedWait<'h, F>>,
         may_shrink: bool,
     ) -> Result<bool, IndexError> {
         let shard = &self.shard;
@@ -191,7 +193,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
             return;
         }
         match self.own_next().await {
-            Ok(true) => _ = self.shard.grow(Takes::Everything),
+            Ok(true) => _ = self.shard.grow(Intake::Everything),
             Ok(false) => {}
             // Writers that need it learn of this by themselves.
             Err(_) => self.shard.needs.note_full_pool(now_ns + UNREACHED_NS),
@@ -211,7 +213,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     /// Returns whether there is enough.
     async fn find_room(&self) -> Result<bool, IndexError> {
         let shard = &self.shard;
-        if self.own_next().await? && shard.grow(Takes::Everything) {
+        if self.own_next().await? && shard.grow(Intake::Everything) {
             return Ok(true);
         }
         // What the active MemTable removes may be worth more than its flush takes.
@@ -219,18 +221,18 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
             let active = Arc::clone(&shard.pin().active);
             self.close_in_full_pool(&active)?;
         }
-        let flushing = self.until_begun(Right::Flush, Shard::begin_flush).await?;
+        let flushing = self.until_begun(TreeRight::Flush, LsmShard::begin_flush).await?;
         while self.flush_oldest(&flushing).await? {}
         drop(flushing);
-        let merging = self.until_begun(Right::Merge, Shard::begin_merge).await?;
+        let merging = self.until_begun(TreeRight::Merge, LsmShard::begin_compaction).await?;
         self.settle_loans().await;
         loop {
             self.settle_change().await?;
-            if shard.grow(Takes::Everything) {
+            if shard.grow(Intake::Everything) {
                 return Ok(true);
             }
             let Some((sources, into)) = next_for_room(&shard.pin()) else { break };
-            self.merge_in_pieces(&merging, sources, (into, None)).await?;
+            self.compact_in_pieces(&merging, sources, (into, None)).await?;
         }
         // What operations in flight still read comes back, too.
         for _ in 0..PINNED_WAITS {
@@ -238,25 +240,25 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
                 break;
             }
             self.fabric().sleep(PINNED_NS).await;
-            if shard.grow(Takes::Everything) {
+            if shard.grow(Intake::Everything) {
                 return Ok(true);
             }
         }
-        Ok(shard.grow(Takes::Everything))
+        Ok(shard.grow(Intake::Everything))
     }
 
     /// Merges the tombstones at the beginning of a range, and what they hide, if a scan has met
     /// many of them or a flush has written them: scans of the head of a queue would READ them all,
     /// again and again. Returns whether it has.
-    pub(super) async fn merge_hidden(&self) -> Result<bool, IndexError> {
+    pub(super) async fn compact_hidden(&self) -> Result<bool, IndexError> {
         let shard = &self.shard;
         let Some((first, end, records)) = shard.needs.take_hidden() else { return Ok(false) };
         // The newest tombstones are in MemTables.
         Box::pin(self.flush_everything()).await?;
-        let merging = self.until_begun(Right::Merge, Shard::begin_merge).await?;
+        let merging = self.until_begun(TreeRight::Merge, LsmShard::begin_compaction).await?;
         self.settle_change().await?;
         let Some((sources, into)) = self.before((first, &end), records) else { return Ok(false) };
-        self.merge_in_pieces(&merging, sources, (into, Some(end))).await?;
+        self.compact_in_pieces(&merging, sources, (into, Some(end))).await?;
         Ok(true)
     }
 
@@ -266,26 +268,26 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         &self,
         (first, end): (KeyBuf, &KeyBuf),
         records: u64,
-    ) -> Option<(Vec<Vec<Arc<Table>>>, usize)> {
+    ) -> Option<(Vec<Vec<Arc<SsTable>>>, usize)> {
         let version = self.shard.pin();
         // All tables that have keys between the lowest one of these tables and the end, so that all
         // versions of each key are merged (V4).
         let mut low = first;
-        let is_before = |table: &Arc<Table>, low: &KeyBuf| {
+        let is_before = |table: &Arc<SsTable>, low: &KeyBuf| {
             table.meta.largest >= *low && table.meta.smallest < *end
         };
         for _ in 0..version.levels.len() + version.levels[0].len() {
             let tables = version.tables().filter(|table| is_before(table, &low));
             low = tables.map(|table| table.meta.smallest.clone()).min()?.min(low);
         }
-        let taken = |tables: &[Arc<Table>]| -> Vec<Arc<Table>> {
+        let taken = |tables: &[Arc<SsTable>]| -> Vec<Arc<SsTable>> {
             tables.iter().filter(|table| is_before(table, &low)).cloned().collect()
         };
         let (level0, others) = version.levels.split_first()?;
         let level0 = taken(level0).into_iter().map(|table| vec![table]);
         let sources: Vec<_> = level0.chain(others.iter().map(|tables| taken(tables))).collect();
-        let range = Clip { lower: None, upper: Some(end.clone()) };
-        let held = |table: &Arc<Table>| {
+        let range = SsTableClip { lower: None, upper: Some(end.clone()) };
+        let held = |table: &Arc<SsTable>| {
             let words = self.words_of(table, &range).map_or(0, |words| words.len() as u64);
             let footer = &table.meta.footer;
             words.saturating_mul(footer.records) / u64::from(footer.data_words.max(1))
@@ -302,30 +304,30 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
 
     /// Merges tables into a level, or their keys before `end`, with memory for one output at a
     /// time: after each output, what it was made from is given back (S3).
-    pub(super) async fn merge_in_pieces(
+    pub(super) async fn compact_in_pieces(
         &self,
-        merging: &Merging,
-        sources: Vec<Vec<Arc<Table>>>,
+        merging: &CompactionRight,
+        sources: Vec<Vec<Arc<SsTable>>>,
         (into, end): (usize, Option<KeyBuf>),
     ) -> Result<(), IndexError> {
         let mut run = {
             // Not kept: a pinned version keeps what is given back.
             let version = self.shard.pin();
             let below = version.levels[into + 1..].iter().flatten();
-            let options = MergeOptions {
-                range: version.clip.within(&Clip { lower: None, upper: end.clone() }),
+            let options = CompactionOptions {
+                range: version.clip.within(&SsTableClip { lower: None, upper: end.clone() }),
                 // Later snapshots are newer than all inputs (J5).
                 snapshots: self.snapshot_bounds(),
                 below: self.below(below),
                 cuts: Vec::new(),
                 table_words: 0,
             };
-            MergeRun::new(self, &sources, options)?
+            CompactionRun::new(self, &sources, options)?
         };
-        let mut left: Vec<Arc<Table>> = sources.into_iter().flatten().collect();
+        let mut left: Vec<Arc<SsTable>> = sources.into_iter().flatten().collect();
         loop {
             run.merge.limit_tables(self.piece_words().await?);
-            let mut writer = TableWriter::new(self, ExtentUse::Piece);
+            let mut writer = SsTableWriter::new(self, ExtentUse::Piece);
             let progress = match self.fill_output(&mut run, &mut writer).await {
                 Ok(progress) => progress,
                 Err(error) => {
@@ -334,7 +336,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
                 }
             };
             let output = writer.finish(into as u8).await?;
-            let is_done = progress == Progress::Done;
+            let is_done = progress == CompactionProgress::Done;
             let next = match is_done {
                 true => end.clone(),
                 // Without the next key, nothing may be taken away.
@@ -352,12 +354,12 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     /// nothing is left, and those of which a part is left, with that part.
     fn take_merged(
         &self,
-        left: &mut Vec<Arc<Table>>,
+        left: &mut Vec<Arc<SsTable>>,
         next: Option<&KeyBuf>,
-        inputs: &mut [Input],
-    ) -> Result<(Vec<Arc<Table>>, Parts), IndexError> {
+        inputs: &mut [CompactionInput],
+    ) -> Result<(Vec<Arc<SsTable>>, CompactedParts), IndexError> {
         let Some(next) = next else { return Ok((std::mem::take(left), Vec::new())) };
-        let is_merged = |table: &mut Arc<Table>| table.meta.largest < *next;
+        let is_merged = |table: &mut Arc<SsTable>| table.meta.largest < *next;
         let removed = left.extract_if(.., is_merged).collect();
         let is_shared = self.shard.has_lent();
         let mut parts = Vec::new();
@@ -374,23 +376,23 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         Ok((removed, parts))
     }
 
-    /// Words of records that the next output of a merge in pieces may have.
+    /// Words of records that the next output of a compaction in pieces may have.
     ///
     /// # Errors
     /// [`IndexError::OutOfMemory`] if that would be so few that the extent which no output fills
-    /// takes more than the merge gives back.
+    /// takes more than the compaction gives back.
     async fn piece_words(&self) -> Result<u32, IndexError> {
         let (shard, options) = (&self.shard, &self.shard.options);
         let mut free = 0;
         for _ in 0..PINNED_WAITS {
             let (available, promised) = shard.space.available();
             free = available.saturating_sub(promised);
-            if free >= shard.merge_extents() || shard.has_landed() {
+            if free >= shard.compaction_extents() || shard.has_landed() {
                 break;
             }
             self.fabric().sleep(PINNED_NS).await;
         }
-        if free < LEAST_PIECE_EXTENTS {
+        if free < MIN_PIECE_EXTENTS {
             return Err(IndexError::OutOfMemory { server: ROOT_SERVER });
         }
         let words = free * shard.space.extent_bytes() / 8;
@@ -402,17 +404,17 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
 }
 
 /// Tables of which a part was merged, with what is left.
-type Parts = Vec<(Arc<Table>, Arc<Table>)>;
+type CompactedParts = Vec<(Arc<SsTable>, Arc<SsTable>)>;
 
 /// What is merged next to make room: level 0 into the first level that has tables, then all levels
 /// into the deepest of these. `None` if all is in one level.
-fn next_for_room(version: &TreeVersion) -> Option<(Vec<Vec<Arc<Table>>>, usize)> {
+fn next_for_room(version: &TreeVersion) -> Option<(Vec<Vec<Arc<SsTable>>>, usize)> {
     let (level0, others) = version.levels.split_first()?;
     let filled: Vec<usize> =
         (1..=others.len()).filter(|l| !version.levels[*l].is_empty()).collect();
     if !level0.is_empty() {
         // The oldest ones are at the end (V4).
-        let oldest = &level0[level0.len().saturating_sub(MOST_LEVEL0)..];
+        let oldest = &level0[level0.len().saturating_sub(MAX_LEVEL0)..];
         let into = filled.first().copied().unwrap_or(1);
         let mut sources: Vec<_> = oldest.iter().map(|table| vec![Arc::clone(table)]).collect();
         let range = range_of(oldest.iter())?;

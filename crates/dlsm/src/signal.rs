@@ -1,5 +1,5 @@
-//! A signal that tasks of any thread sleep on, until a flush or a merge has made room, or there is
-//! something to flush or to merge.
+//! A signal that tasks of any thread sleep on, until a flush or a compaction has made room, or
+//! there is something to flush or to merge.
 //!
 //! *Invariants*
 //! - lsm.W1. A task that read the signal's count before it looked at the tree is woken by every
@@ -15,15 +15,15 @@ use std::task::{Context, Poll, Waker};
 
 /// A count of changes, and the tasks that wait for the next one.
 #[derive(Debug, Default)]
-pub(super) struct Signal(Mutex<Waiting>);
+pub(super) struct ChangeSignal(Mutex<SignalWaiters>);
 
 #[derive(Debug, Default)]
-struct Waiting {
+struct SignalWaiters {
     raised: u64,
     asleep: Vec<Waker>,
 }
 
-impl Signal {
+impl ChangeSignal {
     /// How often it was raised.
     pub(super) fn count(&self) -> u64 {
         lock(&self.0).raised

@@ -7,48 +7,48 @@
 //!
 //! *Thread safety*: one thread.
 
-use crate::bring_up::{Control, End, Lent};
-use crate::lane::Lane;
+use crate::bring_up::{AccessibleMemory, ConnectionEnd, ControlMessage};
+use crate::lane::ServerLane;
 use crate::objects::Registration;
-use farleaf_fabric::handshake::{Gather, Identity, Refusal, draw_epoch};
+use farleaf_fabric::handshake::{HandshakeRefusal, MessageAssembler, PeerIdentity, draw_epoch};
 use farleaf_fabric::listener::{
-    Acceptor, Admitted, Greeting, LISTENER, Listener, Place, WAKE, place_of,
+    Acceptor, AcceptorPlace, Admitted, GreetingState, LISTENER, Listener, WAKE, place_of,
 };
-use farleaf_fabric::provider::{Gate, Heard, WakeFd, next_message};
+use farleaf_fabric::provider::{ConnectionGate, SocketRead, WakeFd, next_message};
 use farleaf_fabric::sync::{Arc, AtomicBool, Ordering};
 use std::io::{self, Write};
 use std::net::TcpListener;
 
 /// State that the acceptor shares with the handle of its server.
 #[derive(Debug)]
-pub(crate) struct Shared {
+pub(crate) struct AcceptorShared {
     pub(crate) listener: Arc<Listener>,
-    pub(crate) lanes: Vec<Lane>,
+    pub(crate) lanes: Vec<ServerLane>,
     pub(crate) memory: Registration,
     pub(crate) wake: WakeFd,
     pub(crate) stopped: AtomicBool,
 }
 
-impl Shared {
+impl AcceptorShared {
     /// The region's key, address and size, which endpoints need to access it.
-    pub(crate) fn lent(&self) -> Lent {
+    pub(crate) fn lent(&self) -> AccessibleMemory {
         let memory = &self.memory;
         let bytes = memory.region().bytes() as u64;
-        Lent { rkey: memory.rkey, base: memory.address(), bytes }
+        AccessibleMemory { rkey: memory.rkey, base: memory.address(), bytes }
     }
 }
 
 /// An admitted endpoint.
 #[derive(Debug)]
-struct Guest {
-    gate: Arc<Gate>,
-    gather: Gather,
+struct AdmittedEndpoint {
+    gate: Arc<ConnectionGate>,
+    gather: MessageAssembler,
     /// Its lane and the number of its queue pair, once it has sent its offer.
     pair: Option<(usize, u32)>,
 }
 
-impl Admitted for Guest {
-    fn gate(&self) -> &Arc<Gate> {
+impl Admitted for AdmittedEndpoint {
+    fn gate(&self) -> &Arc<ConnectionGate> {
         &self.gate
     }
 
@@ -59,13 +59,13 @@ impl Admitted for Guest {
 
 #[derive(Debug)]
 pub(crate) struct QueuePairAcceptor {
-    acceptor: Acceptor<Guest>,
-    shared: Arc<Shared>,
+    acceptor: Acceptor<AdmittedEndpoint>,
+    shared: Arc<AcceptorShared>,
     next_lane: usize,
 }
 
 impl QueuePairAcceptor {
-    pub(crate) fn new(socket: TcpListener, shared: &Arc<Shared>) -> io::Result<Self> {
+    pub(crate) fn new(socket: TcpListener, shared: &Arc<AcceptorShared>) -> io::Result<Self> {
         let acceptor = Acceptor::new(&shared.listener, Some(socket), &shared.wake)?;
         Ok(Self { acceptor, shared: Arc::clone(shared), next_lane: 0 })
     }
@@ -88,15 +88,16 @@ impl QueuePairAcceptor {
         }
     }
 
-    fn close(&mut self, place: Place) {
-        if let Some(Guest { pair: Some((lane, pair)), .. }) = self.acceptor.close(place) {
+    fn close(&mut self, place: AcceptorPlace) {
+        if let Some(AdmittedEndpoint { pair: Some((lane, pair)), .. }) = self.acceptor.close(place)
+        {
             self.shared.lanes[lane].close(pair);
         }
     }
 
     /// Destroys the queue pairs behind closed gates, and closes their connections except the one at
     /// `except`.
-    fn sweep(&mut self, except: Place) {
+    fn sweep(&mut self, except: AcceptorPlace) {
         for place in self.acceptor.shut_out() {
             if place != except {
                 self.close(place);
@@ -109,11 +110,11 @@ impl QueuePairAcceptor {
     }
 
     /// Handles an event on a socket.
-    fn visit(&mut self, place: Place) {
+    fn visit(&mut self, place: AcceptorPlace) {
         match self.acceptor.hear(place) {
-            Greeting::Pending | Greeting::Ended => return,
-            Greeting::Admitted => {}
-            Greeting::Proven(peer, fences) => {
+            GreetingState::Pending | GreetingState::Ended => return,
+            GreetingState::Admitted => {}
+            GreetingState::Proven(peer, fences) => {
                 if !self.let_in(place, peer, fences) {
                     return;
                 }
@@ -121,13 +122,13 @@ impl QueuePairAcceptor {
         }
         while let Some((socket, guest)) = self.acceptor.admitted(place) {
             let message = match next_message(socket, &mut guest.gather) {
-                Heard::Message(message) => message,
-                Heard::Nothing => return,
-                Heard::End => return self.close(place),
+                SocketRead::Message(message) => message,
+                SocketRead::Nothing => return,
+                SocketRead::End => return self.close(place),
             };
-            let stays = match (guest.is_settled(), Control::decode(&message)) {
-                (false, Some(Control::Offer(end))) => self.connect(place, end),
-                (true, Some(Control::Fence { id, compute_server })) => {
+            let stays = match (guest.is_settled(), ControlMessage::decode(&message)) {
+                (false, Some(ControlMessage::Offer(end))) => self.connect(place, end),
+                (true, Some(ControlMessage::Fence { id, compute_server })) => {
                     self.fence(place, id, compute_server)
                 }
                 _ => false,
@@ -140,22 +141,26 @@ impl QueuePairAcceptor {
 
     /// Admits a peer that has proven itself, after the queue pair of its last connection is gone.
     /// Returns whether its connection is still open.
-    fn let_in(&mut self, place: Place, peer: Identity, fences: u64) -> bool {
+    fn let_in(&mut self, place: AcceptorPlace, peer: PeerIdentity, fences: u64) -> bool {
         let Some((gate, fences)) = self.acceptor.admit(place, peer, fences) else { return false };
         self.sweep(place);
-        self.acceptor.welcome(place, fences, Guest { gate, gather: Gather::default(), pair: None })
+        self.acceptor.welcome(
+            place,
+            fences,
+            AdmittedEndpoint { gate, gather: MessageAssembler::default(), pair: None },
+        )
     }
 
     /// Sends one message. Returns whether the connection is still open. If a socket has no room for
     /// the message, its peer does not read, so the connection is closed.
-    fn say(&mut self, place: Place, message: &[u8]) -> bool {
+    fn say(&mut self, place: AcceptorPlace, message: &[u8]) -> bool {
         let admitted = self.acceptor.admitted(place);
         admitted.is_some_and(|(socket, _)| socket.write_all(message).is_ok())
     }
 
     /// Connects a new queue pair to that of an admitted endpoint. Returns whether its connection is
     /// still open.
-    fn connect(&mut self, place: Place, peer: End) -> bool {
+    fn connect(&mut self, place: AcceptorPlace, peer: ConnectionEnd) -> bool {
         let Some((_, guest)) = self.acceptor.admitted(place) else { return false };
         let Ok(psn) = draw_epoch() else { return false };
         let lane = self.next_lane % self.shared.lanes.len();
@@ -164,21 +169,21 @@ impl QueuePairAcceptor {
         match self.shared.lanes[lane].open(peer, psn, guest.gate.peer.number) {
             Ok(own) => {
                 guest.pair = Some((lane, own.pair));
-                let answer = Control::Answer(own, self.shared.lent()).encode();
+                let answer = ControlMessage::Answer(own, self.shared.lent()).encode();
                 self.say(place, &answer)
             }
             Err(_) => {
-                self.say(place, &Refusal::Full.message());
+                self.say(place, &HandshakeRefusal::Full.message());
                 false
             }
         }
     }
 
     /// Fences a compute server. Returns whether the requesting connection is still open.
-    fn fence(&mut self, place: Place, id: u64, compute_server: u16) -> bool {
+    fn fence(&mut self, place: AcceptorPlace, id: u64, compute_server: u16) -> bool {
         self.shared.listener.gates.fence(compute_server);
         self.sweep(place);
-        let said = self.say(place, &Control::Fenced { id }.encode());
+        let said = self.say(place, &ControlMessage::Fenced { id }.encode());
         let guest = self.acceptor.admitted(place);
         said && guest.is_some_and(|(_, guest)| guest.gate.enter().is_some())
     }

@@ -20,7 +20,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::{NonNull, null_mut};
 
 /// The loaded libibverbs.
-pub(crate) struct Library {
+pub(crate) struct VerbsLibrary {
     functions: ffi::Functions,
     /// Never unloaded, because its drivers keep state in the process.
     _library: ManuallyDrop<libloading::Library>,
@@ -40,7 +40,7 @@ fn made<T>(pointer: *mut T) -> io::Result<NonNull<T>> {
     NonNull::new(pointer).ok_or_else(io::Error::last_os_error)
 }
 
-impl Library {
+impl VerbsLibrary {
     /// Loads `name`; the error states why that failed.
     pub(crate) fn load(name: &str) -> Result<Arc<Self>, String> {
         // SAFETY: the initializers of libibverbs need nothing that a Rust program does not have.
@@ -55,7 +55,7 @@ impl Library {
     pub(crate) fn open(
         self: &Arc<Self>,
         name: Option<&str>,
-    ) -> io::Result<Result<Context, Vec<String>>> {
+    ) -> io::Result<Result<DeviceContext, Vec<String>>> {
         let mut count = 0;
         // SAFETY: the library writes the number of devices to `count`.
         let list = unsafe { (self.functions.get_device_list)(&raw mut count) };
@@ -90,14 +90,14 @@ impl Library {
         unsafe { (self.functions.free_device_list)(list) };
         let Some((raw, name)) = opened else { return Ok(Err(names)) };
         let raw = NonNull::new(raw).ok_or(error)?;
-        Context::new(Arc::clone(self), raw, name).map(Ok)
+        DeviceContext::new(Arc::clone(self), raw, name).map(Ok)
     }
 }
 
 /// An open device, with the functions of its data path.
-pub(crate) struct Context {
-    library: Arc<Library>,
-    raw: NonNull<ffi::Context>,
+pub(crate) struct DeviceContext {
+    library: Arc<VerbsLibrary>,
+    raw: NonNull<ffi::IbvContext>,
     pub(crate) name: String,
     poll_cq: ffi::PollCq,
     notify_cq: ffi::NotifyCq,
@@ -106,8 +106,12 @@ pub(crate) struct Context {
     post_recv: ffi::PostRecv,
 }
 
-impl Context {
-    fn new(library: Arc<Library>, raw: NonNull<ffi::Context>, name: String) -> io::Result<Self> {
+impl DeviceContext {
+    fn new(
+        library: Arc<VerbsLibrary>,
+        raw: NonNull<ffi::IbvContext>,
+        name: String,
+    ) -> io::Result<Self> {
         // SAFETY: the context is open, and its function table no longer changes.
         let table = unsafe { raw.as_ref() };
         let missing = || io::Error::from(io::ErrorKind::Unsupported);
@@ -158,7 +162,7 @@ impl Context {
     }
 }
 
-impl Drop for Context {
+impl Drop for DeviceContext {
     fn drop(&mut self) {
         // SAFETY: the context is open, and everything created from it is gone (J1).
         let _ = unsafe { (self.functions().close_device)(self.raw.as_ptr()) };
@@ -166,24 +170,24 @@ impl Drop for Context {
 }
 
 /// A protection domain: requests of its queue pairs may only use memory of the same domain.
-pub(crate) struct Domain {
-    context: Arc<Context>,
+pub(crate) struct ProtectionDomain {
+    context: Arc<DeviceContext>,
     raw: NonNull<ffi::Pd>,
 }
 
-impl Domain {
-    pub(crate) fn new(context: &Arc<Context>) -> io::Result<Arc<Self>> {
+impl ProtectionDomain {
+    pub(crate) fn new(context: &Arc<DeviceContext>) -> io::Result<Arc<Self>> {
         // SAFETY: the context is open.
         let raw = made(unsafe { (context.functions().alloc_pd)(context.raw.as_ptr()) })?;
         Ok(Arc::new(Self { context: Arc::clone(context), raw }))
     }
 
-    pub(crate) fn context(&self) -> &Arc<Context> {
+    pub(crate) fn context(&self) -> &Arc<DeviceContext> {
         &self.context
     }
 }
 
-impl Drop for Domain {
+impl Drop for ProtectionDomain {
     fn drop(&mut self) {
         // SAFETY: the domain is allocated, and everything created from it is gone (J1).
         let _ = unsafe { (self.context.functions().dealloc_pd)(self.raw.as_ptr()) };
@@ -192,7 +196,7 @@ impl Drop for Domain {
 
 /// A region that the device may access.
 pub(crate) struct Registration {
-    domain: Arc<Domain>,
+    domain: Arc<ProtectionDomain>,
     raw: NonNull<ffi::Mr>,
     region: Arc<Region>,
     pub(crate) lkey: u32,
@@ -202,7 +206,11 @@ pub(crate) struct Registration {
 impl Registration {
     /// Registers all of `region`; with access for peers if `shared`. Its pages are pinned from now
     /// on.
-    pub(crate) fn new(domain: &Arc<Domain>, region: Arc<Region>, shared: bool) -> io::Result<Self> {
+    pub(crate) fn new(
+        domain: &Arc<ProtectionDomain>,
+        region: Arc<Region>,
+        shared: bool,
+    ) -> io::Result<Self> {
         let remote = ffi::ACCESS_REMOTE_READ | ffi::ACCESS_REMOTE_WRITE | ffi::ACCESS_REMOTE_ATOMIC;
         let access = ffi::ACCESS_LOCAL_WRITE | if shared { remote } else { 0 };
         let words = region.words().as_ptr().cast_mut();
@@ -246,13 +254,13 @@ pub(crate) fn address_of(words: &[farleaf_fabric::sync::AtomicU64]) -> u64 {
 
 /// The channel on which completion queues report events; its descriptor is readable while there are
 /// any.
-pub struct Channel {
-    context: Arc<Context>,
+pub struct CompletionChannel {
+    context: Arc<DeviceContext>,
     raw: NonNull<ffi::CompChannel>,
 }
 
-impl Channel {
-    pub(crate) fn new(context: &Arc<Context>) -> io::Result<Arc<Self>> {
+impl CompletionChannel {
+    pub(crate) fn new(context: &Arc<DeviceContext>) -> io::Result<Arc<Self>> {
         let functions = context.functions();
         // SAFETY: the context is open.
         let raw = made(unsafe { (functions.create_comp_channel)(context.raw.as_ptr()) })?;
@@ -279,7 +287,7 @@ impl Channel {
     }
 }
 
-impl AsFd for Channel {
+impl AsFd for CompletionChannel {
     fn as_fd(&self) -> BorrowedFd<'_> {
         // SAFETY: the channel exists.
         let fd = unsafe { self.raw.as_ref() }.fd;
@@ -288,7 +296,7 @@ impl AsFd for Channel {
     }
 }
 
-impl Drop for Channel {
+impl Drop for CompletionChannel {
     fn drop(&mut self) {
         // SAFETY: the channel exists, and no queue uses it any more (J1).
         let _ = unsafe { (self.context.functions().destroy_comp_channel)(self.raw.as_ptr()) };
@@ -297,13 +305,17 @@ impl Drop for Channel {
 
 /// A completion queue.
 pub(crate) struct Completions {
-    channel: Arc<Channel>,
+    channel: Arc<CompletionChannel>,
     raw: NonNull<ffi::Cq>,
 }
 
 impl Completions {
     /// Creates a queue with room for `room` completions; its events carry `token`.
-    pub(crate) fn new(channel: &Arc<Channel>, room: usize, token: u64) -> io::Result<Arc<Self>> {
+    pub(crate) fn new(
+        channel: &Arc<CompletionChannel>,
+        room: usize,
+        token: u64,
+    ) -> io::Result<Arc<Self>> {
         let context = &channel.context;
         let room = c_int::try_from(room).map_err(io::Error::other)?;
         let token = std::ptr::without_provenance_mut(token as usize);
@@ -340,20 +352,20 @@ impl Drop for Completions {
 
 /// The local memory of one request.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Local {
+pub(crate) struct LocalMemory {
     pub(crate) address: u64,
     pub(crate) bytes: u32,
     pub(crate) lkey: u32,
 }
 
-impl Local {
+impl LocalMemory {
     fn element(self) -> ffi::Sge {
         ffi::Sge { addr: self.address, length: self.bytes, lkey: self.lkey }
     }
 }
 
 fn receive(
-    local: Local,
+    local: LocalMemory,
     id: u64,
     post: impl FnOnce(*mut ffi::RecvWr, *mut *mut ffi::RecvWr) -> c_int,
 ) -> io::Result<()> {
@@ -366,12 +378,12 @@ fn receive(
 
 /// A queue of places for messages, shared by the queue pairs of a server thread.
 pub(crate) struct SharedReceives {
-    domain: Arc<Domain>,
+    domain: Arc<ProtectionDomain>,
     raw: NonNull<ffi::Srq>,
 }
 
 impl SharedReceives {
-    pub(crate) fn new(domain: &Arc<Domain>, room: usize) -> io::Result<Arc<Self>> {
+    pub(crate) fn new(domain: &Arc<ProtectionDomain>, room: usize) -> io::Result<Arc<Self>> {
         let max_wr = u32::try_from(room).map_err(io::Error::other)?;
         let mut wanted =
             ffi::SrqInitAttr { srq_context: null_mut(), max_wr, max_sge: 1, srq_limit: 0 };
@@ -382,7 +394,7 @@ impl SharedReceives {
     }
 
     /// Lends a place for one message; its completion has `id`.
-    pub(crate) fn post(&self, local: Local, id: u64) -> io::Result<()> {
+    pub(crate) fn post(&self, local: LocalMemory, id: u64) -> io::Result<()> {
         receive(local, id, |request, bad| {
             // SAFETY: the queue exists, and the library reads a list of one request, which does not
             // move.
@@ -400,7 +412,7 @@ impl Drop for SharedReceives {
 
 /// The operation of a request.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Operation {
+pub(crate) enum RequestOperation {
     Send,
     Read { at: u64, rkey: u32 },
     Write { at: u64, rkey: u32 },
@@ -410,32 +422,38 @@ pub(crate) enum Operation {
 
 /// Requests that are posted together.
 #[derive(Default)]
-pub(crate) struct Batch {
+pub(crate) struct RequestBatch {
     requests: Vec<ffi::SendWr>,
     elements: Vec<ffi::Sge>,
 }
 
-impl std::fmt::Debug for Batch {
+impl std::fmt::Debug for RequestBatch {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Batch").field("requests", &self.requests.len()).finish()
+        f.debug_struct("RequestBatch").field("requests", &self.requests.len()).finish()
     }
 }
 
-impl Batch {
+impl RequestBatch {
     pub(crate) fn is_empty(&self) -> bool {
         self.requests.is_empty()
     }
 
     /// Adds a request. Its completion has `id`, and is only reported if `told`.
-    pub(crate) fn push(&mut self, id: u64, operation: Operation, local: Local, told: bool) {
+    pub(crate) fn push(
+        &mut self,
+        id: u64,
+        operation: RequestOperation,
+        local: LocalMemory,
+        told: bool,
+    ) {
         let (opcode, remote) = match operation {
-            Operation::Send => (ffi::WR_SEND, ffi::SendWr::EMPTY.remote),
-            Operation::Read { at, rkey } => (ffi::WR_RDMA_READ, rdma(at, rkey)),
-            Operation::Write { at, rkey } => (ffi::WR_RDMA_WRITE, rdma(at, rkey)),
-            Operation::CompareSwap { at, rkey, expected, new } => {
+            RequestOperation::Send => (ffi::WR_SEND, ffi::SendWr::EMPTY.remote),
+            RequestOperation::Read { at, rkey } => (ffi::WR_RDMA_READ, rdma(at, rkey)),
+            RequestOperation::Write { at, rkey } => (ffi::WR_RDMA_WRITE, rdma(at, rkey)),
+            RequestOperation::CompareSwap { at, rkey, expected, new } => {
                 (ffi::WR_CMP_AND_SWP, atomic(at, rkey, expected, new))
             }
-            Operation::FetchAdd { at, rkey, delta } => {
+            RequestOperation::FetchAdd { at, rkey, delta } => {
                 (ffi::WR_FETCH_AND_ADD, atomic(at, rkey, delta, 0))
             }
         };
@@ -453,24 +471,24 @@ impl Batch {
     }
 }
 
-fn rdma(addr: u64, rkey: u32) -> ffi::Remote {
-    ffi::Remote { rdma: ffi::RemoteRdma { addr, rkey } }
+fn rdma(addr: u64, rkey: u32) -> ffi::RemoteAddress {
+    ffi::RemoteAddress { rdma: ffi::RemoteRdma { addr, rkey } }
 }
 
-fn atomic(addr: u64, rkey: u32, compare_add: u64, swap: u64) -> ffi::Remote {
-    ffi::Remote { atomic: ffi::RemoteAtomic { addr, compare_add, swap, rkey } }
+fn atomic(addr: u64, rkey: u32, compare_add: u64, swap: u64) -> ffi::RemoteAddress {
+    ffi::RemoteAddress { atomic: ffi::RemoteAtomic { addr, compare_add, swap, rkey } }
 }
 
 /// Maximum number of requests of a queue pair on each side.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Room {
+pub(crate) struct QueueCapacity {
     pub(crate) sends: usize,
     pub(crate) receives: usize,
 }
 
 /// One end of a reliable connection.
 pub(crate) struct QueuePair {
-    domain: Arc<Domain>,
+    domain: Arc<ProtectionDomain>,
     raw: NonNull<ffi::Qp>,
     _completions: Arc<Completions>,
     _shared_receives: Option<Arc<SharedReceives>>,
@@ -479,10 +497,10 @@ pub(crate) struct QueuePair {
 
 impl QueuePair {
     pub(crate) fn new(
-        domain: &Arc<Domain>,
+        domain: &Arc<ProtectionDomain>,
         completions: &Arc<Completions>,
         shared_receives: Option<Arc<SharedReceives>>,
-        room: Room,
+        room: QueueCapacity,
     ) -> io::Result<Self> {
         let cap = ffi::QpCap {
             max_send_wr: u32::try_from(room.sends).map_err(io::Error::other)?,
@@ -531,7 +549,7 @@ impl QueuePair {
     /// Posts all of `batch` with one doorbell, and empties it.
     ///
     /// After an error, some of the requests may be in flight: abandon the connection.
-    pub(crate) fn post(&self, batch: &mut Batch) -> io::Result<()> {
+    pub(crate) fn post(&self, batch: &mut RequestBatch) -> io::Result<()> {
         let count = batch.requests.len();
         let (first, elements) = (batch.requests.as_mut_ptr(), batch.elements.as_mut_ptr());
         for (index, request) in batch.requests.iter_mut().enumerate() {
@@ -556,7 +574,7 @@ impl QueuePair {
     }
 
     /// Lends a place for one message; its completion has `id`.
-    pub(crate) fn post_receive(&self, local: Local, id: u64) -> io::Result<()> {
+    pub(crate) fn post_receive(&self, local: LocalMemory, id: u64) -> io::Result<()> {
         receive(local, id, |request, bad| {
             // SAFETY: the pair exists, and the library reads a list of one request, which does not
             // move.
@@ -587,13 +605,13 @@ macro_rules! any_thread {
     )*};
 }
 
-any_thread!(Context Domain Registration Channel Completions SharedReceives QueuePair);
+any_thread!(DeviceContext ProtectionDomain Registration CompletionChannel Completions SharedReceives QueuePair);
 
 // SAFETY: a batch has valid pointers only while `QueuePair::post` runs.
-unsafe impl Send for Batch {}
+unsafe impl Send for RequestBatch {}
 
-impl std::fmt::Debug for Library {
+impl std::fmt::Debug for VerbsLibrary {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Library").finish_non_exhaustive()
+        f.debug_struct("VerbsLibrary").finish_non_exhaustive()
     }
 }

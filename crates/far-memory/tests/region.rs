@@ -9,7 +9,8 @@ use farleaf_fabric::sync::{Arc, AtomicBool, AtomicU64, Ordering};
 use farleaf_fabric::tcp::TcpConfig;
 use farleaf_fabric::{Cluster, GlobalAddr, Provider, ServerId};
 use farleaf_far_memory::{
-    Advice, FarConfig, FarError, FarRegion, FaultMode, FaultProvider, Over, Policy, Reach, Reserved,
+    AccessAdvice, ClusterEndpoints, EndpointSource, FarConfig, FarError, FarRegion, FaultMode,
+    FaultProvider, Policy, Reserved,
 };
 
 const BUFFER_PAGES: u32 = 16;
@@ -48,7 +49,11 @@ fn say(line: &str) {
 }
 
 /// A region by `provider`, unless that is not allowed here.
-fn region<R: Reach>(provider: FaultProvider, config: &FarConfig, reach: R) -> Option<FarRegion> {
+fn region<R: EndpointSource>(
+    provider: FaultProvider,
+    config: &FarConfig,
+    reach: R,
+) -> Option<FarRegion> {
     match FarRegion::by(provider, config.clone(), reach, space(config)) {
         Ok(region) => {
             say(&format!("provider: {}", region.mode()));
@@ -65,7 +70,7 @@ fn region<R: Reach>(provider: FaultProvider, config: &FarConfig, reach: R) -> Op
 
 fn over_local(provider: FaultProvider, config: &FarConfig, body: impl FnOnce(&FarRegion)) {
     let cluster = Arc::new(LocalConfig::default().start(services(config)));
-    if let Some(region) = region(provider, config, Over::new(cluster, 0, 0)) {
+    if let Some(region) = region(provider, config, ClusterEndpoints::new(cluster, 0, 0)) {
         body(&region);
     }
 }
@@ -122,12 +127,12 @@ fn play(region: &FarRegion, thread: usize, steps: usize) {
             }
             980..994 => {
                 let bytes = page * page_words * 8..(page + 1) * page_words * 8;
-                region.advise(bytes, Advice::DontNeed).unwrap();
+                region.advise(bytes, AccessAdvice::DontNeed).unwrap();
             }
             994..997 => {
                 let end = (page + 4).min(PAGES);
                 let bytes = page * page_words * 8..end * page_words * 8;
-                region.advise(bytes, Advice::WillNeed).unwrap();
+                region.advise(bytes, AccessAdvice::WillNeed).unwrap();
             }
             _ => {
                 let byte = word * 8;
@@ -201,7 +206,7 @@ fn the_clock_and_larger_pages_too(provider: FaultProvider) {
 fn over_tcp_too(provider: FaultProvider) {
     let config = config(16 << 10);
     let cluster = Arc::new(TcpConfig::default().start(services(&config)));
-    if let Some(region) = region(provider, &config, Over::new(cluster, 0, 0)) {
+    if let Some(region) = region(provider, &config, ClusterEndpoints::new(cluster, 0, 0)) {
         game(&region, 40_000);
     }
 }
@@ -235,7 +240,7 @@ fn system_calls_wait_for_pages_or_fail(provider: FaultProvider) {
         let (mut reader, mut writer) = std::io::pipe().unwrap();
         if region.mode() != (FaultMode::Userfaultfd { kernel_faults: true }) {
             region.words()[0].store(1, Ordering::Relaxed);
-            region.advise(0..4096, Advice::DontNeed).unwrap();
+            region.advise(0..4096, AccessAdvice::DontNeed).unwrap();
             // SAFETY: nothing else uses the region while this slice lives.
             let part = unsafe { std::slice::from_raw_parts(region.base().as_ptr(), 4096) };
             let error = writer.write_all(part).unwrap_err();
@@ -254,11 +259,11 @@ fn system_calls_wait_for_pages_or_fail(provider: FaultProvider) {
             // Into pages that are empty, and then into pages that are clean.
             reader.read_exact(part).unwrap();
             assert!(part.iter().all(|byte| *byte == first as u8 + 3));
-            region.advise(first..first + bytes, Advice::DontNeed).unwrap();
+            region.advise(first..first + bytes, AccessAdvice::DontNeed).unwrap();
             region.ensure(first..first + 4096).unwrap();
             writer.write_all(&vec![9; bytes]).unwrap();
             reader.read_exact(part).unwrap();
-            region.advise(first..first + bytes, Advice::DontNeed).unwrap();
+            region.advise(first..first + bytes, AccessAdvice::DontNeed).unwrap();
             // From pages that are on a memory server only.
             writer.write_all(part).unwrap();
             let mut copy = vec![0; bytes];
@@ -328,7 +333,8 @@ fn pages_that_the_program_unmaps_keep_their_content(provider: FaultProvider) {
 fn errors_reach_the_program(provider: FaultProvider) {
     let config = FarConfig { patience_ns: 10_000_000, ..config(4096) };
     let cluster = Arc::new(LocalConfig::default().start(services(&config)));
-    let Some(region) = region(provider, &config, Over::new(Arc::clone(&cluster), 0, 0)) else {
+    let Some(region) = region(provider, &config, ClusterEndpoints::new(Arc::clone(&cluster), 0, 0))
+    else {
         return;
     };
     let bytes = region.bytes();
@@ -341,7 +347,7 @@ fn errors_reach_the_program(provider: FaultProvider) {
     // Chunks of 8 pages lie on both servers in turn.
     region.words()[0].store(1, Ordering::Relaxed);
     region.words()[8 * 512].store(2, Ordering::Relaxed);
-    region.advise(0..16 * 4096, Advice::DontNeed).unwrap();
+    region.advise(0..16 * 4096, AccessAdvice::DontNeed).unwrap();
     cluster.kill_memory_server(ServerId::new(0));
     let error = region.ensure(0..4096).unwrap_err();
     assert!(matches!(error, FarError::Unreachable { page: 0, .. }), "{error}");
@@ -365,13 +371,13 @@ fn errors_reach_the_program(provider: FaultProvider) {
 fn the_provider_is_chosen_and_the_reason_is_known() {
     let config = config(4096);
     let cluster = Arc::new(LocalConfig::default().start(services(&config)));
-    let reach = Over::new(Arc::clone(&cluster), 0, 0);
+    let reach = ClusterEndpoints::new(Arc::clone(&cluster), 0, 0);
     let region = FarRegion::new(config.clone(), reach, space(&config)).unwrap();
     say(&format!("provider: {}; fallback: {:?}", region.mode(), region.fallback()));
     assert_eq!(region.mode() == FaultMode::Signal, region.fallback().is_some());
     region.words()[5].store(1, Ordering::Relaxed);
     // Several regions of one process.
-    let reach = Over::new(cluster, 0, 1);
+    let reach = ClusterEndpoints::new(cluster, 0, 1);
     let other = FarRegion::by(FaultProvider::Signal, config.clone(), reach, space(&config));
     let other = other.unwrap();
     other.words()[5].store(2, Ordering::Relaxed);
@@ -386,7 +392,7 @@ fn buffers_by_signals_are_bounded_together() {
     let large = |pages| FarConfig { ..FarConfig::new(64 << 20, 4096, pages) };
     let make = |config: &FarConfig, number| {
         let cluster = Arc::new(LocalConfig::default().start(services(config)));
-        let reach = Over::new(cluster, 0, number);
+        let reach = ClusterEndpoints::new(cluster, 0, number);
         FarRegion::by(FaultProvider::Signal, config.clone(), reach, space(config))
     };
     let first = make(&large(15_000), 0).unwrap();

@@ -1,12 +1,12 @@
 //! A timer with a descriptor, so that a single descriptor covers sockets, wakes and deadlines.
 //!
 //! *Invariant*: while the timer's descriptor is readable, `armed_ns` is in the past; so the next
-//! [`Alarm::clear`] reads it, and it does not keep ending waits.
+//! [`TimerAlarm::clear`] reads it, and it does not keep ending waits.
 //!
 //! *Thread safety*: one thread at a time.
 
 use farleaf_fabric::endpoint::FOREIGN;
-use farleaf_fabric::provider::Clock;
+use farleaf_fabric::provider::ClusterClock;
 use rustix::event::{Timespec, epoll};
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime,
@@ -16,21 +16,21 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 
 /// A timer in an epoll set.
 #[derive(Debug)]
-pub(crate) struct Alarm {
+pub(crate) struct TimerAlarm {
     timer: OwnedFd,
-    clock: Clock,
+    clock: ClusterClock,
     /// When it goes off; 0 if it is not set.
     armed_ns: u64,
 }
 
-impl Alarm {
+impl TimerAlarm {
     /// Creates an alarm that makes `epoll` readable when it goes off.
     pub(crate) fn new(epoll: BorrowedFd<'_>) -> io::Result<Self> {
         let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
         let timer = timerfd_create(TimerfdClockId::Monotonic, flags)?;
         let data = epoll::EventData::new_u64(FOREIGN);
         epoll::add(epoll, &timer, data, epoll::EventFlags::IN)?;
-        Ok(Self { timer, clock: Clock::start(), armed_ns: 0 })
+        Ok(Self { timer, clock: ClusterClock::start(), armed_ns: 0 })
     }
 
     pub(crate) fn now_ns(&self) -> u64 {

@@ -7,12 +7,12 @@
 //! endpoint's thread.
 
 use crate::{
-    Answer, Background, CacheCounters, Design, IndexAdmin, IndexError, KeyRange, LeafEdit, Owned,
-    RangeIndex, RecordOf, Records, RecordsOf, Reshape, Reshaped, Scan,
+    Background, CacheCounters, Design, EditAnswer, IndexAdmin, IndexError, KeyRange, KeyedRecords,
+    LeafEdit, OwnedForm, RangeIndex, RecordOf, RecordsOf, Reshape, ReshapeCost, ScanResult,
 };
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{AnyFabric, Fabric, Work};
-use farleaf_page::{Action, Layout};
+use farleaf_page::{EditAction, Layout};
 use std::borrow::Borrow;
 use std::fmt::{self, Debug};
 use std::future::Future;
@@ -20,8 +20,8 @@ use std::marker::PhantomData;
 use std::pin::Pin;
 use std::rc::Rc;
 
-type Boxed<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
-type Outcome<T> = Result<T, IndexError>;
+type ObjectFuture<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
+type ObjectOutcome<T> = Result<T, IndexError>;
 
 /// A design with its options, as an object.
 pub struct AnyDesign<L: Layout>(Arc<dyn DesignObject<L>>);
@@ -33,7 +33,7 @@ pub struct AnyCompute<L: Layout>(Arc<dyn ComputeObject<L>>);
 pub struct AnyIndex<K: ?Sized, V: ?Sized>(Rc<dyn IndexObject<K, V>>);
 
 /// A handle on an index whose pages have layout `L`, as an object.
-pub type IndexOf<L> = AnyIndex<<L as Layout>::Key, <L as Layout>::Value>;
+pub type AnyIndexOf<L> = AnyIndex<<L as Layout>::Key, <L as Layout>::Value>;
 
 impl<L: Layout> Clone for AnyDesign<L> {
     fn clone(&self) -> Self {
@@ -105,7 +105,7 @@ impl<L: Layout> AnyDesign<L> {
 impl<L: Layout> AnyCompute<L> {
     /// The compute side of an index of design `D`.
     pub fn of<D: Design<L>>(compute: D::Compute) -> Self {
-        Self(Arc::new(OfDesign::<D, L> { compute, layout: PhantomData }))
+        Self(Arc::new(ObjectOfDesign::<D, L> { compute, layout: PhantomData }))
     }
 
     /// See [`Design::open`].
@@ -113,7 +113,7 @@ impl<L: Layout> AnyCompute<L> {
     /// # Errors
     ///
     /// Those of the design.
-    pub async fn open(&self, fabric: AnyFabric) -> Result<IndexOf<L>, IndexError> {
+    pub async fn open(&self, fabric: AnyFabric) -> Result<AnyIndexOf<L>, IndexError> {
         self.0.open(fabric).await
     }
 
@@ -122,7 +122,7 @@ impl<L: Layout> AnyCompute<L> {
     /// # Errors
     ///
     /// Those of the design.
-    pub async fn open_handle(&self, fabric: AnyFabric) -> Result<IndexOf<L>, IndexError> {
+    pub async fn open_handle(&self, fabric: AnyFabric) -> Result<AnyIndexOf<L>, IndexError> {
         self.0.open_handle(fabric).await
     }
 
@@ -140,21 +140,21 @@ impl<L: Layout> AnyCompute<L> {
 }
 
 /// An operation of an [`OperationLoop`].
-pub enum Step<'a, K: ?Sized + ToOwned, V: ?Sized> {
+pub enum LoopStep<'a, K: ?Sized + ToOwned, V: ?Sized> {
     /// A lookup or a change of one key.
     Edit(LeafEdit<&'a K, &'a V>),
     /// A lookup of a key, and an update if it is present.
     ReadModifyWrite(&'a K, &'a V),
     /// A lookup of several keys.
-    MultiGet(&'a [Owned<K>]),
+    MultiGet(&'a [OwnedForm<K>]),
     /// A scan.
-    Scan(Scan<Owned<K>>),
+    Scan(ScanResult<OwnedForm<K>>),
 }
 
 /// Operations that run one after the other, each begun when the previous one has ended.
 pub trait OperationLoop<K: ?Sized + ToOwned, V: ?Sized> {
     /// The next operation; the loop ends at `None`.
-    fn next(&mut self) -> Option<Step<'_, K, V>>;
+    fn next(&mut self) -> Option<LoopStep<'_, K, V>>;
 
     /// Tells how it ended: whether it found all it looked for, or changed something.
     fn ended(&mut self, outcome: Result<bool, IndexError>);
@@ -168,7 +168,7 @@ where
     /// A handle as an object. `fabric` is charged the client's work of the operations that
     /// [`Self::run`] runs.
     pub fn of(index: impl IndexAdmin<Key = K, Value = V> + 'static, fabric: AnyFabric) -> Self {
-        Self(Rc::new(Opened { index, fabric }))
+        Self(Rc::new(OpenedObject { index, fabric }))
     }
 
     /// Runs operations until there is no next one, and charges each one's client work.
@@ -179,13 +179,13 @@ where
 
 trait DesignObject<L: Layout>: Send + Sync {
     fn name(&self) -> &'static str;
-    fn create<'a>(&'a self, fabric: &'a AnyFabric) -> Boxed<'a, Outcome<()>>;
-    fn compute(&self) -> Outcome<AnyCompute<L>>;
+    fn create<'a>(&'a self, fabric: &'a AnyFabric) -> ObjectFuture<'a, ObjectOutcome<()>>;
+    fn compute(&self) -> ObjectOutcome<AnyCompute<L>>;
 }
 
 trait ComputeObject<L: Layout>: Send + Sync {
-    fn open(&self, fabric: AnyFabric) -> Boxed<'_, Outcome<IndexOf<L>>>;
-    fn open_handle(&self, fabric: AnyFabric) -> Boxed<'_, Outcome<IndexOf<L>>>;
+    fn open(&self, fabric: AnyFabric) -> ObjectFuture<'_, ObjectOutcome<AnyIndexOf<L>>>;
+    fn open_handle(&self, fabric: AnyFabric) -> ObjectFuture<'_, ObjectOutcome<AnyIndexOf<L>>>;
     fn cached_bytes(&self) -> u64;
     fn local_bytes(&self) -> u64;
 }
@@ -200,29 +200,29 @@ impl<D: Design<L>, L: Layout> DesignObject<L> for WithOptions<D, L> {
         D::NAME
     }
 
-    fn create<'a>(&'a self, fabric: &'a AnyFabric) -> Boxed<'a, Outcome<()>> {
+    fn create<'a>(&'a self, fabric: &'a AnyFabric) -> ObjectFuture<'a, ObjectOutcome<()>> {
         Box::pin(D::create(fabric, &self.options))
     }
 
-    fn compute(&self) -> Outcome<AnyCompute<L>> {
+    fn compute(&self) -> ObjectOutcome<AnyCompute<L>> {
         D::compute(&self.options).map(AnyCompute::of::<D>)
     }
 }
 
-struct OfDesign<D: Design<L>, L: Layout> {
+struct ObjectOfDesign<D: Design<L>, L: Layout> {
     compute: D::Compute,
     layout: PhantomData<L>,
 }
 
-impl<D: Design<L>, L: Layout> ComputeObject<L> for OfDesign<D, L> {
-    fn open(&self, fabric: AnyFabric) -> Boxed<'_, Outcome<IndexOf<L>>> {
+impl<D: Design<L>, L: Layout> ComputeObject<L> for ObjectOfDesign<D, L> {
+    fn open(&self, fabric: AnyFabric) -> ObjectFuture<'_, ObjectOutcome<AnyIndexOf<L>>> {
         Box::pin(async {
             let index = D::open(fabric.clone(), &self.compute).await?;
             Ok(AnyIndex::of(index, fabric))
         })
     }
 
-    fn open_handle(&self, fabric: AnyFabric) -> Boxed<'_, Outcome<IndexOf<L>>> {
+    fn open_handle(&self, fabric: AnyFabric) -> ObjectFuture<'_, ObjectOutcome<AnyIndexOf<L>>> {
         Box::pin(async {
             let index = D::open_handle(fabric.clone(), &self.compute).await?;
             Ok(AnyIndex::of(index, fabric))
@@ -240,70 +240,85 @@ impl<D: Design<L>, L: Layout> ComputeObject<L> for OfDesign<D, L> {
 
 /// [`RangeIndex`] and [`IndexAdmin`], with boxed futures.
 trait IndexObject<K: ?Sized + ToOwned, V: ?Sized + ToOwned> {
-    fn get<'a>(&'a self, key: &'a K) -> Boxed<'a, Outcome<Option<V::Owned>>>;
-    fn execute<'a>(&'a self, edit: LeafEdit<&'a K, &'a V>) -> Boxed<'a, Outcome<Answer<V::Owned>>>;
+    fn get<'a>(&'a self, key: &'a K) -> ObjectFuture<'a, ObjectOutcome<Option<V::Owned>>>;
+    fn execute<'a>(
+        &'a self,
+        edit: LeafEdit<&'a K, &'a V>,
+    ) -> ObjectFuture<'a, ObjectOutcome<EditAnswer<V::Owned>>>;
     fn scan<'a>(
         &'a self,
-        scan: &'a Scan<K::Owned>,
-    ) -> Boxed<'a, Outcome<Records<K::Owned, V::Owned>>>;
+        scan: &'a ScanResult<K::Owned>,
+    ) -> ObjectFuture<'a, ObjectOutcome<KeyedRecords<K::Owned, V::Owned>>>;
     fn bulk_load_from<'a>(
         &'a self,
-        source: &'a mut dyn Iterator<Item = Outcome<(K::Owned, V::Owned)>>,
+        source: &'a mut dyn Iterator<Item = ObjectOutcome<(K::Owned, V::Owned)>>,
         fill: f64,
-    ) -> Boxed<'a, Outcome<u64>>;
-    fn flush(&self) -> Boxed<'_, Outcome<()>>;
+    ) -> ObjectFuture<'a, ObjectOutcome<u64>>;
+    fn flush(&self) -> ObjectFuture<'_, ObjectOutcome<()>>;
     fn operations_together(&self) -> usize;
-    fn multi_get<'a>(&'a self, keys: &'a [&'a K]) -> Boxed<'a, Outcome<Vec<Option<V::Owned>>>>;
+    fn multi_get<'a>(
+        &'a self,
+        keys: &'a [&'a K],
+    ) -> ObjectFuture<'a, ObjectOutcome<Vec<Option<V::Owned>>>>;
     fn execute_all<'a>(
         &'a self,
         edits: &'a [LeafEdit<&'a K, &'a V>],
-    ) -> Boxed<'a, Vec<Outcome<Answer<V::Owned>>>>;
-    fn settle(&self) -> Boxed<'_, Outcome<()>>;
-    fn collect(&self) -> Boxed<'_, Outcome<()>>;
-    fn declare_dead(&self, compute_server: u16) -> Boxed<'_, Outcome<()>>;
+    ) -> ObjectFuture<'a, Vec<ObjectOutcome<EditAnswer<V::Owned>>>>;
+    fn settle(&self) -> ObjectFuture<'_, ObjectOutcome<()>>;
+    fn collect(&self) -> ObjectFuture<'_, ObjectOutcome<()>>;
+    fn declare_dead(&self, compute_server: u16) -> ObjectFuture<'_, ObjectOutcome<()>>;
     fn compute_server_of(&self, key: &K) -> Option<u16>;
     fn owned_by(&self, compute_server: u16) -> Option<KeyRange<K::Owned>>;
-    fn reshape<'a>(&'a self, change: &'a Reshape<K::Owned>) -> Boxed<'a, Outcome<Reshaped>>;
+    fn reshape<'a>(
+        &'a self,
+        change: &'a Reshape<K::Owned>,
+    ) -> ObjectFuture<'a, ObjectOutcome<ReshapeCost>>;
     fn background<'a>(
         &'a self,
         work: Background,
         ended: &'a dyn Fn() -> bool,
-        report: &'a dyn Fn(Outcome<Reshaped>),
-    ) -> Boxed<'a, Outcome<()>>;
+        report: &'a dyn Fn(ObjectOutcome<ReshapeCost>),
+    ) -> ObjectFuture<'a, ObjectOutcome<()>>;
     fn cache_counters(&self) -> CacheCounters;
-    fn run<'a>(&'a self, operations: &'a mut dyn OperationLoop<K, V>) -> Boxed<'a, ()>;
+    fn run<'a>(&'a self, operations: &'a mut dyn OperationLoop<K, V>) -> ObjectFuture<'a, ()>;
 }
 
-struct Opened<I> {
+struct OpenedObject<I> {
     index: I,
     fabric: AnyFabric,
 }
 
-impl<I: IndexAdmin> IndexObject<I::Key, I::Value> for Opened<I> {
-    fn get<'a>(&'a self, key: &'a I::Key) -> Boxed<'a, Outcome<Option<Owned<I::Value>>>> {
+impl<I: IndexAdmin> IndexObject<I::Key, I::Value> for OpenedObject<I> {
+    fn get<'a>(
+        &'a self,
+        key: &'a I::Key,
+    ) -> ObjectFuture<'a, ObjectOutcome<Option<OwnedForm<I::Value>>>> {
         Box::pin(self.index.get(key))
     }
 
     fn execute<'a>(
         &'a self,
         edit: LeafEdit<&'a I::Key, &'a I::Value>,
-    ) -> Boxed<'a, Outcome<Answer<Owned<I::Value>>>> {
+    ) -> ObjectFuture<'a, ObjectOutcome<EditAnswer<OwnedForm<I::Value>>>> {
         Box::pin(self.index.execute(edit))
     }
 
-    fn scan<'a>(&'a self, scan: &'a Scan<Owned<I::Key>>) -> Boxed<'a, Outcome<RecordsOf<I>>> {
+    fn scan<'a>(
+        &'a self,
+        scan: &'a ScanResult<OwnedForm<I::Key>>,
+    ) -> ObjectFuture<'a, ObjectOutcome<RecordsOf<I>>> {
         Box::pin(self.index.scan(scan))
     }
 
     fn bulk_load_from<'a>(
         &'a self,
-        source: &'a mut dyn Iterator<Item = Outcome<RecordOf<I>>>,
+        source: &'a mut dyn Iterator<Item = ObjectOutcome<RecordOf<I>>>,
         fill: f64,
-    ) -> Boxed<'a, Outcome<u64>> {
+    ) -> ObjectFuture<'a, ObjectOutcome<u64>> {
         Box::pin(self.index.bulk_load_from(source, fill))
     }
 
-    fn flush(&self) -> Boxed<'_, Outcome<()>> {
+    fn flush(&self) -> ObjectFuture<'_, ObjectOutcome<()>> {
         Box::pin(self.index.flush())
     }
 
@@ -314,26 +329,26 @@ impl<I: IndexAdmin> IndexObject<I::Key, I::Value> for Opened<I> {
     fn multi_get<'a>(
         &'a self,
         keys: &'a [&'a I::Key],
-    ) -> Boxed<'a, Outcome<Vec<Option<Owned<I::Value>>>>> {
+    ) -> ObjectFuture<'a, ObjectOutcome<Vec<Option<OwnedForm<I::Value>>>>> {
         Box::pin(self.index.multi_get(keys))
     }
 
     fn execute_all<'a>(
         &'a self,
         edits: &'a [LeafEdit<&'a I::Key, &'a I::Value>],
-    ) -> Boxed<'a, Vec<Outcome<Answer<Owned<I::Value>>>>> {
+    ) -> ObjectFuture<'a, Vec<ObjectOutcome<EditAnswer<OwnedForm<I::Value>>>>> {
         Box::pin(self.index.execute_all(edits))
     }
 
-    fn settle(&self) -> Boxed<'_, Outcome<()>> {
+    fn settle(&self) -> ObjectFuture<'_, ObjectOutcome<()>> {
         Box::pin(self.index.settle())
     }
 
-    fn collect(&self) -> Boxed<'_, Outcome<()>> {
+    fn collect(&self) -> ObjectFuture<'_, ObjectOutcome<()>> {
         Box::pin(self.index.collect())
     }
 
-    fn declare_dead(&self, compute_server: u16) -> Boxed<'_, Outcome<()>> {
+    fn declare_dead(&self, compute_server: u16) -> ObjectFuture<'_, ObjectOutcome<()>> {
         Box::pin(self.index.declare_dead(compute_server))
     }
 
@@ -341,11 +356,14 @@ impl<I: IndexAdmin> IndexObject<I::Key, I::Value> for Opened<I> {
         self.index.compute_server_of(key)
     }
 
-    fn owned_by(&self, compute_server: u16) -> Option<KeyRange<Owned<I::Key>>> {
+    fn owned_by(&self, compute_server: u16) -> Option<KeyRange<OwnedForm<I::Key>>> {
         self.index.owned_by(compute_server)
     }
 
-    fn reshape<'a>(&'a self, change: &'a Reshape<Owned<I::Key>>) -> Boxed<'a, Outcome<Reshaped>> {
+    fn reshape<'a>(
+        &'a self,
+        change: &'a Reshape<OwnedForm<I::Key>>,
+    ) -> ObjectFuture<'a, ObjectOutcome<ReshapeCost>> {
         Box::pin(self.index.reshape(change))
     }
 
@@ -353,8 +371,8 @@ impl<I: IndexAdmin> IndexObject<I::Key, I::Value> for Opened<I> {
         &'a self,
         work: Background,
         ended: &'a dyn Fn() -> bool,
-        report: &'a dyn Fn(Outcome<Reshaped>),
-    ) -> Boxed<'a, Outcome<()>> {
+        report: &'a dyn Fn(ObjectOutcome<ReshapeCost>),
+    ) -> ObjectFuture<'a, ObjectOutcome<()>> {
         Box::pin(self.index.background(work, ended, report))
     }
 
@@ -362,7 +380,10 @@ impl<I: IndexAdmin> IndexObject<I::Key, I::Value> for Opened<I> {
         self.index.cache_counters()
     }
 
-    fn run<'a>(&'a self, operations: &'a mut dyn OperationLoop<I::Key, I::Value>) -> Boxed<'a, ()> {
+    fn run<'a>(
+        &'a self,
+        operations: &'a mut dyn OperationLoop<I::Key, I::Value>,
+    ) -> ObjectFuture<'a, ()> {
         Box::pin(async {
             while let Some(step) = operations.next() {
                 let outcome = perform(&self.fabric, &self.index, step).await;
@@ -382,24 +403,26 @@ impl<I: IndexAdmin> IndexObject<I::Key, I::Value> for Opened<I> {
 pub async fn perform<I: RangeIndex>(
     fabric: &impl Fabric,
     index: &I,
-    step: Step<'_, I::Key, I::Value>,
+    step: LoopStep<'_, I::Key, I::Value>,
 ) -> Result<bool, IndexError> {
-    let operations = if let Step::MultiGet(keys) = &step { keys.len() } else { 1 };
+    let operations = if let LoopStep::MultiGet(keys) = &step { keys.len() } else { 1 };
     for _ in 0..operations {
         fabric.charge(Work::Client).await;
     }
     Ok(match step {
-        Step::Edit(LeafEdit { key, action: Action::Get }) => index.get(key).await?.is_some(),
-        Step::Edit(edit) => index.execute(edit).await?.applied,
-        Step::ReadModifyWrite(key, value) => {
+        LoopStep::Edit(LeafEdit { key, action: EditAction::Get }) => {
+            index.get(key).await?.is_some()
+        }
+        LoopStep::Edit(edit) => index.execute(edit).await?.applied,
+        LoopStep::ReadModifyWrite(key, value) => {
             if index.get(key).await?.is_none() {
                 return Ok(false);
             }
             fabric.charge(Work::Client).await;
             index.update(key, value).await?
         }
-        Step::MultiGet(keys) => index.multi_get(keys).await?.iter().all(Option::is_some),
-        Step::Scan(scan) => !index.scan(&scan).await?.is_empty(),
+        LoopStep::MultiGet(keys) => index.multi_get(keys).await?.iter().all(Option::is_some),
+        LoopStep::Scan(scan) => !index.scan(&scan).await?.is_empty(),
     })
 }
 
@@ -411,27 +434,27 @@ where
     type Key = K;
     type Value = V;
 
-    async fn get(&self, key: &K) -> Outcome<Option<V::Owned>> {
+    async fn get(&self, key: &K) -> ObjectOutcome<Option<V::Owned>> {
         self.0.get(key).await
     }
 
-    async fn execute(&self, edit: LeafEdit<&K, &V>) -> Outcome<Answer<V::Owned>> {
+    async fn execute(&self, edit: LeafEdit<&K, &V>) -> ObjectOutcome<EditAnswer<V::Owned>> {
         self.0.execute(edit).await
     }
 
-    async fn scan(&self, scan: &Scan<K::Owned>) -> Outcome<RecordsOf<Self>> {
+    async fn scan(&self, scan: &ScanResult<K::Owned>) -> ObjectOutcome<RecordsOf<Self>> {
         self.0.scan(scan).await
     }
 
     async fn bulk_load_from(
         &self,
-        mut source: impl Iterator<Item = Outcome<RecordOf<Self>>>,
+        mut source: impl Iterator<Item = ObjectOutcome<RecordOf<Self>>>,
         fill: f64,
-    ) -> Outcome<u64> {
+    ) -> ObjectOutcome<u64> {
         self.0.bulk_load_from(&mut source, fill).await
     }
 
-    async fn flush(&self) -> Outcome<()> {
+    async fn flush(&self) -> ObjectOutcome<()> {
         self.0.flush().await
     }
 
@@ -439,16 +462,19 @@ where
         self.0.operations_together()
     }
 
-    async fn multi_get<Q: Borrow<K>>(&self, keys: &[Q]) -> Outcome<Vec<Option<V::Owned>>> {
+    async fn multi_get<Q: Borrow<K>>(&self, keys: &[Q]) -> ObjectOutcome<Vec<Option<V::Owned>>> {
         let keys: Vec<&K> = keys.iter().map(Borrow::borrow).collect();
         self.0.multi_get(&keys).await
     }
 
-    async fn execute_all(&self, edits: &[LeafEdit<&K, &V>]) -> Vec<Outcome<Answer<V::Owned>>> {
+    async fn execute_all(
+        &self,
+        edits: &[LeafEdit<&K, &V>],
+    ) -> Vec<ObjectOutcome<EditAnswer<V::Owned>>> {
         self.0.execute_all(edits).await
     }
 
-    async fn settle(&self) -> Outcome<()> {
+    async fn settle(&self) -> ObjectOutcome<()> {
         self.0.settle().await
     }
 }
@@ -458,11 +484,11 @@ where
     K: ?Sized + Ord + Debug + ToOwned<Owned: Clone + Ord + Debug + 'static> + 'static,
     V: ?Sized + Eq + Debug + ToOwned<Owned: Clone + Eq + Debug + 'static> + 'static,
 {
-    async fn collect(&self) -> Outcome<()> {
+    async fn collect(&self) -> ObjectOutcome<()> {
         self.0.collect().await
     }
 
-    async fn declare_dead(&self, compute_server: u16) -> Outcome<()> {
+    async fn declare_dead(&self, compute_server: u16) -> ObjectOutcome<()> {
         self.0.declare_dead(compute_server).await
     }
 
@@ -474,7 +500,7 @@ where
         self.0.owned_by(compute_server)
     }
 
-    async fn reshape(&self, change: &Reshape<K::Owned>) -> Outcome<Reshaped> {
+    async fn reshape(&self, change: &Reshape<K::Owned>) -> ObjectOutcome<ReshapeCost> {
         self.0.reshape(change).await
     }
 
@@ -482,8 +508,8 @@ where
         &self,
         work: Background,
         ended: &dyn Fn() -> bool,
-        report: &dyn Fn(Outcome<Reshaped>),
-    ) -> Outcome<()> {
+        report: &dyn Fn(ObjectOutcome<ReshapeCost>),
+    ) -> ObjectOutcome<()> {
         self.0.background(work, ended, report).await
     }
 

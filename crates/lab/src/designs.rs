@@ -6,7 +6,7 @@
 use clap::ValueEnum;
 use farleaf_bench::single_machine::{SingleMachine, SingleMachineOptions};
 use farleaf_bench::sizing::RecordBytes;
-use farleaf_designs::Compiled;
+use farleaf_designs::CompiledDesign;
 use farleaf_dex::{Dex, DexOptions};
 use farleaf_dlsm::{Dlsm, DlsmOptions, DlsmServerOptions, ShardedDlsm, ShardedOptions};
 use farleaf_fabric::AnyCluster;
@@ -190,12 +190,12 @@ pub(crate) struct IndexOptions<K = u64> {
     /// Pool size of a design that has all its memory in one place.
     pub(crate) single_pool_bytes: usize,
     /// Which byte strings are in value blocks, if any.
-    pub(crate) blocks: Option<ValueBlocks>,
+    pub(crate) blocks: Option<ValueBlockOptions>,
 }
 
 /// Options of value blocks.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct ValueBlocks {
+pub(crate) struct ValueBlockOptions {
     /// Longer values are in blocks.
     pub(crate) inline_bytes: usize,
     /// Bytes of cached blocks, of all compute servers together.
@@ -266,17 +266,17 @@ impl Provider for FabricConfig {
 
 /// A layout of benchmarks: all designs are compiled for it, and know where its values can be.
 pub(crate) trait BenchLayout:
-    Place<Coarse>
-    + Place<Fine>
-    + Place<Hybrid>
-    + Place<Sherman>
-    + Place<PSherman>
-    + Place<Chime>
-    + Place<Smart>
-    + Place<PSmart>
-    + Place<Dex>
-    + Compiled<Dlsm>
-    + Compiled<ShardedDlsm>
+    PlaceForDesign<Coarse>
+    + PlaceForDesign<Fine>
+    + PlaceForDesign<Hybrid>
+    + PlaceForDesign<Sherman>
+    + PlaceForDesign<PSherman>
+    + PlaceForDesign<Chime>
+    + PlaceForDesign<Smart>
+    + PlaceForDesign<PSmart>
+    + PlaceForDesign<Dex>
+    + CompiledDesign<Dlsm>
+    + CompiledDesign<ShardedDlsm>
 {
 }
 
@@ -284,34 +284,34 @@ impl BenchLayout for Fixed8 {}
 impl BenchLayout for Bytes<CHOSEN> {}
 
 /// A layout with design `D`, and with its values where the layout has place for them.
-pub(crate) trait Place<D: Design<Self>>: Layout {
+pub(crate) trait PlaceForDesign<D: Design<Self>>: Layout {
     /// The design with these options.
-    fn placed(options: D::Options, blocks: Option<ValueBlocks>) -> AnyDesign<Self>;
+    fn placed(options: D::Options, blocks: Option<ValueBlockOptions>) -> AnyDesign<Self>;
 }
 
-impl<D: Design<Self>> Place<D> for Fixed8
+impl<D: Design<Self>> PlaceForDesign<D> for Fixed8
 where
-    Self: Compiled<D>,
+    Self: CompiledDesign<D>,
 {
-    fn placed(options: D::Options, _blocks: Option<ValueBlocks>) -> AnyDesign<Self> {
-        <Self as Compiled<D>>::design(options)
+    fn placed(options: D::Options, _blocks: Option<ValueBlockOptions>) -> AnyDesign<Self> {
+        <Self as CompiledDesign<D>>::design(options)
     }
 }
 
 /// Values may be in blocks, and are where no page can hold them.
-impl<D: Design<Self>> Place<D> for Bytes<CHOSEN>
+impl<D: Design<Self>> PlaceForDesign<D> for Bytes<CHOSEN>
 where
-    Self: Compiled<Blocks<D>>,
+    Self: CompiledDesign<Blocks<D>>,
 {
-    fn placed(options: D::Options, blocks: Option<ValueBlocks>) -> AnyDesign<Self> {
+    fn placed(options: D::Options, blocks: Option<ValueBlockOptions>) -> AnyDesign<Self> {
         let all_inline = BlockOptions::all_inline(options);
         let options = match blocks {
-            Some(ValueBlocks { inline_bytes, cache_bytes }) => {
+            Some(ValueBlockOptions { inline_bytes, cache_bytes }) => {
                 BlockOptions { inline_bytes, cache_bytes, ..all_inline }
             }
             None => all_inline,
         };
-        <Self as Compiled<Blocks<D>>>::design(options)
+        <Self as CompiledDesign<Blocks<D>>>::design(options)
     }
 }
 
@@ -327,35 +327,36 @@ pub(crate) fn design<L: BenchLayout>(
                 PartitioningName::Range => Partitioning::Range { boundaries },
                 PartitioningName::Hash => Partitioning::Hash,
             };
-            <L as Place<Coarse>>::placed(CoarseOptions { partitioning }, blocks)
+            <L as PlaceForDesign<Coarse>>::placed(CoarseOptions { partitioning }, blocks)
         }
         // Nodes are placed on the servers in turn, whatever the boundaries are.
-        DesignName::Fine => <L as Place<Fine>>::placed(options.fine, blocks),
-        DesignName::Hybrid => {
-            <L as Place<Hybrid>>::placed(HybridOptions::with_boundaries(boundaries), blocks)
-        }
-        DesignName::Sherman => <L as Place<Sherman>>::placed(options.entrywise, blocks),
+        DesignName::Fine => <L as PlaceForDesign<Fine>>::placed(options.fine, blocks),
+        DesignName::Hybrid => <L as PlaceForDesign<Hybrid>>::placed(
+            HybridOptions::with_boundaries(boundaries),
+            blocks,
+        ),
+        DesignName::Sherman => <L as PlaceForDesign<Sherman>>::placed(options.entrywise, blocks),
         DesignName::PSherman => {
             let boundaries = options.dex.boundaries.clone();
             let options = PShermanOptions { sherman: options.entrywise, boundaries };
-            <L as Place<PSherman>>::placed(options, blocks)
+            <L as PlaceForDesign<PSherman>>::placed(options, blocks)
         }
         DesignName::Chime => {
             let mut tree = options.entrywise;
             // Leaves with byte strings have no guesses.
             let hot_bytes = if L::HAS_HEAP { 0 } else { options.hot_bytes.min(tree.cache_bytes) };
             tree.cache_bytes -= hot_bytes;
-            <L as Place<Chime>>::placed(ChimeOptions { tree, hot_bytes }, blocks)
+            <L as PlaceForDesign<Chime>>::placed(ChimeOptions { tree, hot_bytes }, blocks)
         }
-        DesignName::Smart => <L as Place<Smart>>::placed(options.smart, blocks),
+        DesignName::Smart => <L as PlaceForDesign<Smart>>::placed(options.smart, blocks),
         DesignName::PSmart => {
             let boundaries = options.dex.boundaries.clone();
             let options = PSmartOptions { smart: options.smart, boundaries };
-            <L as Place<PSmart>>::placed(options, blocks)
+            <L as PlaceForDesign<PSmart>>::placed(options, blocks)
         }
         // Long values are in its tables.
         DesignName::Dlsm if options.shards.is_empty() => {
-            <L as Compiled<Dlsm>>::design(options.dlsm.clone())
+            <L as CompiledDesign<Dlsm>>::design(options.dlsm.clone())
         }
         DesignName::Dlsm => {
             let boundaries = options.dex.boundaries.clone();
@@ -364,9 +365,9 @@ pub(crate) fn design<L: BenchLayout>(
             let server =
                 DlsmServerOptions { tree: options.dlsm.clone(), ..DlsmServerOptions::default() };
             let all = ShardedOptions::with_boundaries(boundaries, server);
-            <L as Compiled<ShardedDlsm>>::design(ShardedOptions { within, ..all })
+            <L as CompiledDesign<ShardedDlsm>>::design(ShardedOptions { within, ..all })
         }
-        DesignName::Dex => <L as Place<Dex>>::placed(options.dex.clone(), blocks),
+        DesignName::Dex => <L as PlaceForDesign<Dex>>::placed(options.dex.clone(), blocks),
         DesignName::Local => {
             let options = SingleMachineOptions::with_pool_bytes(options.single_pool_bytes);
             AnyDesign::of::<SingleMachine>(options)

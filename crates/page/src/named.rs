@@ -7,13 +7,13 @@ use super::bytes::Bytes;
 use super::entries8::Entries8;
 use super::fixed8::Fixed8;
 use super::layout::{Layout, OwnedKey, OwnedValue};
-use super::stubborn::Stubborn;
+use super::stubborn::RefusingLayout;
 
 /// A layout with a key and a value for every number.
 ///
 /// Keys have the order of their names. Keys and values can be decoded, and decoding is strict: a
 /// key or value that is damaged, or a mixture of two, has no name. Name 0 is the smallest key.
-pub trait Named: Layout {
+pub trait NamedLayout: Layout {
     /// The key with this name.
     fn key_named(name: u64) -> OwnedKey<Self>;
     /// The name of a key; `None` if it has none.
@@ -48,15 +48,15 @@ macro_rules! names_are_the_keys {
     };
 }
 
-impl<const WORDS: usize> Named for Fixed8<WORDS> {
+impl<const WORDS: usize> NamedLayout for Fixed8<WORDS> {
     names_are_the_keys!();
 }
 
-impl<const WORDS: usize, const HOPS: bool> Named for Entries8<WORDS, HOPS> {
+impl<const WORDS: usize, const HOPS: bool> NamedLayout for Entries8<WORDS, HOPS> {
     names_are_the_keys!();
 }
 
-impl<const WORDS: usize, const SEED: u64> Named for Stubborn<WORDS, SEED> {
+impl<const WORDS: usize, const SEED: u64> NamedLayout for RefusingLayout<WORDS, SEED> {
     names_are_the_keys!();
 }
 
@@ -105,7 +105,7 @@ fn repeated(name_bytes: &[u8], length: usize) -> Vec<u8> {
 /// unless they continue.
 ///
 /// A value repeats its name over a length that depends on it. The value with name 0 is empty.
-impl<const WORDS: usize> Named for Bytes<WORDS> {
+impl<const WORDS: usize> NamedLayout for Bytes<WORDS> {
     fn key_named(name: u64) -> Vec<u8> {
         let group = (name >> GROUP_SHIFT) as usize;
         let mut key = Vec::new();
@@ -214,16 +214,17 @@ mod tests {
     /// If a reader takes words of two values, the result has no name.
     #[test]
     fn a_mixture_has_no_name() {
-        type B = Bytes<128>;
-        let long = |name: &u64| B::value_named(*name).len() >= 32;
-        let values: Vec<_> = (1_000..20_000).filter(long).take(60).map(B::value_named).collect();
+        type NamedTestLayout = Bytes<128>;
+        let long = |name: &u64| NamedTestLayout::value_named(*name).len() >= 32;
+        let values: Vec<_> =
+            (1_000..20_000).filter(long).take(60).map(NamedTestLayout::value_named).collect();
         assert_eq!(values.len(), 60);
         for (one, other) in values.iter().zip(&values[1..]) {
             for cut in (8..one.len().min(other.len())).step_by(8) {
                 let mixed: Vec<u8> = one[..cut].iter().chain(&other[cut..]).copied().collect();
-                assert_eq!(B::name_of_value(&mixed), None);
+                assert_eq!(NamedTestLayout::name_of_value(&mixed), None);
             }
-            assert_eq!(B::name_of_value(&one[..one.len() - 1]), None);
+            assert_eq!(NamedTestLayout::name_of_value(&one[..one.len() - 1]), None);
         }
     }
 }

@@ -4,8 +4,8 @@
 use farleaf_fabric::sync::{AtomicU64, Ordering};
 use farleaf_fabric::{GlobalAddr, ServerId};
 use farleaf_page::{
-    Bytes, Entry, FencePosition, Layout, LeafDelete, LeafInsert, LeafReplace, Page, Probe,
-    REFERENCE_BYTES, ScanWindow, SplitPlan, Words,
+    Bytes, DescentProbe, FencePosition, Layout, LeafDelete, LeafInsert, LeafReplace, OverflowEntry,
+    Page, PageWords, REFERENCE_BYTES, ScanWindow, SplitPlan,
 };
 use proptest::prelude::*;
 use std::collections::BTreeMap;
@@ -166,7 +166,7 @@ fn split<const W: usize>(
 ) -> (OwnedPage, Records) {
     let left = full.page::<W>();
     let high = Bytes::<W>::high(left);
-    let pending = Entry::<Bytes<W>>::Record(record.0.to_vec(), record.1.to_vec());
+    let pending = OverflowEntry::<Bytes<W>>::Record(record.0.to_vec(), record.1.to_vec());
     let plan = Bytes::<W>::split_plan(left, Some(&pending));
     let SplitPlan { separator, .. } = &plan;
     let other = OwnedPage::new::<W>();
@@ -209,7 +209,7 @@ fn clone(page: &OwnedPage) -> Vec<AtomicU64> {
 
 /// Checks that a change has touched only the words that it reports. If only the new words of the
 /// heap have reached the pool, the page there must still have its old content (bytes.Y9).
-fn check_words<const W: usize>(before: &[u64], after: &[u64], words: Words) {
+fn check_words<const W: usize>(before: &[u64], after: &[u64], words: PageWords) {
     let differs = |index: &usize| before[*index] != after[*index];
     assert!((0..W).filter(differs).all(|index| words.contains(index)));
     assert!(!words.is_empty());
@@ -231,7 +231,8 @@ fn leaf_is_a_map<const W: usize>(changes: Vec<Change>) {
     let mut model = Records::new();
     for change in changes {
         let page = owned.page::<W>();
-        let inside = |key: &[u8]| Bytes::<W>::reach(page, Probe::At(key)) == FencePosition::Inside;
+        let inside =
+            |key: &[u8]| Bytes::<W>::reach(page, DescentProbe::At(key)) == FencePosition::Inside;
         let before = owned.words();
         let mut refused = None;
         match &change {
@@ -302,7 +303,7 @@ fn leaf_is_a_map<const W: usize>(changes: Vec<Change>) {
         assert_eq!(all(page, true), expected);
         for (key, value) in &model {
             assert_eq!(Bytes::<W>::leaf_get(page, key).as_ref(), Some(value));
-            assert_eq!(Bytes::<W>::reach(page, Probe::At(key)), FencePosition::Inside);
+            assert_eq!(Bytes::<W>::reach(page, DescentProbe::At(key)), FencePosition::Inside);
         }
     }
 }
@@ -330,18 +331,18 @@ fn inner_is_a_map<const W: usize>(keys: &[Vec<u8>], probes: &[Vec<u8>]) {
     let compare = |model: &BTreeMap<Vec<u8>, GlobalAddr>| {
         assert_eq!(children(page), model.clone().into_iter().collect::<Vec<_>>());
         for probe in probes.iter().chain(model.keys()) {
-            let slot = Bytes::<W>::inner_slot(page, Probe::At(probe));
+            let slot = Bytes::<W>::inner_slot(page, DescentProbe::At(probe));
             let at_or_below = model.range::<Vec<u8>, _>(..=probe).count();
             assert_eq!(slot, at_or_below - 1);
-            let before = Bytes::<W>::inner_slot(page, Probe::Before(probe));
+            let before = Bytes::<W>::inner_slot(page, DescentProbe::Before(probe));
             assert_eq!(before, model.range::<Vec<u8>, _>(..probe).count().saturating_sub(1));
         }
-        assert_eq!(Bytes::<W>::inner_slot(page, Probe::Last), model.len() - 1);
+        assert_eq!(Bytes::<W>::inner_slot(page, DescentProbe::Last), model.len() - 1);
     };
     compare(&model);
     // Move boundaries within their gaps.
     for probe in probes.iter().filter(|probe| !probe.is_empty()) {
-        let slot = Bytes::<W>::inner_slot(page, Probe::At(probe));
+        let slot = Bytes::<W>::inner_slot(page, DescentProbe::At(probe));
         let held = Bytes::<W>::inner_key(page, slot);
         if slot == 0 || model.contains_key(probe) {
             continue;
@@ -432,7 +433,7 @@ fn read_everything<const W: usize>(page: View<'_, W>, key: &[u8], other: &[u8]) 
     assert!(page.count() <= Bytes::<W>::capacity() && page.deleted_count() <= page.count());
     assert!(Bytes::<W>::low(page).len() <= Bytes::<W>::max_key());
     assert!(Bytes::<W>::high(page).is_none_or(|high| high.len() <= Bytes::<W>::max_key()));
-    for probe in [Probe::At(key), Probe::Before(key), Probe::Last] {
+    for probe in [DescentProbe::At(key), DescentProbe::Before(key), DescentProbe::Last] {
         let _ = Bytes::<W>::reach(page, probe);
         assert!(Bytes::<W>::inner_slot(page, probe) <= page.count());
     }
@@ -456,7 +457,7 @@ fn read_everything<const W: usize>(page: View<'_, W>, key: &[u8], other: &[u8]) 
     let _ = (Bytes::<W>::is_full(page), Bytes::<W>::leaf_sum(page));
     let _ = (Bytes::<W>::leaf_has_room(page, key, other), Bytes::<W>::inner_has_room(page, key));
     let _ = Bytes::<W>::fits_merged(page, page);
-    let pending = Entry::Record(key.to_vec(), other.to_vec());
+    let pending = OverflowEntry::Record(key.to_vec(), other.to_vec());
     for pending in [None, Some(&pending)] {
         let _ = Bytes::<W>::split_plan(page, pending);
     }
@@ -574,7 +575,7 @@ fn a_value_of_eight_bytes_is_replaced_by_one_store() {
     let after = owned.words();
     let changed: Vec<usize> = (0..128).filter(|index| before[*index] != after[*index]).collect();
     assert_eq!(changed.len(), 1);
-    let words = Words::new(&(0..0), &(changed[0]..changed[0] + 1));
+    let words = PageWords::new(&(0..0), &(changed[0]..changed[0] + 1));
     assert_eq!(replaced, LeafReplace::Replaced(words, None));
     assert!(words.is_one_word());
 }

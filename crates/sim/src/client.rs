@@ -5,19 +5,19 @@
 //! the final contents, before and after a collection. Its reads are operations like any other, so
 //! the checkers judge the final contents as they judge every answer.
 //!
-//! *Thread safety*: a [`Board`] is shared by all clients of a run.
+//! *Thread safety*: a [`RunBoard`] is shared by all clients of a run.
 
 use crate::death::DeathAt;
-use crate::history::{Action, Outcome, Recorder, Ticket};
+use crate::history::{ClientAction, HistoryRecorder, InvokedOperation, OperationOutcome};
 use crate::scenario::{DesignSpec, ErrorKind, LoadSpec, ProcessesSpec, Scenario};
-use crate::spread::Names;
-use crate::workload::{self, Stream};
+use crate::spread::SpreadNames;
+use crate::workload::{self, SimOperationStream};
 use farleaf_fabric::sim::SimControl;
 use farleaf_fabric::sync::{AtomicBool, AtomicUsize, Mutex, Ordering, lock};
 use farleaf_fabric::{AnyFabric, Fabric, FabricError, Work};
 use farleaf_index::CacheCounters;
-use farleaf_index::{AnyCompute, AnyIndex, ByName, IndexAdmin, IndexError, RangeIndex, Scan};
-use farleaf_page::Named;
+use farleaf_index::{AnyCompute, AnyIndex, ByName, IndexAdmin, IndexError, RangeIndex, ScanResult};
+use farleaf_page::NamedLayout;
 use farleaf_pool::wire::{ErrorCode, Refusal};
 use futures_util::future::join;
 use std::collections::BTreeMap;
@@ -26,7 +26,7 @@ use std::pin::Pin;
 use std::task::Poll;
 
 /// Poll interval while waiting for other tasks, in nanoseconds.
-const LOOK_AGAIN_NS: u64 = 10_000;
+const POLL_INTERVAL_NS: u64 = 10_000;
 
 /// Attempts of the observer, or of a client that opens the index, after an uncertain outcome.
 const ATTEMPTS: u32 = 16;
@@ -47,9 +47,9 @@ const HELD_UP_PAUSE_NS: u64 = 1_000_000_000;
 
 /// State that the clients of one run share.
 #[derive(Debug)]
-pub(crate) struct Board {
-    pub(crate) recorder: Recorder,
-    names: Names,
+pub(crate) struct RunBoard {
+    pub(crate) recorder: HistoryRecorder,
+    names: SpreadNames,
     /// The first fault found.
     fault: Mutex<Option<String>>,
     /// Why the initial contents could not be loaded, which explains whatever is missing later.
@@ -72,7 +72,7 @@ pub(crate) struct Board {
 
 /// Counters of a run.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Counts {
+pub(crate) struct RunCounts {
     /// Counters of all caches.
     pub(crate) cache: CacheCounters,
     /// Moves of keys by the balancer.
@@ -81,7 +81,7 @@ pub(crate) struct Counts {
     pub(crate) deaths: u64,
 }
 
-impl Board {
+impl RunBoard {
     pub(crate) fn new(scenario: &Scenario, death: Option<DeathAt>) -> Self {
         let initial = match scenario.workload.load {
             LoadSpec::Insert => BTreeMap::new(),
@@ -95,8 +95,8 @@ impl Board {
         let cluster = &scenario.cluster;
         let clients = cluster.compute_servers * cluster.clients_per_compute_server;
         Self {
-            recorder: Recorder::new(initial),
-            names: Names::of(scenario),
+            recorder: HistoryRecorder::new(initial),
+            names: SpreadNames::of(scenario),
             fault: Mutex::new(None),
             failed_load: Mutex::new(None),
             allowed: scenario.allowed_errors.clone(),
@@ -135,14 +135,14 @@ impl Board {
     /// Waits until the initial contents are loaded.
     pub(crate) async fn wait_for_load(&self, fabric: &impl Fabric) {
         while !self.loaded.load(Ordering::Acquire) {
-            fabric.sleep(LOOK_AGAIN_NS).await;
+            fabric.sleep(POLL_INTERVAL_NS).await;
         }
     }
 
     /// Waits until all clients have ended or died, or `other` holds.
     pub(crate) async fn wait_for_clients_or(&self, fabric: &impl Fabric, other: impl Fn() -> bool) {
         while self.active.load(Ordering::Acquire) > 0 && !other() {
-            fabric.sleep(LOOK_AGAIN_NS).await;
+            fabric.sleep(POLL_INTERVAL_NS).await;
         }
     }
 
@@ -157,10 +157,10 @@ impl Board {
     }
 
     /// The counters of the run.
-    pub(crate) fn counts(&self) -> Counts {
+    pub(crate) fn counts(&self) -> RunCounts {
         let balanced = self.balanced.load(Ordering::Acquire) as u64;
         let deaths = self.deaths.load(Ordering::Acquire) as u64;
-        Counts { cache: *lock(&self.cache), balanced, deaths }
+        RunCounts { cache: *lock(&self.cache), balanced, deaths }
     }
 
     pub(crate) fn fault(&self) -> Option<String> {
@@ -213,8 +213,8 @@ impl Board {
         fabric: &impl Fabric,
         index: &I,
         client: u32,
-        action: &Action,
-    ) -> Outcome
+        action: &ClientAction,
+    ) -> OperationOutcome
     where
         I: IndexAdmin<Key = u64, Value = u64>,
     {
@@ -229,14 +229,14 @@ impl Board {
         &self,
         fabric: &impl Fabric,
         index: &I,
-        actions: &mut [(&mut Stream, Action)],
+        actions: &mut [(&mut SimOperationStream, ClientAction)],
     ) where
         I: IndexAdmin<Key = u64, Value = u64>,
     {
-        let invoke = |(stream, action): &(&mut Stream, Action)| {
+        let invoke = |(stream, action): &(&mut SimOperationStream, ClientAction)| {
             self.recorder.invoke(stream.client(), action.clone(), fabric.now_ns())
         };
-        let tickets: Vec<Ticket> = actions.iter().map(invoke).collect();
+        let tickets: Vec<InvokedOperation> = actions.iter().map(invoke).collect();
         let edits: Vec<_> = actions.iter().filter_map(|(_, action)| action.as_edit()).collect();
         for _ in &edits {
             fabric.charge(Work::Client).await;
@@ -253,30 +253,30 @@ impl Board {
         &self,
         fabric: &impl Fabric,
         client: u32,
-        action: &Action,
+        action: &ClientAction,
         work: impl Future<Output = Result<(), E>>,
-    ) -> Outcome {
+    ) -> OperationOutcome {
         let ticket = self.recorder.invoke(client, action.clone(), fabric.now_ns());
-        let answer = work.await.map(|()| Outcome::Done).map_err(Into::into);
+        let answer = work.await.map(|()| OperationOutcome::Done).map_err(Into::into);
         self.finish(fabric, action, ticket, answer)
     }
 
     fn finish(
         &self,
         fabric: &impl Fabric,
-        action: &Action,
-        ticket: Ticket,
-        answer: Result<Outcome, IndexError>,
-    ) -> Outcome {
+        action: &ClientAction,
+        ticket: InvokedOperation,
+        answer: Result<OperationOutcome, IndexError>,
+    ) -> OperationOutcome {
         self.has_progressed();
         let outcome = answer.unwrap_or_else(|error| {
             // A concurrent collection is not a fault.
             let is_harmless =
-                *action == Action::Collect && matches!(error, IndexError::Contended { .. });
+                *action == ClientAction::Collect && matches!(error, IndexError::Contended { .. });
             if !is_harmless && !self.allows(&error) {
                 self.report(format!("{action} failed with an error that is not allowed: {error}"));
             }
-            Outcome::from_error(&error)
+            OperationOutcome::from_error(&error)
         });
         self.recorder.finish(ticket, outcome.clone(), fabric.now_ns());
         outcome
@@ -284,7 +284,7 @@ impl Board {
 
     /// A handle of the index, by the names of its keys and values; `None` and a fault if it cannot
     /// be opened.
-    pub(crate) async fn open<L: Named>(
+    pub(crate) async fn open<L: NamedLayout>(
         &self,
         fabric: &AnyFabric,
         compute: &AnyCompute<L>,
@@ -314,39 +314,39 @@ impl Board {
 }
 
 /// Counts a client as active until dropped, whether it ends or dies.
-pub(crate) struct Active<'a>(pub(crate) &'a Board);
+pub(crate) struct ActiveClient<'a>(pub(crate) &'a RunBoard);
 
-impl Drop for Active<'_> {
+impl Drop for ActiveClient<'_> {
     fn drop(&mut self) {
         self.0.active.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
 /// Marks the observer as ended when dropped.
-pub(crate) struct Over<'a>(pub(crate) &'a Board);
+pub(crate) struct ObserverGuard<'a>(pub(crate) &'a RunBoard);
 
-impl Drop for Over<'_> {
+impl Drop for ObserverGuard<'_> {
     fn drop(&mut self) {
         self.0.over.store(true, Ordering::Release);
     }
 }
 
 /// Calls the index's operation for an action.
-async fn execute<I>(index: &I, action: &Action) -> Result<Outcome, IndexError>
+async fn execute<I>(index: &I, action: &ClientAction) -> Result<OperationOutcome, IndexError>
 where
     I: IndexAdmin<Key = u64, Value = u64>,
 {
     Ok(match action {
-        Action::Get(key) => Outcome::Value(index.get(key).await?),
-        Action::MultiGet(keys) => Outcome::Values(index.multi_get(keys).await?),
-        Action::Scan(scan) => Outcome::Records(index.scan(scan).await?),
-        Action::Collect => {
+        ClientAction::Get(key) => OperationOutcome::Value(index.get(key).await?),
+        ClientAction::MultiGet(keys) => OperationOutcome::Values(index.multi_get(keys).await?),
+        ClientAction::Scan(scan) => OperationOutcome::Records(index.scan(scan).await?),
+        ClientAction::Collect => {
             index.collect().await?;
-            Outcome::Done
+            OperationOutcome::Done
         }
-        Action::Flush => {
+        ClientAction::Flush => {
             index.flush().await?;
-            Outcome::Done
+            OperationOutcome::Done
         }
         action => {
             let edit = action.as_edit().expect("all other actions are on one key");
@@ -357,19 +357,19 @@ where
 
 /// Runs one client, which has as many streams of operations as it keeps in flight, over one handle
 /// at a time. The history numbers the streams of all clients; this client's begin at `first`.
-pub(crate) async fn client<L: Named>(
+pub(crate) async fn client<L: NamedLayout>(
     fabric: AnyFabric,
     compute: &AnyCompute<L>,
-    board: &Board,
+    board: &RunBoard,
     scenario: &Scenario,
     seed: u64,
     (number, first): (usize, usize),
 ) {
-    let _active = Active(board);
+    let _active = ActiveClient(board);
     board.wait_for_load(&fabric).await;
     let in_flight = usize::from(scenario.cluster.in_flight_per_client);
-    let mut streams: Vec<Stream> = (number * in_flight..(number + 1) * in_flight)
-        .map(|stream| Stream::new(&scenario.workload, seed, (first + stream) as u32))
+    let mut streams: Vec<SimOperationStream> = (number * in_flight..(number + 1) * in_flight)
+        .map(|stream| SimOperationStream::new(&scenario.workload, seed, (first + stream) as u32))
         .collect();
     let handles = u32::from(scenario.cluster.handles_per_client);
     let operations = scenario.workload.operations_per_client.div_ceil(handles);
@@ -400,8 +400,8 @@ pub(crate) async fn settle<I: RangeIndex>(fabric: &impl Fabric, index: &I) {
 async fn drive<I>(
     fabric: &impl Fabric,
     index: &I,
-    board: &Board,
-    stream: &mut Stream,
+    board: &RunBoard,
+    stream: &mut SimOperationStream,
     operations: u32,
 ) where
     I: IndexAdmin<Key = u64, Value = u64>,
@@ -422,8 +422,8 @@ async fn drive<I>(
 async fn drive_in_groups<I>(
     fabric: &impl Fabric,
     index: &I,
-    board: &Board,
-    streams: &mut [Stream],
+    board: &RunBoard,
+    streams: &mut [SimOperationStream],
     operations: u32,
 ) where
     I: IndexAdmin<Key = u64, Value = u64>,
@@ -458,24 +458,24 @@ pub(crate) async fn join_all<'a>(futures: impl Iterator<Item = impl Future<Outpu
 }
 
 /// Runs the observer, as client `number`.
-pub(crate) async fn observer<L: Named>(
+pub(crate) async fn observer<L: NamedLayout>(
     fabric: AnyFabric,
     compute: &AnyCompute<L>,
-    board: &Board,
+    board: &RunBoard,
     scenario: &Scenario,
     number: u32,
-    deaths: &[Death],
+    deaths: &[ServerDeath],
 ) {
-    let _over = Over(board);
+    let _over = ObserverGuard(board);
     let Some(index) = board.open(&fabric, compute).await else {
         board.report("the observer cannot open the index".to_owned());
         return board.let_clients_begin();
     };
     load(&fabric, &index, board, scenario, number).await;
     board.let_clients_begin();
-    let mut undeclared: Vec<&Death> = deaths.iter().collect();
+    let mut undeclared: Vec<&ServerDeath> = deaths.iter().collect();
     while board.active.load(Ordering::Acquire) > 0 || !undeclared.is_empty() {
-        fabric.sleep(LOOK_AGAIN_NS).await;
+        fabric.sleep(POLL_INTERVAL_NS).await;
         // Other tasks wait for this handle's outcomes in doubt, even while it is idle.
         let _ = index.settle().await;
         let known = undeclared.extract_if(.., |death| death.known_at_ns <= fabric.now_ns());
@@ -492,7 +492,7 @@ pub(crate) async fn observer<L: Named>(
 pub(crate) async fn load<I>(
     fabric: &impl Fabric,
     index: &I,
-    board: &Board,
+    board: &RunBoard,
     scenario: &Scenario,
     number: u32,
 ) where
@@ -502,7 +502,7 @@ pub(crate) async fn load<I>(
     match scenario.workload.load {
         LoadSpec::Insert => {
             for (key, value) in first {
-                board.perform(fabric, index, number, &Action::Insert(key, value)).await;
+                board.perform(fabric, index, number, &ClientAction::Insert(key, value)).await;
             }
         }
         LoadSpec::Bulk => load_in_bulk(fabric, index, board, scenario, &first).await,
@@ -515,7 +515,7 @@ pub(crate) async fn load<I>(
 async fn load_in_bulk<I>(
     fabric: &impl Fabric,
     index: &I,
-    board: &Board,
+    board: &RunBoard,
     scenario: &Scenario,
     first: &BTreeMap<u64, u64>,
 ) where
@@ -543,7 +543,7 @@ async fn load_in_bulk<I>(
         if has_doubt && !board.allows_unknown() {
             return board.report_load(format!("{what}: {error}"));
         }
-        if has_doubt && let Ok(found) = index.scan(&Scan::range(..)).await {
+        if has_doubt && let Ok(found) = index.scan(&ScanResult::range(..)).await {
             match found.len() {
                 0 => {}
                 _ if found == all => return,
@@ -562,8 +562,13 @@ async fn load_in_bulk<I>(
 }
 
 /// Upserts the records of which a bulk load has loaded some.
-async fn fill_up<I>(fabric: &impl Fabric, index: &I, board: &Board, all: &[(u64, u64)], what: &str)
-where
+async fn fill_up<I>(
+    fabric: &impl Fabric,
+    index: &I,
+    board: &RunBoard,
+    all: &[(u64, u64)],
+    what: &str,
+) where
     I: IndexAdmin<Key = u64, Value = u64>,
 {
     for (key, value) in all {
@@ -584,33 +589,33 @@ where
 pub(crate) async fn read_everything<I>(
     fabric: &impl Fabric,
     index: &I,
-    board: &Board,
+    board: &RunBoard,
     scenario: &Scenario,
     number: u32,
 ) where
     I: IndexAdmin<Key = u64, Value = u64>,
 {
-    let everything = Scan::range(..);
+    let everything = ScanResult::range(..);
     let again = |action| retry(fabric, index, board, number, action);
-    again(Action::Scan(everything.clone())).await;
-    again(Action::Collect).await;
-    if !again(Action::Scan(everything.reverse())).await {
+    again(ClientAction::Scan(everything.clone())).await;
+    again(ClientAction::Collect).await;
+    if !again(ClientAction::Scan(everything.reverse())).await {
         // A memory server is dead: read the keys that the others hold.
         for place in 0..scenario.workload.key_space {
             let key = workload::key_at(place, &scenario.workload);
-            board.perform(fabric, index, number, &Action::Get(key)).await;
+            board.perform(fabric, index, number, &ClientAction::Get(key)).await;
         }
     }
 }
 
 /// A compute server's death and the time at which it becomes known.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Death {
+pub(crate) struct ServerDeath {
     pub(crate) compute_server: u16,
     pub(crate) known_at_ns: u64,
 }
 
-async fn declare<I>(index: &I, board: &Board, compute_server: u16)
+async fn declare<I>(index: &I, board: &RunBoard, compute_server: u16)
 where
     I: IndexAdmin<Key = u64, Value = u64>,
 {
@@ -631,9 +636,9 @@ where
 async fn retry<I>(
     fabric: &impl Fabric,
     index: &I,
-    board: &Board,
+    board: &RunBoard,
     client: u32,
-    action: Action,
+    action: ClientAction,
 ) -> bool
 where
     I: IndexAdmin<Key = u64, Value = u64>,

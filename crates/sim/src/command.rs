@@ -3,7 +3,7 @@
 
 use crate::death::DeathAt;
 use crate::mutants::{AS_PUBLISHED, MUTANTS, Mutant, holds_without_bug};
-use crate::random::{Kind, random_scenario, reduced};
+use crate::random::{ScenarioKind, random_scenario, reduced};
 use crate::registry::SCENARIOS;
 use crate::run::{RunOutcome, RunReport, run_seed, run_with_death};
 use crate::scenario::{Scenario, ScenarioError};
@@ -43,8 +43,8 @@ pub enum CommandError {
     /// The kind of random scenarios is unknown.
     #[error(
         "no random scenarios of the kind `{0}`: give a design ({designs}), a fault ({faults}), or both, as in dex-lossy",
-        designs = Kind::DESIGNS.join(", "),
-        faults = Kind::FAULTS.join(", ")
+        designs = ScenarioKind::DESIGNS.join(", "),
+        faults = ScenarioKind::FAULTS.join(", ")
     )]
     NoSuchKind(String),
     /// The planted bug is unknown.
@@ -88,7 +88,7 @@ impl Seeds {
 
 /// When compute servers die, in crash scenarios.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Deaths {
+pub enum DeathSchedule {
     /// As the seed determines.
     #[default]
     AsSeeded,
@@ -113,7 +113,7 @@ pub enum Deaths {
 pub fn run_command(
     scenario: &str,
     seeds: Seeds,
-    deaths: Deaths,
+    deaths: DeathSchedule,
     out: &mut impl Write,
 ) -> Result<bool, CommandError> {
     if scenario == "canary" {
@@ -121,7 +121,7 @@ pub fn run_command(
     }
     let scenarios = select(scenario)?;
     let each = seeds.iter()?;
-    if deaths != Deaths::AsSeeded
+    if deaths != DeathSchedule::AsSeeded
         && let Some(calm) = scenarios.iter().find(|scenario| scenario.crash.is_none())
     {
         return Err(CommandError::NobodyDies(calm.name.clone()));
@@ -134,9 +134,11 @@ pub fn run_command(
         seeds.jobs,
         runs,
         |(scenario, seed), out| match deaths {
-            Deaths::AsSeeded => say(&run_seed(scenario, *seed), None, out),
-            Deaths::At(death) => say(&run_with_death(scenario, *seed, death), Some(death), out),
-            Deaths::Sweep => sweep(scenario, *seed, out),
+            DeathSchedule::AsSeeded => say(&run_seed(scenario, *seed), None, out),
+            DeathSchedule::At(death) => {
+                say(&run_with_death(scenario, *seed, death), Some(death), out)
+            }
+            DeathSchedule::Sweep => sweep(scenario, *seed, out),
         },
         |(scenario, _), is_well| {
             let counts = !failed.borrow().contains(&scenario.name);
@@ -208,7 +210,11 @@ fn say_outcome(
 /// [`CommandError`].
 pub fn run_random(kind: &str, seeds: Seeds, out: &mut impl Write) -> Result<bool, CommandError> {
     let no_kind = || CommandError::NoSuchKind(kind.to_owned());
-    let drawn = if kind == "all" { Kind::default() } else { Kind::of(kind).ok_or_else(no_kind)? };
+    let drawn = if kind == "all" {
+        ScenarioKind::default()
+    } else {
+        ScenarioKind::of(kind).ok_or_else(no_kind)?
+    };
     let mut all_well = true;
     side_by_side(
         seeds.jobs,
@@ -224,7 +230,12 @@ pub fn run_random(kind: &str, seeds: Seeds, out: &mut impl Write) -> Result<bool
 }
 
 /// One run of [`run_random`]. Returns whether it passed.
-fn random_run(kind: &str, drawn: Kind, seed: u64, out: &mut impl Write) -> io::Result<bool> {
+fn random_run(
+    kind: &str,
+    drawn: ScenarioKind,
+    seed: u64,
+    out: &mut impl Write,
+) -> io::Result<bool> {
     let scenario = random_scenario(drawn, seed);
     let report = run_seed(&scenario, seed);
     let again = format!("farleaf-lab sim --random 1 --kind {kind} --seed {seed}");

@@ -3,18 +3,18 @@
 //!
 //! *Thread safety*: plain functions.
 
-use crate::inspect::{Expect, Pool, Records, Shards};
+use crate::inspect::{ExpectedState, InspectedPool, NamedRecords, ProcessShards};
 use crate::scenario::Scenario;
 use crate::setup::{block_options, dex_options, sharded_options};
-use farleaf_designs::Compiled;
+use farleaf_designs::CompiledDesign;
 use farleaf_dex::{Dex, DexOptions};
 use farleaf_dlsm::{Dlsm, ShardedDlsm};
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::Arc;
 use farleaf_index::blocks::{Blocks, InBlocks, SharedBlocks};
-use farleaf_index::partition::{ComputePool, ComputeServer, end_former_life};
+use farleaf_index::partition::{ComputePool, ComputeServer, end_former_incarnation};
 use farleaf_index::{AnyCompute, Design, InLeaves, IndexError, Partitioned, ValueForm};
-use farleaf_page::{BlockRef, Bytes, CHOSEN, Fixed8, Layout, Named, OwnedKey, Stored};
+use farleaf_page::{BlockRef, Bytes, CHOSEN, Fixed8, Layout, NamedLayout, OwnedKey, StoredValue};
 use farleaf_pool::remote::BlockUsage;
 use farleaf_trees::chime::Chime;
 use farleaf_trees::coarse::Coarse;
@@ -24,24 +24,26 @@ use farleaf_trees::sherman::Sherman;
 use farleaf_trees::smart::{PSmart, Smart};
 
 /// A layout of simulations: all designs are compiled for it.
-pub(crate) trait Simulated:
-    Named<Entries: Named + Compiled<Sherman>, Hops: Named + Compiled<Chime>>
-    + Compiled<Coarse>
-    + Compiled<Fine>
-    + Compiled<Hybrid>
-    + Compiled<Smart>
-    + Compiled<PSmart>
-    + Compiled<Dex>
-    + Compiled<Dlsm>
-    + Compiled<ShardedDlsm>
+pub(crate) trait SimulatedLayout:
+    NamedLayout<
+        Entries: NamedLayout + CompiledDesign<Sherman>,
+        Hops: NamedLayout + CompiledDesign<Chime>,
+    > + CompiledDesign<Coarse>
+    + CompiledDesign<Fine>
+    + CompiledDesign<Hybrid>
+    + CompiledDesign<Smart>
+    + CompiledDesign<PSmart>
+    + CompiledDesign<Dex>
+    + CompiledDesign<Dlsm>
+    + CompiledDesign<ShardedDlsm>
 {
 }
 
-impl Simulated for Fixed8<CHOSEN> {}
-impl Simulated for Bytes<CHOSEN> {}
+impl SimulatedLayout for Fixed8<CHOSEN> {}
+impl SimulatedLayout for Bytes<CHOSEN> {}
 
 /// An index behind compute servers, and how to look at it from outside.
-pub(crate) trait Form<L: Named>: Sized + 'static {
+pub(crate) trait IndexForm<L: NamedLayout>: Sized + 'static {
     /// The design of the index.
     type Design: Partitioned;
     /// How it keeps values.
@@ -74,7 +76,7 @@ pub(crate) trait Form<L: Named>: Sized + 'static {
         None
     }
 
-    fn inspector(pool: Pool<L>, scenario: &Scenario) -> Self::Inspector;
+    fn inspector(pool: InspectedPool<L>, scenario: &Scenario) -> Self::Inspector;
 
     /// A process serves.
     fn begins(_inspector: &Self::Inspector, _server: &Arc<ComputeServer<Self::Design, L>>) {}
@@ -89,15 +91,15 @@ pub(crate) trait Form<L: Named>: Sized + 'static {
     fn held(
         inspector: &Self::Inspector,
         reader: &<Self::Reader as Design<L>>::Compute,
-        expect: Expect,
-    ) -> Result<Records, String>;
+        expect: ExpectedState,
+    ) -> Result<NamedRecords, String>;
 }
 
-impl<L: Simulated> Form<L> for InLeaves {
+impl<L: SimulatedLayout> IndexForm<L> for InLeaves {
     type Design = Dex;
     type Values = Self;
     type Reader = Dex;
-    type Inspector = Pool<L>;
+    type Inspector = InspectedPool<L>;
 
     fn options(scenario: &Scenario) -> Result<DexOptions<OwnedKey<L>>, String> {
         dex_options::<L>(scenario)
@@ -109,50 +111,50 @@ impl<L: Simulated> Form<L> for InLeaves {
     }
 
     fn reader(compute: &Arc<ComputePool<Dex, L>>) -> AnyCompute<L> {
-        <L as Compiled<Dex>>::compute(compute.clone())
+        <L as CompiledDesign<Dex>>::compute(compute.clone())
     }
 
     fn shared(_scenario: &Scenario) -> Result<(), IndexError> {
         Ok(())
     }
 
-    fn inspector(pool: Pool<L>, _scenario: &Scenario) -> Pool<L> {
+    fn inspector(pool: InspectedPool<L>, _scenario: &Scenario) -> InspectedPool<L> {
         pool
     }
 
-    fn look(inspector: &Pool<L>) -> Result<(), String> {
-        inspector.look(Expect::WellFormed).map(drop)
+    fn look(inspector: &InspectedPool<L>) -> Result<(), String> {
+        inspector.look(ExpectedState::WellFormed).map(drop)
     }
 
     fn held(
-        inspector: &Pool<L>,
+        inspector: &InspectedPool<L>,
         _reader: &<Dex as Design<L>>::Compute,
-        expect: Expect,
-    ) -> Result<Records, String> {
+        expect: ExpectedState,
+    ) -> Result<NamedRecords, String> {
         inspector.look(expect)
     }
 }
 
-impl<L> Form<L> for InBlocks
+impl<L> IndexForm<L> for InBlocks
 where
-    L: Simulated + Layout<Key = [u8], Value = [u8]> + Compiled<Blocks<Dex>>,
+    L: SimulatedLayout + Layout<Key = [u8], Value = [u8]> + CompiledDesign<Blocks<Dex>>,
 {
     type Design = Dex;
     type Values = Self;
     type Reader = Blocks<Dex>;
-    type Inspector = Pool<L>;
+    type Inspector = InspectedPool<L>;
 
     fn options(scenario: &Scenario) -> Result<DexOptions<OwnedKey<L>>, String> {
         dex_options::<L>(scenario)
     }
 
     fn reader_options(scenario: &Scenario) -> Result<<Blocks<Dex> as Design<L>>::Options, String> {
-        let options = <InLeaves as Form<L>>::reader_options(scenario)?;
+        let options = <InLeaves as IndexForm<L>>::reader_options(scenario)?;
         Ok(block_options(scenario.cluster.inline_bytes.unwrap_or(usize::MAX), options))
     }
 
     fn reader(compute: &<Blocks<Dex> as Design<L>>::Compute) -> AnyCompute<L> {
-        <L as Compiled<Blocks<Dex>>>::compute(compute.clone())
+        <L as CompiledDesign<Blocks<Dex>>>::compute(compute.clone())
     }
 
     fn shared(scenario: &Scenario) -> Result<SharedBlocks, IndexError> {
@@ -164,19 +166,19 @@ where
         Some(shared.usage())
     }
 
-    fn inspector(pool: Pool<L>, _scenario: &Scenario) -> Pool<L> {
+    fn inspector(pool: InspectedPool<L>, _scenario: &Scenario) -> InspectedPool<L> {
         pool.with_blocks(value_in::<L>)
     }
 
-    fn look(inspector: &Pool<L>) -> Result<(), String> {
-        <InLeaves as Form<L>>::look(inspector)
+    fn look(inspector: &InspectedPool<L>) -> Result<(), String> {
+        <InLeaves as IndexForm<L>>::look(inspector)
     }
 
     fn held(
-        inspector: &Pool<L>,
+        inspector: &InspectedPool<L>,
         _reader: &<Blocks<Dex> as Design<L>>::Compute,
-        expect: Expect,
-    ) -> Result<Records, String> {
+        expect: ExpectedState,
+    ) -> Result<NamedRecords, String> {
         inspector.look(expect)
     }
 }
@@ -185,11 +187,11 @@ where
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct InShards;
 
-impl<L: Simulated> Form<L> for InShards {
+impl<L: SimulatedLayout> IndexForm<L> for InShards {
     type Design = ShardedDlsm;
     type Values = InLeaves;
     type Reader = ShardedDlsm;
-    type Inspector = Shards<L>;
+    type Inspector = ProcessShards<L>;
 
     fn options(scenario: &Scenario) -> Result<<ShardedDlsm as Partitioned>::Options<L>, String> {
         sharded_options::<L>(scenario)
@@ -201,7 +203,7 @@ impl<L: Simulated> Form<L> for InShards {
     }
 
     fn reader(compute: &Arc<ComputePool<ShardedDlsm, L>>) -> AnyCompute<L> {
-        <L as Compiled<ShardedDlsm>>::compute(compute.clone())
+        <L as CompiledDesign<ShardedDlsm>>::compute(compute.clone())
     }
 
     /// No process has the shards any longer.
@@ -211,7 +213,8 @@ impl<L: Simulated> Form<L> for InShards {
     ) -> Result<(), IndexError> {
         for server in reader.servers() {
             let range = reader.map().range_of(server.number());
-            end_former_life::<ShardedDlsm, _, L>(fabric.clone(), server.number(), &range).await?;
+            end_former_incarnation::<ShardedDlsm, _, L>(fabric.clone(), server.number(), &range)
+                .await?;
         }
         Ok(())
     }
@@ -220,37 +223,40 @@ impl<L: Simulated> Form<L> for InShards {
         Ok(())
     }
 
-    fn inspector(pool: Pool<L>, scenario: &Scenario) -> Shards<L> {
-        Shards::new(pool, scenario)
+    fn inspector(pool: InspectedPool<L>, scenario: &Scenario) -> ProcessShards<L> {
+        ProcessShards::new(pool, scenario)
     }
 
-    fn begins(inspector: &Shards<L>, server: &Arc<ComputeServer<ShardedDlsm, L>>) {
+    fn begins(inspector: &ProcessShards<L>, server: &Arc<ComputeServer<ShardedDlsm, L>>) {
         inspector.begins(server.number(), server.state());
     }
 
-    fn dies(inspector: &Shards<L>, number: u16) {
+    fn dies(inspector: &ProcessShards<L>, number: u16) {
         inspector.dies(number);
     }
 
-    fn look(inspector: &Shards<L>) -> Result<(), String> {
+    fn look(inspector: &ProcessShards<L>) -> Result<(), String> {
         inspector.look()
     }
 
     fn held(
-        inspector: &Shards<L>,
+        inspector: &ProcessShards<L>,
         reader: &Arc<ComputePool<ShardedDlsm, L>>,
-        _expect: Expect,
-    ) -> Result<Records, String> {
+        _expect: ExpectedState,
+    ) -> Result<NamedRecords, String> {
         let shards = reader.servers().iter().flat_map(|server| server.state().shards());
         inspector.held(shards)
     }
 }
 
 /// The value for what a leaf in the pool has; `None` if there is none.
-fn value_in<L: Layout<Key = [u8], Value = [u8]>>(pool: &Pool<L>, stored: &[u8]) -> Option<Vec<u8>> {
-    let block = match Stored::of(stored) {
-        Stored::Inline(value) => return Some(value.to_vec()),
-        Stored::Block(block) => block,
+fn value_in<L: Layout<Key = [u8], Value = [u8]>>(
+    pool: &InspectedPool<L>,
+    stored: &[u8],
+) -> Option<Vec<u8>> {
+    let block = match StoredValue::of(stored) {
+        StoredValue::Inline(value) => return Some(value.to_vec()),
+        StoredValue::Block(block) => block,
     };
     let words = pool.words(block.at, block.words())?;
     if BlockRef::new(block.at, block.bytes, words.iter().copied()) != block {

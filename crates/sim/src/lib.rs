@@ -34,11 +34,11 @@ mod takeover;
 mod workload;
 
 pub use command::{
-    CommandError, Deaths, Seeds, run_as_published, run_command, run_mutants, run_random,
+    CommandError, DeathSchedule, Seeds, run_as_published, run_command, run_mutants, run_random,
 };
 pub use death::DeathAt;
 pub use mutants::{AS_PUBLISHED, AsPublished, MUTANTS, Mutant};
-pub use random::{Kind, random_scenario};
+pub use random::{ScenarioKind, random_scenario};
 pub use registry::SCENARIOS;
 pub use run::{RunOutcome, RunReport, run_and_keep, run_design, run_seed, run_with_death};
 pub use scenario::{Scenario, ScenarioError};

@@ -4,36 +4,38 @@
 //!
 //! *Thread safety*: a run is one thread.
 
-use crate::client::{Board, settle};
-use crate::form::Simulated;
+use crate::client::{RunBoard, settle};
+use crate::form::SimulatedLayout;
 use crate::scenario::{DesignSpec, Scenario};
 use crate::workload;
-use farleaf_designs::Compiled;
+use farleaf_designs::CompiledDesign;
 use farleaf_dex::Dex;
-use farleaf_dlsm::{Dlsm, Shard};
+use farleaf_dlsm::{Dlsm, LsmShard};
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{AnyFabric, Fabric};
 use farleaf_index::partition::ComputePool;
-use farleaf_index::{Background, IndexAdmin, IndexError, IndexOf, RangeIndex, Reshape, Reshaped};
+use farleaf_index::{
+    AnyIndexOf, Background, IndexAdmin, IndexError, RangeIndex, Reshape, ReshapeCost,
+};
 use rand::RngExt;
 
 /// A handle of the design itself.
-async fn handle<L: Simulated>(
+async fn handle<L: SimulatedLayout>(
     fabric: &AnyFabric,
     pool: &Arc<ComputePool<Dex, L>>,
-) -> Result<IndexOf<L>, IndexError> {
-    <L as Compiled<Dex>>::compute(Arc::clone(pool)).open_handle(fabric.clone()).await
+) -> Result<AnyIndexOf<L>, IndexError> {
+    <L as CompiledDesign<Dex>>::compute(Arc::clone(pool)).open_handle(fabric.clone()).await
 }
 
 /// Moves keys between compute servers at random moments, as often as the scenario says.
 pub(crate) async fn mover<L>(
     fabric: AnyFabric,
     pool: &Arc<ComputePool<Dex, L>>,
-    board: &Board,
+    board: &RunBoard,
     scenario: &Scenario,
     (seed, which): (u64, u64),
 ) where
-    L: Simulated,
+    L: SimulatedLayout,
 {
     let DesignSpec::Dex { moves, .. } = scenario.design else { return };
     let key_space = scenario.workload.key_space;
@@ -69,11 +71,11 @@ pub(crate) async fn mover<L>(
 pub(crate) async fn grower<L>(
     fabric: AnyFabric,
     pool: &Arc<ComputePool<Dex, L>>,
-    board: &Board,
+    board: &RunBoard,
     scenario: &Scenario,
     seed: u64,
 ) where
-    L: Simulated,
+    L: SimulatedLayout,
 {
     let DesignSpec::Dex { spare_memory_servers: spares @ 1.., .. } = scenario.design else {
         return;
@@ -81,7 +83,7 @@ pub(crate) async fn grower<L>(
     let mut rng = workload::rng(seed, u64::MAX / 5);
     let Ok(index) = handle::<L>(&fabric, pool).await else { return };
     for _ in 0..spares {
-        fabric.sleep(rng.random_range(1..=LONGEST_UNTIL_GROWTH_NS)).await;
+        fabric.sleep(rng.random_range(1..=MAX_UNTIL_GROWTH_NS)).await;
         if let Err(error) = index.reshape(&Reshape::AddMemoryServer).await {
             board.report(format!("cannot add a memory server: {error}"));
         }
@@ -92,14 +94,14 @@ pub(crate) async fn grower<L>(
 pub(crate) async fn balancer<L>(
     fabric: AnyFabric,
     pool: &Arc<ComputePool<Dex, L>>,
-    board: &Board,
+    board: &RunBoard,
     scenario: &Scenario,
 ) where
-    L: Simulated,
+    L: SimulatedLayout,
 {
     let DesignSpec::Dex { balance_window_ns: 1.., .. } = scenario.design else { return };
     let Ok(index) = handle::<L>(&fabric, pool).await else { return };
-    let report = |moved: Result<Reshaped, IndexError>| match moved {
+    let report = |moved: Result<ReshapeCost, IndexError>| match moved {
         Ok(_) => board.count_balanced(),
         Err(IndexError::InvalidArgument(_) | IndexError::Contended { retries: 0 }) => {}
         Err(error) if board.allows(&error) => {}
@@ -111,13 +113,13 @@ pub(crate) async fn balancer<L>(
 }
 
 /// Flushes and merges until the run is over.
-pub(crate) async fn lsm_worker<L>(fabric: AnyFabric, shard: &Arc<Shard>, board: &Board)
+pub(crate) async fn lsm_worker<L>(fabric: AnyFabric, shard: &Arc<LsmShard>, board: &RunBoard)
 where
-    L: Simulated,
+    L: SimulatedLayout,
 {
-    let compute = <L as Compiled<Dlsm>>::compute(Arc::clone(shard));
+    let compute = <L as CompiledDesign<Dlsm>>::compute(Arc::clone(shard));
     let Some(index) = board.open(&fabric, &compute).await else { return };
-    let report = |failed: Result<Reshaped, IndexError>| {
+    let report = |failed: Result<ReshapeCost, IndexError>| {
         if let Err(error) = failed
             && !board.allows(&error)
         {
@@ -134,7 +136,7 @@ pub(crate) fn pick<'a, T>(from: &'a [T], rng: &mut impl RngExt) -> &'a T {
 }
 
 /// Longest time until a memory server is added, in nanoseconds.
-const LONGEST_UNTIL_GROWTH_NS: u64 = 600_000;
+const MAX_UNTIL_GROWTH_NS: u64 = 600_000;
 
 /// Longest time between two moves of keys, in nanoseconds.
 const MAX_PAUSE_NS: u64 = 100_000;

@@ -6,23 +6,23 @@
 //!
 //! *Invariant*: equal scenarios and seeds give equal histories and verdicts.
 
-use crate::checker::{Verdict, check, check_snapshots};
-use crate::client::{Board, Counts, Death, client, observer};
+use crate::checker::{CheckVerdict, check, check_snapshots};
+use crate::client::{RunBoard, RunCounts, ServerDeath, client, observer};
 use crate::crash;
 use crate::death::DeathAt;
-use crate::form::{InShards, Simulated};
-use crate::history::{History, Outcome};
-use crate::inspect::{Expect, Pool, Tree, at_the_end, watch};
+use crate::form::{InShards, SimulatedLayout};
+use crate::history::{History, OperationOutcome};
+use crate::inspect::{ExpectedState, InspectedPool, InspectedTree, at_the_end, watch};
 use crate::processes;
 use crate::reshaping::{balancer, grower, lsm_worker, mover};
 use crate::scenario::{DesignSpec, ErrorKind, KeysSpec, Scenario};
 use crate::setup::{
-    Servers, block_options, coarse_options, dex_options, dlsm_options, entrywise_options,
+    SimServers, block_options, coarse_options, dex_options, dlsm_options, entrywise_options,
     fine_options, hybrid_options, sim_config, smart_design, start,
 };
 use crate::takeover;
 use crate::workload;
-use farleaf_designs::Compiled;
+use farleaf_designs::CompiledDesign;
 use farleaf_dex::Dex;
 use farleaf_dlsm::Dlsm;
 use farleaf_fabric::sim::SimCluster;
@@ -31,9 +31,9 @@ use farleaf_fabric::{AnyFabric, Cluster, Provider};
 use farleaf_index::CacheCounters;
 use farleaf_index::blocks::{BlockOptions, Blocks, InBlocks};
 use farleaf_index::{
-    AnyCompute, AnyDesign, ByName, Design, InLeaves, IndexError, RangeIndex, Scan,
+    AnyCompute, AnyDesign, ByName, Design, InLeaves, IndexError, RangeIndex, ScanResult,
 };
-use farleaf_page::{Bytes, CHOSEN, Fixed8, Layout, Named, with_page_words};
+use farleaf_page::{Bytes, CHOSEN, Fixed8, Layout, NamedLayout, with_page_words};
 use farleaf_pool::remote::BlockUsage;
 use farleaf_pool::server::MemoryServer;
 use farleaf_trees::chime::{Chime, ChimeOptions};
@@ -94,7 +94,7 @@ pub fn run_with_death(scenario: &Scenario, seed: u64, death: DeathAt) -> RunRepo
 /// observe, but does not inspect the pool, whose structure only the design knows. Scenarios with
 /// crashes, processes or byte strings end in a violation that reports that they are unsupported.
 pub fn run_design(scenario: &Scenario, seed: u64, design: &AnyDesign<Fixed8<CHOSEN>>) -> RunReport {
-    let play = |board: &Board| match scenario {
+    let play = |board: &RunBoard| match scenario {
         Scenario { crash: None, processes: None, cluster, .. } if cluster.keys == KeysSpec::U64 => {
             with_page_words(cluster.page_words, || play_uninspected(scenario, seed, board, design))
         }
@@ -106,10 +106,10 @@ pub fn run_design(scenario: &Scenario, seed: u64, design: &AnyDesign<Fixed8<CHOS
 fn report(
     scenario: &Scenario,
     seed: u64,
-    (history, counts, outcome): (History, Counts, RunOutcome),
+    (history, counts, outcome): (History, RunCounts, RunOutcome),
 ) -> RunReport {
-    let Counts { cache, balanced, deaths } = counts;
-    let count = |counts: fn(&Outcome) -> bool| {
+    let RunCounts { cache, balanced, deaths } = counts;
+    let count = |counts: fn(&OperationOutcome) -> bool| {
         history.operations.iter().filter(|operation| counts(&operation.outcome)).count()
     };
     RunReport {
@@ -117,8 +117,8 @@ fn report(
         seed,
         history_hash: history.hash(),
         operations: history.operations.len(),
-        answered: count(Outcome::is_answer),
-        failed: count(|outcome| matches!(outcome, Outcome::Failed(_))),
+        answered: count(OperationOutcome::is_answer),
+        failed: count(|outcome| matches!(outcome, OperationOutcome::Failed(_))),
         cache,
         balanced,
         deaths,
@@ -136,16 +136,16 @@ fn run_and_count(
     scenario: &Scenario,
     seed: u64,
     death: Option<DeathAt>,
-) -> (History, Counts, RunOutcome) {
+) -> (History, RunCounts, RunOutcome) {
     play_and_count(scenario, death, |board| play(scenario, seed, board))
 }
 
 fn play_and_count(
     scenario: &Scenario,
     death: Option<DeathAt>,
-    play: impl FnOnce(&Board) -> Result<(), String>,
-) -> (History, Counts, RunOutcome) {
-    let board = Board::new(scenario, death);
+    play: impl FnOnce(&RunBoard) -> Result<(), String>,
+) -> (History, RunCounts, RunOutcome) {
+    let board = RunBoard::new(scenario, death);
     // A panic of the code under test is a finding like any other, and the history up to it is
     // evidence. Anything that the panic may have left half done is dropped here, except for the
     // board, which is consistent after each of its steps.
@@ -160,12 +160,12 @@ fn play_and_count(
     let history = board.recorder.take();
     // Rounds between crashes have separate histories, which have already been checked.
     let verdict = match (&scenario.crash, scenario.workload.one_leaf) {
-        (Some(_), _) => Verdict::Holds,
+        (Some(_), _) => CheckVerdict::Holds,
         // Its processes lose answers, and its flushes have been judged.
-        _ if scenario.processes.as_ref().is_some_and(|spec| spec.forgets) => Verdict::Holds,
+        _ if scenario.processes.as_ref().is_some_and(|spec| spec.forgets) => CheckVerdict::Holds,
         (None, false) => check(&history),
         (None, true) => match check(&history) {
-            Verdict::Holds => check_snapshots(&history),
+            CheckVerdict::Holds => check_snapshots(&history),
             other => other,
         },
     };
@@ -175,16 +175,16 @@ fn play_and_count(
     }
     let outcome = match (structure, verdict, board.fault()) {
         // The clients' observations are more informative than the state of the index.
-        (_, Verdict::Violated(report), _) | (Err(report), ..) => RunOutcome::Violation(report),
+        (_, CheckVerdict::Violated(report), _) | (Err(report), ..) => RunOutcome::Violation(report),
         (.., Some(fault)) => RunOutcome::Violation(fault),
-        (_, Verdict::GaveUp(why), None) => RunOutcome::GaveUp(why),
-        (Ok(()), Verdict::Holds, None) => RunOutcome::Ok,
+        (_, CheckVerdict::GaveUp(why), None) => RunOutcome::GaveUp(why),
+        (Ok(()), CheckVerdict::Holds, None) => RunOutcome::Ok,
     };
     (history, board.counts(), outcome)
 }
 
 /// Selects the code for the scenario's page size. A checked scenario has a supported one.
-fn play(scenario: &Scenario, seed: u64, board: &Board) -> Result<(), String> {
+fn play(scenario: &Scenario, seed: u64, board: &RunBoard) -> Result<(), String> {
     if let Some(inline_bytes) = scenario.cluster.inline_bytes {
         return with_page_words(BLOCK_PAGE_WORDS, || {
             play_blocks(scenario, seed, board, inline_bytes)
@@ -210,13 +210,13 @@ const BLOCK_PAGE_WORDS: usize = 64;
 fn play_blocks(
     scenario: &Scenario,
     seed: u64,
-    board: &Board,
+    board: &RunBoard,
     inline_bytes: usize,
 ) -> Result<(), String> {
-    type L = WithBlocks;
+    type RunTestLayout = WithBlocks;
     match &scenario.design {
         DesignSpec::Coarse { partitioning } => {
-            let design = coarse_options::<L>(scenario, *partitioning);
+            let design = coarse_options::<RunTestLayout>(scenario, *partitioning);
             let options = block_options(inline_bytes, design);
             play_with_blocks::<Coarse>(scenario, seed, board, &options)
         }
@@ -226,7 +226,7 @@ fn play_blocks(
             play_with_blocks::<Fine>(scenario, seed, board, &options)
         }
         DesignSpec::Hybrid { chunk_nodes_log2 } => {
-            let design = hybrid_options::<L>(scenario, *chunk_nodes_log2);
+            let design = hybrid_options::<RunTestLayout>(scenario, *chunk_nodes_log2);
             let options = block_options(inline_bytes, design);
             play_with_blocks::<Hybrid>(scenario, seed, board, &options)
         }
@@ -236,10 +236,11 @@ fn play_blocks(
         DesignSpec::Chime { .. } => Err("chime's scenarios have no value blocks".to_owned()),
         DesignSpec::Dex { moves, movers, .. } => {
             if let Some(spec) = &scenario.processes {
-                return processes::play::<L, InBlocks>(scenario, spec, seed, board);
+                return processes::play::<RunTestLayout, InBlocks>(scenario, spec, seed, board);
             }
-            let options = block_options(inline_bytes, dex_options::<L>(scenario)?);
-            let (servers, compute, object) = set_up::<L, Blocks<Dex>>(scenario, &options)?;
+            let options = block_options(inline_bytes, dex_options::<RunTestLayout>(scenario)?);
+            let (servers, compute, object) =
+                set_up::<RunTestLayout, Blocks<Dex>>(scenario, &options)?;
             let movers = if *moves > 0 { usize::from(*movers) } else { 0 };
             let beside = async |fabric, number: usize| {
                 let which = (seed, number as u64);
@@ -256,11 +257,11 @@ fn play_blocks(
 fn play_with_blocks<De: Design<WithBlocks>>(
     scenario: &Scenario,
     seed: u64,
-    board: &Board,
+    board: &RunBoard,
     options: &BlockOptions<De::Options>,
 ) -> Result<(), String>
 where
-    WithBlocks: Compiled<Blocks<De>>,
+    WithBlocks: CompiledDesign<Blocks<De>>,
 {
     let (servers, compute, object) = set_up::<WithBlocks, Blocks<De>>(scenario, options)?;
     let beside = (0, async |_, _| ());
@@ -272,7 +273,7 @@ where
 /// had an answer: no block is lost, and none was given back twice.
 fn count_blocks(
     scenario: &Scenario,
-    board: &Board,
+    board: &RunBoard,
     cluster: &SimCluster<MemoryServer<WithBlocks>>,
     compute: &AnyCompute<WithBlocks>,
     usage: impl Fn() -> BlockUsage,
@@ -286,7 +287,7 @@ fn count_blocks(
     let observer = scenario.cluster.compute_servers;
     let mut scanned = cluster.run(&[observer], async |fabric, _| -> Result<_, IndexError> {
         let index = compute.open(fabric).await?;
-        index.scan(&Scan::range(..)).await
+        index.scan(&ScanResult::range(..)).await
     });
     let records = match scanned.pop().flatten() {
         Some(Ok(records)) => records,
@@ -301,22 +302,22 @@ fn count_blocks(
     }
 }
 
-fn play_design<L>(scenario: &Scenario, seed: u64, board: &Board) -> Result<(), String>
+fn play_design<L>(scenario: &Scenario, seed: u64, board: &RunBoard) -> Result<(), String>
 where
-    L: Simulated,
+    L: SimulatedLayout,
 {
     match &scenario.design {
         DesignSpec::Coarse { partitioning } => {
             let options = coarse_options::<L>(scenario, *partitioning);
-            play_on(scenario, seed, board, &<L as Compiled<Coarse>>::design(options))
+            play_on(scenario, seed, board, &<L as CompiledDesign<Coarse>>::design(options))
         }
         DesignSpec::Fine { chunk_nodes_log2, leaves_per_head } => {
             let options = fine_options(*chunk_nodes_log2, *leaves_per_head);
-            play_on(scenario, seed, board, &<L as Compiled<Fine>>::design(options))
+            play_on(scenario, seed, board, &<L as CompiledDesign<Fine>>::design(options))
         }
         DesignSpec::Hybrid { chunk_nodes_log2 } => {
             let options = hybrid_options::<L>(scenario, *chunk_nodes_log2);
-            play_on(scenario, seed, board, &<L as Compiled<Hybrid>>::design(options))
+            play_on(scenario, seed, board, &<L as CompiledDesign<Hybrid>>::design(options))
         }
         DesignSpec::Sherman { chunk_nodes_log2, cache_nodes, hand_overs, by_versions } => {
             let options = EntrywiseOptions {
@@ -324,12 +325,17 @@ where
                 ..entrywise_options::<L>(*chunk_nodes_log2, *cache_nodes, *hand_overs)
             };
             // On servers of the layout of its pages, which the inspector reads.
-            play_on(scenario, seed, board, &<L::Entries as Compiled<Sherman>>::design(options))
+            play_on(
+                scenario,
+                seed,
+                board,
+                &<L::Entries as CompiledDesign<Sherman>>::design(options),
+            )
         }
         DesignSpec::Chime { chunk_nodes_log2, cache_nodes, hand_overs, hot_bytes } => {
             let tree = entrywise_options::<L>(*chunk_nodes_log2, *cache_nodes, *hand_overs);
             let options = ChimeOptions { tree, hot_bytes: *hot_bytes };
-            play_on(scenario, seed, board, &<L::Hops as Compiled<Chime>>::design(options))
+            play_on(scenario, seed, board, &<L::Hops as CompiledDesign<Chime>>::design(options))
         }
         DesignSpec::Smart { .. } => play_on(scenario, seed, board, &smart_design::<L>(scenario)?),
         DesignSpec::Dex { .. } => play_dex::<L>(scenario, seed, board),
@@ -338,9 +344,9 @@ where
 }
 
 /// Runs a scenario of dLSM and inspects its tree during the run and at the end.
-fn play_dlsm<L>(scenario: &Scenario, seed: u64, board: &Board) -> Result<(), String>
+fn play_dlsm<L>(scenario: &Scenario, seed: u64, board: &RunBoard) -> Result<(), String>
 where
-    L: Simulated,
+    L: SimulatedLayout,
 {
     if scenario.crash.is_some() {
         return takeover::play::<L>(scenario, seed, board);
@@ -350,8 +356,8 @@ where
     }
     let options = dlsm_options(scenario)?;
     let (servers, shard, compute) = set_up::<L, Dlsm>(scenario, &options)?;
-    let pool = Pool::new(&servers, scenario);
-    let tree = Tree::new(&pool, &shard, scenario);
+    let pool = InspectedPool::new(&servers, scenario);
+    let tree = InspectedTree::new(&pool, &shard, scenario);
     let DesignSpec::Dlsm { workers, .. } = scenario.design else {
         return Err("the scenario's design is not dlsm".to_owned());
     };
@@ -368,10 +374,10 @@ where
 }
 
 /// Memory servers with the empty index, and its compute side, as it is and as an object.
-fn set_up<L: Compiled<De>, De: Design<L>>(
+fn set_up<L: CompiledDesign<De>, De: Design<L>>(
     scenario: &Scenario,
     options: &De::Options,
-) -> Result<(Servers<L>, De::Compute, AnyCompute<L>), String> {
+) -> Result<(SimServers<L>, De::Compute, AnyCompute<L>), String> {
     let design = L::design(options.clone());
     let servers = start(scenario, async |fabric: &AnyFabric| design.create(fabric).await)?;
     let compute = De::compute(options);
@@ -383,20 +389,20 @@ fn set_up<L: Compiled<De>, De: Design<L>>(
 fn set_up_any<L: Layout>(
     scenario: &Scenario,
     design: &AnyDesign<L>,
-) -> Result<(Servers<L>, AnyCompute<L>), String> {
+) -> Result<(SimServers<L>, AnyCompute<L>), String> {
     let servers = start(scenario, async |fabric: &AnyFabric| design.create(fabric).await)?;
     let compute = design.compute();
     Ok((servers, compute.map_err(|error| format!("cannot set up the compute side: {error}"))?))
 }
 
-fn play_on<L: Named>(
+fn play_on<L: NamedLayout>(
     scenario: &Scenario,
     seed: u64,
-    board: &Board,
+    board: &RunBoard,
     design: &AnyDesign<L>,
 ) -> Result<(), String> {
     let (servers, compute) = set_up_any(scenario, design)?;
-    let pool = Pool::new(&servers, scenario);
+    let pool = InspectedPool::new(&servers, scenario);
     let beside = (1, async |fabric, _| pool.watch(fabric, board, seed).await);
     let cluster = simulate(scenario, seed, board, &servers, &compute, beside);
     if board.fault().is_some() {
@@ -405,10 +411,10 @@ fn play_on<L: Named>(
     pool.look_at_the_end(&cluster, &compute, scenario.cluster.compute_servers)
 }
 
-fn play_uninspected<L: Named>(
+fn play_uninspected<L: NamedLayout>(
     scenario: &Scenario,
     seed: u64,
-    board: &Board,
+    board: &RunBoard,
     design: &AnyDesign<L>,
 ) -> Result<(), String> {
     let (servers, compute) = set_up_any(scenario, design)?;
@@ -418,7 +424,11 @@ fn play_uninspected<L: Named>(
 }
 
 /// Runs a scenario of DEX and inspects its tree during the run and at the end.
-fn play_dex<L: Simulated>(scenario: &Scenario, seed: u64, board: &Board) -> Result<(), String> {
+fn play_dex<L: SimulatedLayout>(
+    scenario: &Scenario,
+    seed: u64,
+    board: &RunBoard,
+) -> Result<(), String> {
     if scenario.crash.is_some() {
         return crash::play::<L>(scenario, seed, board);
     }
@@ -427,7 +437,7 @@ fn play_dex<L: Simulated>(scenario: &Scenario, seed: u64, board: &Board) -> Resu
     }
     let options = dex_options::<L>(scenario)?;
     let (servers, compute, object) = set_up::<L, Dex>(scenario, &options)?;
-    let pool = Pool::new(&servers, scenario);
+    let pool = InspectedPool::new(&servers, scenario);
     let DesignSpec::Dex { movers, .. } = scenario.design else {
         return Err("the scenario's design is not dex".to_owned());
     };
@@ -448,20 +458,20 @@ fn play_dex<L: Simulated>(scenario: &Scenario, seed: u64, board: &Board) -> Resu
     }
     if scenario.allowed_errors.contains(&ErrorKind::Indeterminate) {
         // Late messages may still land, and failed operations may be half done.
-        return pool.look(Expect::WellFormed).map(drop).map_err(at_the_end);
+        return pool.look(ExpectedState::WellFormed).map(drop).map_err(at_the_end);
     }
     // Once everything is written back, the pool holds exactly the index's records.
     let observer = scenario.cluster.compute_servers;
     let mut flushed = cluster.run(&[observer], async |fabric, _| -> Result<_, IndexError> {
         let index = object.open(fabric).await?;
         index.flush().await?;
-        ByName::<L, _>::new(index).scan(&Scan::range(..)).await
+        ByName::<L, _>::new(index).scan(&ScanResult::range(..)).await
     });
     let records = match flushed.pop().flatten() {
         Some(Ok(records)) => records,
         other => return Err(format!("the index cannot be written back: {other:?}")),
     };
-    let held = pool.look(Expect::Exact).map_err(at_the_end)?;
+    let held = pool.look(ExpectedState::Exact).map_err(at_the_end)?;
     if held != records {
         return Err(at_the_end(format!("it holds {held:?}, but the index returns {records:?}")));
     }
@@ -473,25 +483,26 @@ fn play_dex<L: Simulated>(scenario: &Scenario, seed: u64, board: &Board) -> Resu
 fn simulate<L, B>(
     scenario: &Scenario,
     seed: u64,
-    board: &Board,
+    board: &RunBoard,
     servers: &[Arc<MemoryServer<L>>],
     compute: &AnyCompute<L>,
     (others, beside): (usize, B),
 ) -> SimCluster<MemoryServer<L>>
 where
-    L: Named,
+    L: NamedLayout,
     B: AsyncFn(AnyFabric, usize) + Sync,
 {
     let cluster = &scenario.cluster;
     let sim = sim_config(scenario, &mut workload::rng(seed, 0));
     let known_after_ns = scenario.faults.declare_dead_after_ns;
-    let death = |&(compute_server, at_ns): &(u16, u64)| Death {
+    let death = |&(compute_server, at_ns): &(u16, u64)| ServerDeath {
         compute_server,
         known_at_ns: at_ns.saturating_add(known_after_ns),
     };
-    let mut deaths: Vec<Death> = sim.faults.kill_compute_server_at_ns.iter().map(death).collect();
+    let mut deaths: Vec<ServerDeath> =
+        sim.faults.kill_compute_server_at_ns.iter().map(death).collect();
     let mut rng = workload::rng(seed, u64::MAX / 9);
-    deaths.extend(scenario.faults.declare_live_dead.iter().map(|wrong| Death {
+    deaths.extend(scenario.faults.declare_live_dead.iter().map(|wrong| ServerDeath {
         compute_server: wrong.server,
         known_at_ns: rng.random_range(wrong.earliest_ns..=wrong.latest_ns),
     }));

@@ -76,7 +76,7 @@ pub struct Scenario {
 pub struct CrashSpec {
     /// Number of crashes. After the last one, the compute servers stay alive.
     pub rounds: u16,
-    /// The crash happens at one of the first `max_writes` WRITEs of the doomed compute servers,
+    /// The crash happens at one of the first `max_writes` WRITEs of the dying compute servers,
     /// drawn from the seed. If they post fewer, the crash happens when their clients have ended.
     pub max_writes: u64,
     /// The compute servers that die; all of them if empty. If some survive, each client only uses
@@ -925,8 +925,8 @@ impl Scenario {
         if self.workload.key_space <= u64::from(self.cluster.compute_servers) {
             return Err("key_space must be more than compute_servers".to_owned());
         }
-        if *cache_frames < CacheOptions::LEAST_FRAMES {
-            return Err(format!("cache_frames must be at least {}", CacheOptions::LEAST_FRAMES));
+        if *cache_frames < CacheOptions::MIN_FRAMES {
+            return Err(format!("cache_frames must be at least {}", CacheOptions::MIN_FRAMES));
         }
         if let AdmissionName::Coin(probability) = admission
             && !(0.0..=1.0).contains(probability)

@@ -4,21 +4,23 @@
 //! *Thread safety*: plain functions.
 
 use crate::scenario::{DesignSpec, MergesSpec, PartitioningSpec, Scenario, TableIndexSpec};
-use crate::spread::Names;
+use crate::spread::SpreadNames;
 use crate::workload;
-use farleaf_designs::Compiled;
+use farleaf_designs::CompiledDesign;
 use farleaf_dex::DexOptions;
 use farleaf_dex::cache::CacheOptions;
-use farleaf_dlsm::{DlsmOptions, DlsmServerOptions, MemTableOptions, MergePlace, ShardedOptions};
+use farleaf_dlsm::{
+    CompactionPlace, DlsmOptions, DlsmServerOptions, MemTableOptions, ShardedOptions,
+};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::SimConfig;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{AnyFabric, Cluster, Provider, ServerId};
 use farleaf_index::blocks::BlockOptions;
-use farleaf_index::partition::LONGEST_MOVE_NS;
+use farleaf_index::partition::MAX_MOVE_NS;
 use farleaf_index::{AnyDesign, BalanceOptions, IndexError, Naming};
 use farleaf_page::table::IndexKind;
-use farleaf_page::{Layout, Named, OwnedKey};
+use farleaf_page::{Layout, NamedLayout, OwnedKey};
 use farleaf_pool::server::{MemoryServer, MemoryServerConfig};
 use farleaf_trees::coarse::{CoarseOptions, Partitioning};
 use farleaf_trees::fine::FineOptions;
@@ -27,7 +29,7 @@ use farleaf_trees::one_sided::entrywise::EntrywiseOptions;
 use farleaf_trees::smart::{PSmart, PSmartOptions, Smart, SmartOptions};
 use rand::RngExt;
 
-pub(crate) fn coarse_options<L: Named>(
+pub(crate) fn coarse_options<L: NamedLayout>(
     scenario: &Scenario,
     partitioning: PartitioningSpec,
 ) -> CoarseOptions<OwnedKey<L>> {
@@ -42,7 +44,7 @@ pub(crate) fn coarse_options<L: Named>(
     CoarseOptions { partitioning }
 }
 
-pub(crate) fn hybrid_options<L: Named>(
+pub(crate) fn hybrid_options<L: NamedLayout>(
     scenario: &Scenario,
     chunk_nodes_log2: u8,
 ) -> HybridOptions<OwnedKey<L>> {
@@ -66,7 +68,7 @@ pub(crate) fn entrywise_options<L: Layout>(
 
 pub(crate) fn smart_design<L>(scenario: &Scenario) -> Result<AnyDesign<L>, String>
 where
-    L: Named + Compiled<Smart> + Compiled<PSmart>,
+    L: NamedLayout + CompiledDesign<Smart> + CompiledDesign<PSmart>,
 {
     let DesignSpec::Smart { chunk_bytes, cache_bytes, spread, combines, divided } = scenario.design
     else {
@@ -74,15 +76,15 @@ where
     };
     let smart = SmartOptions { chunk_bytes, cache_bytes, combines };
     if !divided {
-        return Ok(<L as Compiled<Smart>>::design(smart));
+        return Ok(<L as CompiledDesign<Smart>>::design(smart));
     }
     let names = workload::boundaries(&scenario.workload, scenario.cluster.compute_servers);
-    let key = |name| <Names as Naming<L>>::key_named(&Names { spread }, name);
+    let key = |name| <SpreadNames as Naming<L>>::key_named(&SpreadNames { spread }, name);
     let boundaries = names.into_iter().map(key).collect();
-    Ok(<L as Compiled<PSmart>>::design(PSmartOptions { smart, boundaries }))
+    Ok(<L as CompiledDesign<PSmart>>::design(PSmartOptions { smart, boundaries }))
 }
 
-pub(crate) fn dex_options<L: Named>(
+pub(crate) fn dex_options<L: NamedLayout>(
     scenario: &Scenario,
 ) -> Result<DexOptions<OwnedKey<L>>, String> {
     let DesignSpec::Dex {
@@ -182,16 +184,16 @@ pub(crate) fn dlsm_options(scenario: &Scenario) -> Result<DlsmOptions, String> {
         workers: merges_together,
         most_hidden: 16,
         merges: match merges {
-            MergesSpec::Compute => MergePlace::Compute,
-            MergesSpec::Memory => MergePlace::Memory,
-            MergesSpec::ByCost => MergePlace::ByCost,
+            MergesSpec::Compute => CompactionPlace::Compute,
+            MergesSpec::Memory => CompactionPlace::Memory,
+            MergesSpec::ByCost => CompactionPlace::ByCost,
         },
         write_queue: false,
     })
 }
 
 /// Equal parts of the scenario's key space for the compute servers, each in equal shards.
-pub(crate) fn sharded_options<L: Named>(
+pub(crate) fn sharded_options<L: NamedLayout>(
     scenario: &Scenario,
 ) -> Result<ShardedOptions<OwnedKey<L>>, String> {
     let DesignSpec::Dlsm { shards: shards @ 1.., most_shards, .. } = scenario.design else {
@@ -219,20 +221,20 @@ pub(crate) fn block_options<O>(inline_bytes: usize, design: O) -> BlockOptions<O
 }
 
 /// Memory servers, by number.
-pub(crate) type Servers<L> = Vec<Arc<MemoryServer<L>>>;
+pub(crate) type SimServers<L> = Vec<Arc<MemoryServer<L>>>;
 
 /// Starts the memory servers and creates the empty index on them.
 pub(crate) fn start<L: Layout>(
     scenario: &Scenario,
     create: impl AsyncFn(&AnyFabric) -> Result<(), IndexError> + Sync,
-) -> Result<Servers<L>, String> {
+) -> Result<SimServers<L>, String> {
     let cluster = &scenario.cluster;
     let config = MemoryServerConfig {
         pool_bytes: cluster.pool_bytes,
         chunk_bytes: cluster.chunk_bytes,
         ..MemoryServerConfig::default()
     };
-    let servers: Servers<L> = (0..cluster.memory_servers)
+    let servers: SimServers<L> = (0..cluster.memory_servers)
         .map(|number| MemoryServer::new(ServerId::new(number), &config).map(Arc::new))
         .collect::<Result<_, _>>()
         .map_err(|error| format!("cannot start the memory servers: {error}"))?;
@@ -270,7 +272,7 @@ fn give_up_after_ns(scenario: &Scenario) -> u64 {
     let faults = &scenario.faults;
     let moves = matches!(scenario.design, DesignSpec::Dex { moves: 1.., .. });
     let loses = !faults.kill_memory_server.is_empty() || !faults.restart_memory_server.is_empty();
-    let moving_ns = if moves && loses { LONGEST_MOVE_NS } else { 0 };
+    let moving_ns = if moves && loses { MAX_MOVE_NS } else { 0 };
     let waits_ns = scenario.processes.as_ref().map_or(0, |spec| spec.deadline_ns);
     let lossy = (GIVE_UP_AFTER_NS as f64 * 10.0 * faults.drop_probability) as u64;
     GIVE_UP_AFTER_NS + moving_ns + waits_ns + lossy

@@ -5,7 +5,7 @@
 
 use crate::scenario::{DesignSpec, Scenario};
 use farleaf_index::Naming;
-use farleaf_page::{Named, OwnedKey, OwnedValue};
+use farleaf_page::{NamedLayout, OwnedKey, OwnedValue};
 
 /// Two bits of a name are the low bits of each byte of its key.
 const DIGIT_BITS: u32 = 2;
@@ -35,19 +35,19 @@ pub(crate) fn gathered(number: u64) -> Option<u64> {
 
 /// The names that a layout gives to its keys, or those of spread keys.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Names {
+pub(crate) struct SpreadNames {
     /// Whether keys are spread.
     pub(crate) spread: bool,
 }
 
-impl Names {
+impl SpreadNames {
     /// Those of a scenario.
     pub(crate) fn of(scenario: &Scenario) -> Self {
         Self { spread: matches!(scenario.design, DesignSpec::Smart { spread: true, .. }) }
     }
 }
 
-impl<L: Named> Naming<L> for Names {
+impl<L: NamedLayout> Naming<L> for SpreadNames {
     fn key_named(&self, name: u64) -> OwnedKey<L> {
         L::key_named(if self.spread { spread(name) } else { name })
     }

@@ -1,9 +1,9 @@
 //! Runs every scenario with a few seeds, and checks that it passes, that it is repeatable, and that
 //! it shows what it is meant to show.
 
-use farleaf_sim::history::{Action, Outcome};
+use farleaf_sim::history::{ClientAction, OperationOutcome};
 use farleaf_sim::{
-    DeathAt, Deaths, RunOutcome, SCENARIOS, Scenario, Seeds, run_and_keep, run_command,
+    DeathAt, DeathSchedule, RunOutcome, SCENARIOS, Scenario, Seeds, run_and_keep, run_command,
     run_mutants, run_random, run_seed, run_with_death,
 };
 
@@ -211,7 +211,7 @@ fn one_seed_is_one_history_and_two_seeds_are_two() {
 }
 
 /// Number of operations, over a scenario's seeds, with a wanted action and outcome.
-fn outcomes(name: &str, wanted: impl Fn(&Action, &Outcome) -> bool) -> usize {
+fn outcomes(name: &str, wanted: impl Fn(&ClientAction, &OperationOutcome) -> bool) -> usize {
     let scenario = Scenario::registered(name).unwrap();
     let histories = SEEDS.map(|seed| run_and_keep(&scenario, seed).0);
     histories
@@ -233,42 +233,62 @@ fn balancers_move_keys() {
 
 #[test]
 fn faults_show() {
-    let uncertain = |_: &Action, outcome: &Outcome| matches!(outcome, Outcome::Indeterminate(_));
+    let uncertain = |_: &ClientAction, outcome: &OperationOutcome| {
+        matches!(outcome, OperationOutcome::Indeterminate(_))
+    };
     assert!(outcomes("coarse-faults", uncertain) > 20);
     assert!(outcomes("coarse-server-dies", uncertain) > 20);
-    let lost = |_: &Action, outcome: &Outcome| matches!(outcome, Outcome::NoReturn);
+    let lost = |_: &ClientAction, outcome: &OperationOutcome| {
+        matches!(outcome, OperationOutcome::NoReturn)
+    };
     assert!(outcomes("coarse-client-dies", lost) > 5);
     assert_eq!(outcomes("coarse-range-calm", lost), 0);
-    let full = |_: &Action, outcome: &Outcome| matches!(outcome, Outcome::Failed(error) if error.contains("memory left"));
+    let full = |_: &ClientAction, outcome: &OperationOutcome| matches!(outcome, OperationOutcome::Failed(error) if error.contains("memory left"));
     assert!(outcomes("coarse-small-pool", full) > 20);
 }
 
 #[test]
 fn every_kind_of_answer_shows() {
-    type Wanted = (&'static str, fn(&Action, &Outcome) -> bool);
+    type Wanted = (&'static str, fn(&ClientAction, &OperationOutcome) -> bool);
     let wanted: &[Wanted] = &[
-        ("get, there", |_, outcome| matches!(outcome, Outcome::Value(Some(_)))),
-        ("get, absent", |_, outcome| matches!(outcome, Outcome::Value(None))),
-        ("insert", |a, o| matches!((a, o), (Action::Insert(..), Outcome::Applied(true)))),
-        ("insert, there", |a, o| matches!((a, o), (Action::Insert(..), Outcome::Applied(false)))),
-        ("update", |a, o| matches!((a, o), (Action::Update(..), Outcome::Applied(true)))),
-        ("update, absent", |a, o| matches!((a, o), (Action::Update(..), Outcome::Applied(false)))),
-        ("remove", |a, o| matches!((a, o), (Action::Remove(_), Outcome::Applied(true)))),
-        ("remove, absent", |a, o| matches!((a, o), (Action::Remove(_), Outcome::Applied(false)))),
-        ("exchange", |_, o| matches!(o, Outcome::Exchange(farleaf_index::Exchange::Exchanged))),
-        ("differs", |_, o| matches!(o, Outcome::Exchange(farleaf_index::Exchange::Differs(_)))),
-        ("multi-get", |_, o| matches!(o, Outcome::Values(values) if values.len() > 3)),
+        ("get, there", |_, outcome| matches!(outcome, OperationOutcome::Value(Some(_)))),
+        ("get, absent", |_, outcome| matches!(outcome, OperationOutcome::Value(None))),
+        ("insert", |a, o| {
+            matches!((a, o), (ClientAction::Insert(..), OperationOutcome::Applied(true)))
+        }),
+        ("insert, there", |a, o| {
+            matches!((a, o), (ClientAction::Insert(..), OperationOutcome::Applied(false)))
+        }),
+        ("update", |a, o| {
+            matches!((a, o), (ClientAction::Update(..), OperationOutcome::Applied(true)))
+        }),
+        ("update, absent", |a, o| {
+            matches!((a, o), (ClientAction::Update(..), OperationOutcome::Applied(false)))
+        }),
+        ("remove", |a, o| {
+            matches!((a, o), (ClientAction::Remove(_), OperationOutcome::Applied(true)))
+        }),
+        ("remove, absent", |a, o| {
+            matches!((a, o), (ClientAction::Remove(_), OperationOutcome::Applied(false)))
+        }),
+        ("exchange", |_, o| {
+            matches!(o, OperationOutcome::Exchange(farleaf_index::Exchange::Exchanged))
+        }),
+        ("differs", |_, o| {
+            matches!(o, OperationOutcome::Exchange(farleaf_index::Exchange::Differs(_)))
+        }),
+        ("multi-get", |_, o| matches!(o, OperationOutcome::Values(values) if values.len() > 3)),
         (
             "scan",
-            |a, o| matches!((a, o), (Action::Scan(s), Outcome::Records(r)) if !s.reverse && r.len() > 3),
+            |a, o| matches!((a, o), (ClientAction::Scan(s), OperationOutcome::Records(r)) if !s.reverse && r.len() > 3),
         ),
         (
             "reverse scan",
-            |a, o| matches!((a, o), (Action::Scan(s), Outcome::Records(r)) if s.reverse && r.len() > 3),
+            |a, o| matches!((a, o), (ClientAction::Scan(s), OperationOutcome::Records(r)) if s.reverse && r.len() > 3),
         ),
         (
             "full scan to its limit",
-            |a, o| matches!((a, o), (Action::Scan(s), Outcome::Records(r)) if r.len() == s.limit),
+            |a, o| matches!((a, o), (ClientAction::Scan(s), OperationOutcome::Records(r)) if r.len() == s.limit),
         ),
     ];
     for name in ["coarse-range-calm", "coarse-hash-calm"] {
@@ -282,12 +302,12 @@ fn every_kind_of_answer_shows() {
 fn the_planted_bug_is_caught_and_can_be_replayed() {
     let name = "canary-skipped-validation";
     let mut out = Vec::new();
-    assert!(!run_command(name, Seeds::new(1, 200), Deaths::AsSeeded, &mut out).unwrap());
+    assert!(!run_command(name, Seeds::new(1, 200), DeathSchedule::AsSeeded, &mut out).unwrap());
     let text = String::from_utf8(out).unwrap();
     // Runs side by side have gone on past the one that failed, and must not show.
     let mut side_by_side = Vec::new();
     let seeds = Seeds { jobs: 3, ..Seeds::new(1, 200) };
-    assert!(!run_command(name, seeds, Deaths::AsSeeded, &mut side_by_side).unwrap());
+    assert!(!run_command(name, seeds, DeathSchedule::AsSeeded, &mut side_by_side).unwrap());
     assert_eq!(String::from_utf8(side_by_side).unwrap(), text);
     let replay = text.lines().last().unwrap();
     let seed: u64 = replay
@@ -296,7 +316,7 @@ fn the_planted_bug_is_caught_and_can_be_replayed() {
         .and_then(|seed| seed.parse().ok())
         .unwrap_or_else(|| panic!("no replay command: {text}"));
     let mut again = Vec::new();
-    assert!(!run_command(name, Seeds::new(seed, 1), Deaths::AsSeeded, &mut again).unwrap());
+    assert!(!run_command(name, Seeds::new(seed, 1), DeathSchedule::AsSeeded, &mut again).unwrap());
     let again = String::from_utf8(again).unwrap();
     assert!(text.ends_with(&again), "a replay shows the same: {again}");
 }
@@ -304,7 +324,7 @@ fn the_planted_bug_is_caught_and_can_be_replayed() {
 #[test]
 fn canaries_succeed_when_all_are_caught() {
     let mut out = Vec::new();
-    let none = run_command("canary", Seeds::new(1, 0), Deaths::AsSeeded, &mut out).unwrap();
+    let none = run_command("canary", Seeds::new(1, 0), DeathSchedule::AsSeeded, &mut out).unwrap();
     let text = String::from_utf8(out).unwrap();
     let unnoticed = text.lines().filter(|line| line.ends_with("went UNNOTICED in 0 runs")).count();
     let canaries = SCENARIOS.iter().filter(|(name, _)| name.starts_with("canary-")).count();
@@ -351,7 +371,8 @@ fn a_long_collection_on_a_lossy_network_is_no_endless_loop() {
 fn the_command_says_what_it_ran_and_what_is_wrong() {
     let run = |scenario: &str, seed, count| {
         let mut out = Vec::new();
-        let result = run_command(scenario, Seeds::new(seed, count), Deaths::AsSeeded, &mut out);
+        let result =
+            run_command(scenario, Seeds::new(seed, count), DeathSchedule::AsSeeded, &mut out);
         (result, String::from_utf8(out).unwrap())
     };
     let (result, text) = run("coarse-range-calm", 3, 2);
@@ -372,7 +393,7 @@ fn the_command_says_what_it_ran_and_what_is_wrong() {
     );
 
     let mut out = Vec::new();
-    let calm = run_command("coarse-range-calm", Seeds::new(1, 1), Deaths::Sweep, &mut out);
+    let calm = run_command("coarse-range-calm", Seeds::new(1, 1), DeathSchedule::Sweep, &mut out);
     assert!(calm.unwrap_err().to_string().contains("has no crashes"), "nothing to sweep");
     assert!(out.is_empty());
 
@@ -393,7 +414,7 @@ fn the_command_says_what_it_ran_and_what_is_wrong() {
 fn a_death_at_every_write_leaves_what_it_may() {
     let mut out = Vec::new();
     let all_well =
-        run_command("dex-crash-sweep", Seeds::new(1, 1), Deaths::Sweep, &mut out).unwrap();
+        run_command("dex-crash-sweep", Seeds::new(1, 1), DeathSchedule::Sweep, &mut out).unwrap();
     let text = String::from_utf8(out).unwrap();
     assert!(all_well, "{}", text.lines().rev().take(20).collect::<Vec<_>>().join("\n"));
     assert!(text.lines().count() > 300, "{} runs", text.lines().count());

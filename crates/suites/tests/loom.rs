@@ -7,12 +7,13 @@
 mod memtable;
 
 use farleaf_dex::cache::{
-    Arena, Cache, CacheOptions, Cooled, CoolingBucket, FrameId, FrameState, Mapped, Mapping, Swip,
+    CacheOptions, CoolOutcome, CoolingBucket, FrameArena, FrameCache, FrameId, FrameState,
+    MappedNode, MappingTable, Swip,
 };
 use farleaf_fabric::sync::{Arc, AtomicU64, Ordering};
 use farleaf_fabric::{GlobalAddr, ServerId};
 use farleaf_index::OwnedRange;
-use farleaf_page::{FencePosition, Fixed8, Latch, Layout, Page, Probe};
+use farleaf_page::{DescentProbe, FencePosition, Fixed8, Latch, Layout, Page};
 use farleaf_pool::server::Epochs;
 use loom::thread;
 
@@ -130,7 +131,7 @@ fn a_lookup_beside_a_split() {
         });
         let page = Page::<Tiny>::new(&left[..]);
         if let Some(version) = page.latch().optimistic() {
-            let reach = Tiny::reach(page, Probe::At(&30));
+            let reach = Tiny::reach(page, DescentProbe::At(&30));
             let value = Tiny::leaf_get(page, &30);
             if page.latch().validate(version) {
                 match reach {
@@ -216,10 +217,10 @@ fn one_mark_at_a_time() {
     model.preemption_bound = Some(3);
     model.check(|| {
         const NODE: u64 = 1024;
-        let mapping = Arc::new(Mapping::new(2));
+        let mapping = Arc::new(MappingTable::new(2));
         let shared = words::<1>();
         // One thread's work on a node: fetches it and evicts it again, or gives up.
-        let work = |mapping: &Mapping, holders: &AtomicU64, frame: FrameId, admits: bool| {
+        let work = |mapping: &MappingTable, holders: &AtomicU64, frame: FrameId, admits: bool| {
             for _ in 0..2 {
                 match mapping.begin_io(NODE, || true) {
                     Ok(mark) => {
@@ -229,9 +230,9 @@ fn one_mark_at_a_time() {
                             mark.publish(frame);
                         }
                     }
-                    Err(Mapped::Frame(found)) => drop(mapping.remove(NODE, found)),
-                    Err(Mapped::Io) => {}
-                    Err(Mapped::Absent) => panic!("it is said to be there"),
+                    Err(MappedNode::Frame(found)) => drop(mapping.remove(NODE, found)),
+                    Err(MappedNode::Io) => {}
+                    Err(MappedNode::Absent) => panic!("it is said to be there"),
                 }
             }
         };
@@ -239,11 +240,11 @@ fn one_mark_at_a_time() {
         let thread = thread::spawn(move || work(&their_mapping, &theirs[0], FrameId::new(1), true));
         work(&mapping, &shared[0], FrameId::new(2), false);
         thread.join().unwrap();
-        if let Mapped::Frame(frame) = mapping.get(NODE) {
+        if let MappedNode::Frame(frame) = mapping.get(NODE) {
             assert_eq!(frame, FrameId::new(1), "the other one publishes nothing");
             assert!(mapping.remove(NODE, frame));
         }
-        assert_eq!(mapping.get(NODE), Mapped::Absent, "it was there once");
+        assert_eq!(mapping.get(NODE), MappedNode::Absent, "it was there once");
     });
 }
 
@@ -255,7 +256,7 @@ fn one_mark_at_a_time() {
 fn a_freed_node_is_marked_by_nobody() {
     loom::model(|| {
         const NODE: u64 = 1024;
-        let mapping = Arc::new(Mapping::new(2));
+        let mapping = Arc::new(MappingTable::new(2));
         mapping.begin_io(NODE, || true).unwrap().publish(FrameId::new(1));
         // The parent's latch.
         let shared = words::<1>();
@@ -274,7 +275,7 @@ fn a_freed_node_is_marked_by_nobody() {
         }
         thread.join().unwrap();
         assert!(mapping.remove(NODE, FrameId::new(2)));
-        assert_eq!(mapping.get(NODE), Mapped::Absent, "it was there once");
+        assert_eq!(mapping.get(NODE), MappedNode::Absent, "it was there once");
     });
 }
 
@@ -286,7 +287,7 @@ fn a_freed_node_is_marked_by_nobody() {
 fn the_end_of_a_write_back_is_not_lost() {
     loom::model(|| {
         let frame = FrameId::new(0);
-        let arena = Arc::new(Arena::<Tiny>::new(1).unwrap());
+        let arena = Arc::new(FrameArena::<Tiny>::new(1).unwrap());
         arena.set_state(frame, FrameState::Hot);
         arena.set_writing(frame, true);
         let pool = words::<1>();
@@ -319,9 +320,10 @@ fn everything() -> OwnedRange<u64> {
 
 /// A root with a hot left leaf, which has key 10. The right leaf, which starts at key 50, is only
 /// in the pool.
-fn two_leaves() -> (Arc<Cache<Tiny>>, FrameId, FrameId) {
+fn two_leaves() -> (Arc<FrameCache<Tiny>>, FrameId, FrameId) {
     let cache = Arc::new(
-        Cache::<Tiny>::new(&CacheOptions { bytes: 0, ..Default::default() }, everything()).unwrap(),
+        FrameCache::<Tiny>::new(&CacheOptions { bytes: 0, ..Default::default() }, everything())
+            .unwrap(),
     );
     let (root, left) = (cache.take_free().unwrap(), cache.take_free().unwrap());
     root.page().format_empty(at(ROOT), 1, &0, None);
@@ -348,7 +350,7 @@ fn a_descent_beside_an_eviction() {
         let (cache, root, left) = two_leaves();
         let theirs = Arc::clone(&cache);
         let thread = thread::spawn(move || {
-            assert_eq!(theirs.cool(left, true), Cooled::Done(None));
+            assert_eq!(theirs.cool(left, true), CoolOutcome::Done(None));
             assert_eq!(theirs.cooling().pop(0), Some(left));
             let free = theirs.evict(left).unwrap();
             let parent = theirs.seen(root).unwrap();
@@ -358,7 +360,7 @@ fn a_descent_beside_an_eviction() {
             assert!(theirs.publish_hot(free, mark, parent, 1).is_ok());
         });
         if let Some(parent) = cache.seen(root) {
-            let slot = Tiny::inner_slot(parent.page, Probe::At(&10));
+            let slot = Tiny::inner_slot(parent.page, DescentProbe::At(&10));
             if let Some(Swip::Frame(frame)) = cache.swip(parent.page, slot)
                 && let Some(child) = cache.seen(frame)
                 && parent.is_valid()

@@ -8,48 +8,48 @@
 //! *Thread safety*: [`BackgroundTasks`] is shared by all threads of a run; the rest are plain
 //! values.
 
-use super::changes::{AppliedChange, Change, PlannedChange, Reshaping};
-use super::moment::{Due, Gate};
-use super::{Amount, BenchError, Brought, Measurement, Run};
+use super::changes::{AppliedChange, PlannedChange, Reshaping, TopologyChange};
+use super::moment::{ClientBarrier, DueMoment};
+use super::{BenchError, BenchRun, Measurement, TaskResult, WorkAmount};
 use farleaf_fabric::sync::{AtomicU64, AtomicUsize, Ordering};
 use farleaf_fabric::{AnyFabric, Fabric};
-use farleaf_index::{AnyIndex, Background, IndexAdmin, IndexError, Reshape, Reshaped};
+use farleaf_index::{AnyIndex, Background, IndexAdmin, IndexError, Reshape, ReshapeCost};
 use std::cell::RefCell;
 use std::ops::Bound;
 
 /// Poll interval while waiting for the gate or for clients, in nanoseconds.
-const NAP_NS: u64 = 50_000;
+const POLL_INTERVAL_NS: u64 = 50_000;
 
 /// Longest poll interval while waiting for a moment in time, in nanoseconds.
 const LONG_NAP_NS: u64 = 5_000_000;
 
 /// State that the background tasks share with the clients of a run.
 pub(super) struct BackgroundTasks<'a> {
-    run: &'a Run,
+    run: &'a BenchRun,
     /// Number of operations that the first client has completed. Moments given as a share of the
     /// operations refer to this count.
     done: AtomicU64,
-    amount: Amount,
+    amount: WorkAmount,
     at_work: AtomicUsize,
 }
 
 /// Counts a client as working until dropped.
-pub(super) struct AtWork<'a>(&'a AtomicUsize);
+pub(super) struct WorkingClientGuard<'a>(&'a AtomicUsize);
 
-impl<'a> AtWork<'a> {
+impl<'a> WorkingClientGuard<'a> {
     pub(super) fn new(background: &'a BackgroundTasks<'_>) -> Self {
         Self(&background.at_work)
     }
 }
 
-impl Drop for AtWork<'_> {
+impl Drop for WorkingClientGuard<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
 impl<'a> BackgroundTasks<'a> {
-    pub(super) fn new(run: &'a Run, clients: usize) -> Self {
+    pub(super) fn new(run: &'a BenchRun, clients: usize) -> Self {
         let amount = run.amount.share(0, clients);
         Self { run, done: AtomicU64::new(0), amount, at_work: AtomicUsize::new(clients) }
     }
@@ -61,15 +61,15 @@ impl<'a> BackgroundTasks<'a> {
         let balancer = self.run.compute_servers + spare_compute_servers;
         let writers = (0..balancer).flat_map(|server| (0..*write_back).map(move |_| server));
         let server_of = |planned: &PlannedChange| match planned.change {
-            Change::Move { from, .. } => from,
-            Change::AddMemoryServer => 0,
+            TopologyChange::Move { from, .. } => from,
+            TopologyChange::AddMemoryServer => 0,
         };
         changes.iter().map(server_of).chain(balance.then_some(balancer)).chain(writers)
     }
 
     /// The counter to which this client publishes its operation count, if tasks wait for it.
     pub(super) fn clock(&self, client: usize) -> Option<&AtomicU64> {
-        let by_operations = matches!(self.amount, Amount::Operations(_));
+        let by_operations = matches!(self.amount, WorkAmount::Operations(_));
         let goes_by = client == 0 && by_operations && !self.run.reshaping.changes.is_empty();
         goes_by.then_some(&self.done)
     }
@@ -83,12 +83,12 @@ impl<'a> BackgroundTasks<'a> {
         &self,
         fabric: &AnyFabric,
         index: &AnyIndex<u64, u64>,
-        gate: &Gate,
+        gate: &ClientBarrier,
         task: usize,
-    ) -> Result<Brought, BenchError> {
+    ) -> Result<TaskResult, BenchError> {
         let Reshaping { balance, changes, .. } = &self.run.reshaping;
         match task < changes.len() + usize::from(*balance) {
-            true => Ok(Brought::Changes(self.reshape(fabric, index, gate, task).await)),
+            true => Ok(TaskResult::Changes(self.reshape(fabric, index, gate, task).await)),
             false => self.write_back(fabric, index, gate).await,
         }
     }
@@ -99,8 +99,8 @@ impl<'a> BackgroundTasks<'a> {
         &self,
         fabric: &AnyFabric,
         index: &AnyIndex<u64, u64>,
-        gate: &Gate,
-    ) -> Result<Brought, BenchError> {
+        gate: &ClientBarrier,
+    ) -> Result<TaskResult, BenchError> {
         let work = async |ended: &dyn Fn() -> bool| {
             let worked = index.background(Background::WriteBack, ended, &|_| {}).await;
             worked.map_err(BenchError::WriteBack)
@@ -111,7 +111,7 @@ impl<'a> BackgroundTasks<'a> {
         let mut cost = Measurement::new();
         cost.counters = fabric.counters().snapshot() - counters;
         cost.cache = index.cache_counters() - cache;
-        Ok(Brought::Cost(Box::new(cost)))
+        Ok(TaskResult::Cost(Box::new(cost)))
     }
 
     /// Makes the planned change with this number, or runs the balancer.
@@ -119,14 +119,14 @@ impl<'a> BackgroundTasks<'a> {
         &self,
         fabric: &AnyFabric,
         index: &AnyIndex<u64, u64>,
-        gate: &Gate,
+        gate: &ClientBarrier,
         task: usize,
     ) -> Vec<AppliedChange> {
         let origin_ns = loop {
             match gate.opened_ns() {
                 Some(opened_ns) => break opened_ns,
                 None if self.is_over() => return Vec::new(),
-                None => fabric.sleep(NAP_NS).await,
+                None => fabric.sleep(POLL_INTERVAL_NS).await,
             }
         };
         match self.run.reshaping.changes.get(task) {
@@ -142,7 +142,7 @@ impl<'a> BackgroundTasks<'a> {
         origin_ns: u64,
     ) -> Vec<AppliedChange> {
         let made = RefCell::new(Vec::new());
-        let report = |outcome: Result<Reshaped, IndexError>| {
+        let report = |outcome: Result<ReshapeCost, IndexError>| {
             let began_ns = outcome.as_ref().map_or(fabric.now_ns(), |done| done.started_ns);
             let at_ns = began_ns.saturating_sub(origin_ns);
             made.borrow_mut().push(AppliedChange {
@@ -166,7 +166,7 @@ impl<'a> BackgroundTasks<'a> {
         origin_ns: u64,
         planned: PlannedChange,
     ) -> Vec<AppliedChange> {
-        let Due { operations, ns } = planned.at.due(self.amount, origin_ns);
+        let DueMoment { operations, ns } = planned.at.due(self.amount, origin_ns);
         loop {
             let now_ns = fabric.now_ns();
             if now_ns >= ns || self.done.load(Ordering::Acquire) >= operations {
@@ -175,14 +175,16 @@ impl<'a> BackgroundTasks<'a> {
             if self.is_over() {
                 return Vec::new();
             }
-            let nap_ns = if operations == u64::MAX { LONG_NAP_NS } else { NAP_NS };
+            let nap_ns = if operations == u64::MAX { LONG_NAP_NS } else { POLL_INTERVAL_NS };
             fabric.sleep((ns - now_ns).min(nap_ns)).await;
         }
         let began_ns = fabric.now_ns();
         let outcome = loop {
             match index.reshape(&reshape(index, planned.change)).await {
                 // Another move is in progress: retry later.
-                Err(IndexError::Contended { .. }) if !self.is_over() => fabric.sleep(NAP_NS).await,
+                Err(IndexError::Contended { .. }) if !self.is_over() => {
+                    fabric.sleep(POLL_INTERVAL_NS).await
+                }
                 outcome => break outcome,
             }
         };
@@ -194,10 +196,10 @@ impl<'a> BackgroundTasks<'a> {
 
 /// Translates a planned change for the index. The moving keys are at the end of the range that is
 /// nearer to the receiver's range.
-fn reshape(index: &AnyIndex<u64, u64>, change: Change) -> Reshape<u64> {
+fn reshape(index: &AnyIndex<u64, u64>, change: TopologyChange) -> Reshape<u64> {
     let (from, to, part) = match change {
-        Change::AddMemoryServer => return Reshape::AddMemoryServer,
-        Change::Move { from, to, part } => (from, to, part),
+        TopologyChange::AddMemoryServer => return Reshape::AddMemoryServer,
+        TopologyChange::Move { from, to, part } => (from, to, part),
     };
     let range = |compute_server: u16| {
         index.owned_by(compute_server).map(|(low, high)| {

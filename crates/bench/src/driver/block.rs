@@ -2,28 +2,28 @@
 //!
 //! *Thread safety*: belongs to its client.
 
-use crate::workload::{Operation, OperationStream};
+use crate::workload::{OperationStream, WorkloadOperation};
 use std::ops::Range;
 
 /// Number of operations drawn at a time, unless each must be drawn separately.
-const TOGETHER: usize = 128;
+const BLOCK_OPERATIONS: usize = 128;
 
 /// Operations that a client has drawn but not executed yet.
 #[derive(Debug, Default)]
-pub(super) struct Block {
+pub(super) struct OperationBlock {
     /// Each operation with its range of `keys`. `None` stands for an insertion into a full key
     /// space.
-    drawn: Vec<(Option<Operation>, Range<usize>)>,
-    /// The keys of all [`Operation::MultiGet`]s.
+    drawn: Vec<(Option<WorkloadOperation>, Range<usize>)>,
+    /// The keys of all [`WorkloadOperation::MultiGet`]s.
     keys: Vec<u64>,
     /// The position of the next operation.
     next: usize,
 }
 
-impl Block {
+impl OperationBlock {
     /// Number of operations to draw if each call of the index has `batch` operations.
     pub(super) fn length(batch: usize) -> usize {
-        TOGETHER.next_multiple_of(batch)
+        BLOCK_OPERATIONS.next_multiple_of(batch)
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -35,7 +35,7 @@ impl Block {
         &mut self,
         count: usize,
         stream: &mut OperationStream,
-        mut draw: impl FnMut(&mut OperationStream) -> Option<Operation>,
+        mut draw: impl FnMut(&mut OperationStream) -> Option<WorkloadOperation>,
     ) {
         debug_assert!(self.is_empty(), "an operation would be lost");
         self.drawn.clear();
@@ -44,7 +44,7 @@ impl Block {
         for _ in 0..count {
             let operation = draw(stream);
             let from = self.keys.len();
-            if operation == Some(Operation::MultiGet) {
+            if operation == Some(WorkloadOperation::MultiGet) {
                 self.keys.extend_from_slice(stream.batch());
             }
             self.drawn.push((operation, from..self.keys.len()));
@@ -52,13 +52,13 @@ impl Block {
     }
 
     /// Takes the next operation.
-    pub(super) fn take(&mut self) -> Option<Option<Operation>> {
+    pub(super) fn take(&mut self) -> Option<Option<WorkloadOperation>> {
         let (operation, _) = self.drawn.get(self.next)?;
         self.next += 1;
         Some(*operation)
     }
 
-    /// The keys of the operation taken last, if it is a [`Operation::MultiGet`].
+    /// The keys of the operation taken last, if it is a [`WorkloadOperation::MultiGet`].
     pub(super) fn keys(&self) -> &[u64] {
         let taken = self.next.checked_sub(1).and_then(|last| self.drawn.get(last));
         taken.map_or(&[], |(_, keys)| &self.keys[keys.clone()])
@@ -66,7 +66,7 @@ impl Block {
 
     /// Takes up to `most` operations from the front, stopping before the first that is not on a
     /// single key.
-    pub(super) fn take_edits(&mut self, most: usize, edits: &mut Vec<Operation>) {
+    pub(super) fn take_edits(&mut self, most: usize, edits: &mut Vec<WorkloadOperation>) {
         edits.clear();
         let rest = self.drawn[self.next..].iter().take(most);
         edits.extend(rest.map_while(|(operation, _)| operation.filter(|one| one.edit().is_some())));

@@ -2,15 +2,15 @@
 //!
 //! *Thread safety*: plain values.
 
-use super::moment::Moment;
+use super::moment::MeasurementMoment;
 use crate::units::duration;
-use farleaf_index::{IndexError, Reshaped};
+use farleaf_index::{IndexError, ReshapeCost};
 
 /// What changes during a run.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Reshaping {
     /// Compute servers that own no keys at first. They have clients only if
-    /// [`super::Run::own_keys`] is set.
+    /// [`super::BenchRun::own_keys`] is set.
     pub spare_compute_servers: u16,
     /// Runs a balancer during the measurement.
     pub balance: bool,
@@ -25,14 +25,14 @@ pub struct Reshaping {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PlannedChange {
     /// When to make it.
-    pub at: Moment,
+    pub at: MeasurementMoment,
     /// The change to make.
-    pub change: Change,
+    pub change: TopologyChange,
 }
 
 /// A change of the compute side or of the pool.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Change {
+pub enum TopologyChange {
     /// Moves keys from one compute server to another.
     Move {
         /// The compute server that gives up keys.
@@ -53,21 +53,21 @@ pub struct AppliedChange {
     /// Whether the balancer made the change.
     pub by_balancer: bool,
     /// The planned change; `None` if the balancer decided on it.
-    pub change: Option<Change>,
+    pub change: Option<TopologyChange>,
     /// The cost of the change, or the error.
-    pub outcome: Result<Reshaped, IndexError>,
+    pub outcome: Result<ReshapeCost, IndexError>,
 }
 
 impl AppliedChange {
     /// A short description for timelines and reports.
     pub fn label(&self) -> String {
         let what = match (&self.outcome, self.change) {
-            (Ok(Reshaped { moved: Some((from, to)), took_ns, bytes_written, .. }), _) => {
+            (Ok(ReshapeCost { moved: Some((from, to)), took_ns, bytes_written, .. }), _) => {
                 let took = duration(*took_ns);
                 format!("keys move {from} to {to} ({took}, {bytes_written} bytes written)")
             }
             (Ok(_), _) => "memory server added".to_owned(),
-            (Err(error), Some(Change::Move { from, to, .. })) => {
+            (Err(error), Some(TopologyChange::Move { from, to, .. })) => {
                 format!("keys do not move {from} to {to}: {error}")
             }
             (Err(error), _) => format!("no change: {error}"),

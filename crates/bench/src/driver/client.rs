@@ -2,29 +2,31 @@
 //!
 //! *Thread safety*: belongs to its thread.
 
-use super::block::Block;
-use super::moment::Due;
-use super::{Amount, Measurement, PROGRESS_EVERY, Progress, Run};
-use crate::timeline::Recorder;
-use crate::workload::{Operation, OperationStream};
+use super::block::OperationBlock;
+use super::moment::DueMoment;
+use super::{BenchRun, Measurement, PROGRESS_EVERY, ProgressCallback, WorkAmount};
+use crate::timeline::TimelineRecorder;
+use crate::workload::{OperationStream, WorkloadOperation};
 use farleaf_fabric::sync::{AtomicU64, Ordering};
 use farleaf_fabric::{AnyFabric, Fabric, Work};
-use farleaf_index::{AnyIndex, IndexAdmin, IndexError, OperationLoop, RangeIndex, Step, perform};
+use farleaf_index::{
+    AnyIndex, IndexAdmin, IndexError, LoopStep, OperationLoop, RangeIndex, perform,
+};
 use rustix::time::{ClockId, clock_gettime};
 
 /// The state of one client's loop.
-pub(super) struct Client<'a> {
+pub(super) struct ClientLoop<'a> {
     pub(super) fabric: &'a AnyFabric,
     pub(super) stream: OperationStream,
     pub(super) measured: Measurement,
-    pub(super) progress: Progress<'a>,
+    pub(super) progress: ProgressCallback<'a>,
     pub(super) compute_server: u16,
     /// When the hotspot should shift, and how far.
-    pub(super) shift: Option<(Due, f64)>,
+    pub(super) shift: Option<(DueMoment, f64)>,
     /// When it shifted.
     pub(super) shifted_at_ns: Option<u64>,
     /// The client's part of the timeline, if one is recorded.
-    pub(super) recorder: Option<Recorder>,
+    pub(super) recorder: Option<TimelineRecorder>,
     /// Where the client publishes its operation count, if background tasks wait for it.
     pub(super) clock: Option<&'a AtomicU64>,
     /// Whether to request only keys that the client's compute server owns.
@@ -32,22 +34,22 @@ pub(super) struct Client<'a> {
     /// Maximum number of single-key operations per call of the index.
     pub(super) batch: usize,
     /// Operations drawn ahead.
-    pub(super) block: Block,
+    pub(super) block: OperationBlock,
     /// The operations of the current call, if it executes several.
-    pub(super) together: Vec<Operation>,
+    pub(super) together: Vec<WorkloadOperation>,
     /// Time, and processor time of this thread, spent on drawing.
     pub(super) drawing_ns: u64,
     pub(super) drawing_cpu_ns: u64,
 }
 
-impl<'a> Client<'a> {
+impl<'a> ClientLoop<'a> {
     /// Creates a client of `run` on this compute server.
     pub(super) fn new(
         fabric: &'a AnyFabric,
         stream: OperationStream,
-        run: &Run,
+        run: &BenchRun,
         compute_server: u16,
-        progress: Progress<'a>,
+        progress: ProgressCallback<'a>,
     ) -> Self {
         Self {
             fabric,
@@ -61,18 +63,18 @@ impl<'a> Client<'a> {
             clock: None,
             own_keys: run.own_keys,
             batch: run.batch.max(1),
-            block: Block::default(),
+            block: OperationBlock::default(),
             together: Vec::new(),
             drawing_ns: 0,
             drawing_cpu_ns: 0,
         }
     }
 
-    pub(super) async fn work(&mut self, index: &AnyIndex<u64, u64>, amount: Amount) {
+    pub(super) async fn work(&mut self, index: &AnyIndex<u64, u64>, amount: WorkAmount) {
         let start_ns = self.fabric.now_ns();
         let (operations, until_ns) = match amount {
-            Amount::Operations(operations) => (operations, u64::MAX),
-            Amount::Nanoseconds(ns) => (u64::MAX, start_ns.saturating_add(ns)),
+            WorkAmount::Operations(operations) => (operations, u64::MAX),
+            WorkAmount::Nanoseconds(ns) => (u64::MAX, start_ns.saturating_add(ns)),
         };
         let mut done = 0;
         let mut now_ns = start_ns;
@@ -90,7 +92,7 @@ impl<'a> Client<'a> {
                 if until_ns == u64::MAX {
                     break;
                 }
-                self.fabric.sleep(NAP_NS).await;
+                self.fabric.sleep(POLL_INTERVAL_NS).await;
                 now_ns = self.fabric.now_ns();
                 continue;
             }
@@ -98,9 +100,9 @@ impl<'a> Client<'a> {
                 self.draw(index, operations - done, done);
                 now_ns = self.fabric.now_ns();
             }
-            let turn = Turn { done, begin_ns: now_ns, until_ns };
+            let turn = LoopTurn { done, begin_ns: now_ns, until_ns };
             let before = done;
-            Turn { done, begin_ns: now_ns, .. } = self.execute_some(index, turn).await;
+            LoopTurn { done, begin_ns: now_ns, .. } = self.execute_some(index, turn).await;
             if before / PROGRESS_EVERY < done / PROGRESS_EVERY {
                 (self.progress)(PROGRESS_EVERY);
             }
@@ -109,7 +111,7 @@ impl<'a> Client<'a> {
     }
 }
 
-impl Client<'_> {
+impl ClientLoop<'_> {
     /// Whether the client's compute server owns any keys.
     fn owns_something(&self, index: &AnyIndex<u64, u64>) -> bool {
         index.owned_by(self.compute_server).is_some()
@@ -121,7 +123,7 @@ impl Client<'_> {
         // A draw may depend on time, on the owners of keys, or on earlier operations.
         let shifts_by_time = self.shift.is_some_and(|(due, _)| due.ns < u64::MAX);
         let is_hasty = shifts_by_time || self.own_keys || self.stream.follows_insertions();
-        let length = if is_hasty { self.batch } else { Block::length(self.batch) };
+        let length = if is_hasty { self.batch } else { OperationBlock::length(self.batch) };
         let until_shift = self.shift.map_or(u64::MAX, |(due, _)| due.operations - done);
         let count = most.min(until_shift).min(length as u64).max(1) as usize;
         let (own_keys, me) = (self.own_keys, self.compute_server);
@@ -135,7 +137,7 @@ impl Client<'_> {
 
     /// Executes the operations of one call of the index, or operations that are drawn, one after
     /// the other.
-    async fn execute_some(&mut self, index: &AnyIndex<u64, u64>, mut turn: Turn) -> Turn {
+    async fn execute_some(&mut self, index: &AnyIndex<u64, u64>, mut turn: LoopTurn) -> LoopTurn {
         if self.batch > 1 {
             self.block.take_edits(self.batch, &mut self.together);
             if !self.together.is_empty() {
@@ -145,15 +147,15 @@ impl Client<'_> {
         }
         let most = if self.batch > 1 { 1 } else { u64::MAX };
         let last = turn.done.saturating_add(most);
-        let mut each = EachDrawn { client: self, index, turn, last, drawn: None };
+        let mut each = DrawnOperations { client: self, index, turn, last, drawn: None };
         index.run(&mut each).await;
         each.turn
     }
 
     /// Executes the single-key operations in `together` by one call of the index.
-    async fn execute_together(&mut self, index: &AnyIndex<u64, u64>, turn: &mut Turn) {
+    async fn execute_together(&mut self, index: &AnyIndex<u64, u64>, turn: &mut LoopTurn) {
         let together = std::mem::take(&mut self.together);
-        let edits: Vec<_> = together.iter().filter_map(Operation::edit).collect();
+        let edits: Vec<_> = together.iter().filter_map(WorkloadOperation::edit).collect();
         for _ in &edits {
             self.fabric.charge(Work::Client).await;
         }
@@ -181,11 +183,11 @@ impl Client<'_> {
     fn ended(
         &mut self,
         index: &AnyIndex<u64, u64>,
-        drawn: Option<&Operation>,
+        drawn: Option<&WorkloadOperation>,
         result: Result<bool, IndexError>,
         (begin_ns, now_ns): (u64, u64),
     ) {
-        if let (Some(Operation::Insert { .. }), Ok(true)) = (drawn, &result) {
+        if let (Some(WorkloadOperation::Insert { .. }), Ok(true)) = (drawn, &result) {
             self.stream.inserted();
             self.measured.inserted += 1;
         }
@@ -194,13 +196,13 @@ impl Client<'_> {
             let owner = key.and_then(|key| index.compute_server_of(&key));
             recorder.record(owner.unwrap_or(self.compute_server), now_ns, result.is_err());
         }
-        let is_lookup = drawn.is_some_and(Operation::is_lookup);
+        let is_lookup = drawn.is_some_and(WorkloadOperation::is_lookup);
         self.measured.record(is_lookup, result, now_ns - begin_ns);
     }
 }
 
 /// How far a client's loop has come.
-struct Turn {
+struct LoopTurn {
     /// Operations executed.
     done: u64,
     /// When the next one begins: at the end of the previous one.
@@ -210,19 +212,19 @@ struct Turn {
 }
 
 /// The operations of a block, one after the other.
-struct EachDrawn<'a, 'b> {
-    client: &'a mut Client<'b>,
+struct DrawnOperations<'a, 'b> {
+    client: &'a mut ClientLoop<'b>,
     index: &'a AnyIndex<u64, u64>,
-    turn: Turn,
+    turn: LoopTurn,
     /// The number of executed operations at which to stop.
     last: u64,
     /// The operation that runs; `None` stands for an insertion into a full key space.
-    drawn: Option<Operation>,
+    drawn: Option<WorkloadOperation>,
 }
 
-impl OperationLoop<u64, u64> for EachDrawn<'_, '_> {
+impl OperationLoop<u64, u64> for DrawnOperations<'_, '_> {
     #[inline]
-    fn next(&mut self) -> Option<Step<'_, u64, u64>> {
+    fn next(&mut self) -> Option<LoopStep<'_, u64, u64>> {
         loop {
             if self.turn.done >= self.last || self.turn.begin_ns >= self.turn.until_ns {
                 return None;
@@ -249,10 +251,14 @@ impl OperationLoop<u64, u64> for EachDrawn<'_, '_> {
 }
 
 /// Draws operations until the first key of one is owned by compute server `me`, or until
-/// [`MOST_DRAWN`] have been drawn.
-fn next_of(me: u16, stream: &mut OperationStream, index: &AnyIndex<u64, u64>) -> Option<Operation> {
+/// [`MAX_DRAWN`] have been drawn.
+fn next_of(
+    me: u16,
+    stream: &mut OperationStream,
+    index: &AnyIndex<u64, u64>,
+) -> Option<WorkloadOperation> {
     let mut operation = stream.next();
-    for _ in 0..MOST_DRAWN {
+    for _ in 0..MAX_DRAWN {
         let drawn = operation?;
         let owner = first_key(&drawn, stream.batch()).and_then(|key| index.compute_server_of(&key));
         if owner.is_none_or(|owner| owner == me) {
@@ -270,28 +276,28 @@ pub(super) fn thread_cpu_ns() -> u64 {
 }
 
 /// Poll interval of a client while its compute server owns no keys, in nanoseconds.
-const NAP_NS: u64 = 20_000;
+const POLL_INTERVAL_NS: u64 = 20_000;
 
 /// Limit on draws in search of an operation on an owned key. After that, the client takes any key.
-const MOST_DRAWN: u32 = 1_000;
+const MAX_DRAWN: u32 = 1_000;
 
-pub fn first_key(operation: &Operation, batch: &[u64]) -> Option<u64> {
+pub fn first_key(operation: &WorkloadOperation, batch: &[u64]) -> Option<u64> {
     match operation {
-        Operation::Get { key }
-        | Operation::Insert { key, .. }
-        | Operation::Update { key, .. }
-        | Operation::Upsert { key, .. }
-        | Operation::Remove { key }
-        | Operation::CompareExchange { key, .. }
-        | Operation::ReadModifyWrite { key, .. }
-        | Operation::Scan { from: key, .. }
-        | Operation::ScanInterval { from: key, .. } => Some(*key),
-        Operation::MultiGet => batch.first().copied(),
+        WorkloadOperation::Get { key }
+        | WorkloadOperation::Insert { key, .. }
+        | WorkloadOperation::Update { key, .. }
+        | WorkloadOperation::Upsert { key, .. }
+        | WorkloadOperation::Remove { key }
+        | WorkloadOperation::CompareExchange { key, .. }
+        | WorkloadOperation::ReadModifyWrite { key, .. }
+        | WorkloadOperation::Scan { from: key, .. }
+        | WorkloadOperation::ScanInterval { from: key, .. } => Some(*key),
+        WorkloadOperation::MultiGet => batch.first().copied(),
     }
 }
 
 /// Executes one operation. Returns whether it had the desired result: a record, or, for an
-/// insertion, no existing record. `batch` has the keys of [`Operation::MultiGet`].
+/// insertion, no existing record. `batch` has the keys of [`WorkloadOperation::MultiGet`].
 ///
 /// # Errors
 /// Those of the index. In a read-modify-write, only the write can be indeterminate.
@@ -299,7 +305,7 @@ pub fn first_key(operation: &Operation, batch: &[u64]) -> Option<u64> {
 pub async fn execute<F, I>(
     fabric: &F,
     index: &I,
-    operation: Operation,
+    operation: WorkloadOperation,
     batch: &[u64],
 ) -> Result<bool, IndexError>
 where

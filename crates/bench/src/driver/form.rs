@@ -2,25 +2,25 @@
 //!
 //! *Thread safety*: plain values.
 
-use crate::strings::Strings;
+use crate::strings::StringForm;
 use farleaf_fabric::AnyFabric;
-use farleaf_index::{AnyIndex, ByName, IndexOf};
+use farleaf_index::{AnyIndex, AnyIndexOf, ByName};
 use farleaf_page::{Bytes, Fixed8, Layout};
 
 /// The form of keys and values in an index. The driver refers to them by number.
-pub trait Form: Clone + Send + Sync + 'static {
+pub trait KeyValueForm: Clone + Send + Sync + 'static {
     /// The layout of the index's pages.
     type Layout: Layout;
 
     /// Wraps the index of an endpoint as one from numbers to numbers.
-    fn by_number(&self, index: IndexOf<Self::Layout>, fabric: AnyFabric) -> AnyIndex<u64, u64>;
+    fn by_number(&self, index: AnyIndexOf<Self::Layout>, fabric: AnyFabric) -> AnyIndex<u64, u64>;
 }
 
 /// Numbers of 8 bytes.
 #[derive(Clone, Copy, Debug)]
-pub struct Numbers;
+pub struct NumberForm;
 
-impl Form for Numbers {
+impl KeyValueForm for NumberForm {
     type Layout = Fixed8;
 
     fn by_number(&self, index: AnyIndex<u64, u64>, _fabric: AnyFabric) -> AnyIndex<u64, u64> {
@@ -28,7 +28,7 @@ impl Form for Numbers {
     }
 }
 
-impl<const WORDS: usize> Form for Strings<WORDS> {
+impl<const WORDS: usize> KeyValueForm for StringForm<WORDS> {
     type Layout = Bytes<WORDS>;
 
     fn by_number(&self, index: AnyIndex<[u8], [u8]>, fabric: AnyFabric) -> AnyIndex<u64, u64> {

@@ -14,7 +14,7 @@ mod recorder;
 
 pub use chart::chart;
 
-pub(crate) use recorder::Recorder;
+pub(crate) use recorder::TimelineRecorder;
 
 use serde::{Deserialize, Serialize};
 use std::fmt::Write as _;
@@ -23,14 +23,14 @@ use std::fmt::Write as _;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Interval {
     /// This many nanoseconds of the fabric's time, doubled until there are at most
-    /// [`MOST_INTERVALS`].
+    /// [`MAX_INTERVALS`].
     Nanoseconds(u64),
     /// At most this many for the whole run, and more than half as many if the run is long enough.
     Parts(u32),
 }
 
 /// Upper bound on the intervals of a run.
-pub const MOST_INTERVALS: u64 = 2_000;
+pub const MAX_INTERVALS: u64 = 2_000;
 
 /// Operations completed over time. All times are in nanoseconds from the start of the measurement.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -48,12 +48,12 @@ pub struct Timeline {
     /// server. Empty if there is only one compute server, or if there are too many.
     pub compute_servers: Vec<Vec<u64>>,
     /// Events, ordered by time.
-    pub marks: Vec<Mark>,
+    pub marks: Vec<TimelineMark>,
 }
 
 /// An event during the run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Mark {
+pub struct TimelineMark {
     /// When it happened.
     pub at_ns: u64,
     /// A short description.
@@ -63,8 +63,8 @@ pub struct Mark {
 impl Timeline {
     /// Combines the recordings of all clients from `start_ns` to `end_ns`. Returns `None` if there
     /// are none.
-    pub(crate) fn of(recorders: Vec<Recorder>, start_ns: u64, end_ns: u64) -> Option<Self> {
-        let (sum, kind) = Recorder::sum(recorders)?;
+    pub(crate) fn of(recorders: Vec<TimelineRecorder>, start_ns: u64, end_ns: u64) -> Option<Self> {
+        let (sum, kind) = TimelineRecorder::sum(recorders)?;
         let elapsed_ns = end_ns.saturating_sub(start_ns).max(1);
         let joined = match kind {
             Interval::Nanoseconds(_) => 1,
@@ -102,7 +102,7 @@ impl Timeline {
     /// Adds a mark, keeping marks ordered by time.
     pub fn mark(&mut self, at_ns: u64, label: impl Into<String>) {
         let place = self.marks.partition_point(|mark| mark.at_ns <= at_ns);
-        self.marks.insert(place, Mark { at_ns, label: label.into() });
+        self.marks.insert(place, TimelineMark { at_ns, label: label.into() });
     }
 
     /// Number of intervals.
@@ -204,7 +204,7 @@ impl Timeline {
                 let _ = write!(text, ",{:.4}", share[interval]);
             }
             let is_last = interval + 1 == self.len();
-            let inside = |mark: &&Mark| {
+            let inside = |mark: &&TimelineMark| {
                 mark.at_ns >= start_ns && (is_last || mark.at_ns < start_ns + length_ns)
             };
             let marks = self.marks.iter().filter(inside);
@@ -225,7 +225,7 @@ mod tests {
     use super::*;
 
     fn recorded(interval: Interval, ends_ns: impl Iterator<Item = u64>, end_ns: u64) -> Timeline {
-        let mut recorder = Recorder::new(interval, 100, 2, 1);
+        let mut recorder = TimelineRecorder::new(interval, 100, 2, 1);
         for (number, end_ns) in ends_ns.enumerate() {
             recorder.record((number % 2) as u16, 100 + end_ns, number % 10 == 0);
         }
@@ -245,7 +245,7 @@ mod tests {
                 assert_eq!(servers, count, "T1");
                 let lengths = (0..timeline.len()).map(|interval| timeline.length_ns(interval));
                 assert_eq!(lengths.sum::<u64>(), timeline.elapsed_ns, "T2");
-                assert!(timeline.len() as u64 <= MOST_INTERVALS);
+                assert!(timeline.len() as u64 <= MAX_INTERVALS);
             }
             let parts = recorded(Interval::Parts(60), ends(), count * every_ns).len();
             assert!(parts <= 60 && (count < 100 || parts > 30), "{count}: {parts} intervals");

@@ -11,15 +11,15 @@
 //! - stream.W3. Runs of one configuration agree on the popularity of each key, but draw
 //!   independently: a measurement does not repeat the keys that a warm-up fetched into a cache.
 //!
-//! *Thread safety*: a stream belongs to its client; all clients of a run share [`Inserted`].
+//! *Thread safety*: a stream belongs to its client; all clients of a run share [`InsertedCounts`].
 
-use super::distribution::{Places, Ranks};
-use super::{Distribution, Mix, OperationKind, Permutation, ScanLength};
+use super::distribution::{RankMapping, RankSampler};
+use super::{Distribution, OperationKind, OperationMix, Permutation, ScanLength};
 use crate::keys::KeySpace;
 use crate::keys::mix64;
 use farleaf_fabric::sync::{Arc, AtomicU64, Ordering};
-use farleaf_index::{Scan, Step};
-use farleaf_page::{Action, LeafEdit};
+use farleaf_index::{LoopStep, ScanResult};
+use farleaf_page::{EditAction, LeafEdit};
 use rand::rngs::Xoshiro256PlusPlus;
 use rand::{RngExt, SeedableRng};
 use std::ops::Bound;
@@ -27,7 +27,7 @@ use std::ops::Bound;
 /// An operation for the driver to execute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Operation {
+pub enum WorkloadOperation {
     /// Looks a key up.
     Get { key: u64 },
     /// Inserts a key.
@@ -50,7 +50,7 @@ pub enum Operation {
     MultiGet,
 }
 
-impl Operation {
+impl WorkloadOperation {
     /// Whether it asks for records and changes nothing.
     #[inline]
     pub fn is_lookup(&self) -> bool {
@@ -65,13 +65,13 @@ impl Operation {
     #[inline]
     pub fn edit(&self) -> Option<LeafEdit<&u64, &u64>> {
         let (key, action) = match self {
-            Self::Get { key } => (key, Action::Get),
-            Self::Insert { key, value } => (key, Action::Insert(value)),
-            Self::Update { key, value } => (key, Action::Update(value)),
-            Self::Upsert { key, value } => (key, Action::Upsert(value)),
-            Self::Remove { key } => (key, Action::Remove),
+            Self::Get { key } => (key, EditAction::Get),
+            Self::Insert { key, value } => (key, EditAction::Insert(value)),
+            Self::Update { key, value } => (key, EditAction::Update(value)),
+            Self::Upsert { key, value } => (key, EditAction::Upsert(value)),
+            Self::Remove { key } => (key, EditAction::Remove),
             Self::CompareExchange { key, expected, new } => {
-                (key, Action::CompareExchange(expected, new))
+                (key, EditAction::CompareExchange(expected, new))
             }
             _ => return None,
         };
@@ -80,14 +80,16 @@ impl Operation {
 
     /// What the index is asked; `batch` has the keys of a [`Self::MultiGet`].
     #[inline]
-    pub fn step<'a>(&'a self, batch: &'a [u64]) -> Step<'a, u64, u64> {
+    pub fn step<'a>(&'a self, batch: &'a [u64]) -> LoopStep<'a, u64, u64> {
         match self {
-            Self::ReadModifyWrite { key, value } => Step::ReadModifyWrite(key, value),
-            Self::Scan { from, limit, reverse } => Step::Scan(scan_from(*from, *limit, *reverse)),
-            Self::ScanInterval { from, below } => Step::Scan(Scan::range(*from..*below)),
-            Self::MultiGet => Step::MultiGet(batch),
+            Self::ReadModifyWrite { key, value } => LoopStep::ReadModifyWrite(key, value),
+            Self::Scan { from, limit, reverse } => {
+                LoopStep::Scan(scan_from(*from, *limit, *reverse))
+            }
+            Self::ScanInterval { from, below } => LoopStep::Scan(ScanResult::range(*from..*below)),
+            Self::MultiGet => LoopStep::MultiGet(batch),
             change => match change.edit() {
-                Some(edit) => Step::Edit(edit),
+                Some(edit) => LoopStep::Edit(edit),
                 None => unreachable!("all other operations are on a single key"),
             },
         }
@@ -95,17 +97,17 @@ impl Operation {
 }
 
 /// A scan of up to `limit` records that starts at `from`.
-fn scan_from(from: u64, limit: u32, reverse: bool) -> Scan<u64> {
+fn scan_from(from: u64, limit: u32, reverse: bool) -> ScanResult<u64> {
     let (lower, upper) = match reverse {
         false => (Bound::Included(from), Bound::Unbounded),
         true => (Bound::Unbounded, Bound::Included(from)),
     };
-    Scan { lower, upper, reverse, limit: limit as usize }
+    ScanResult { lower, upper, reverse, limit: limit as usize }
 }
 
 /// How many new keys each client has inserted. The distribution `latest` depends on it.
 #[derive(Debug)]
-pub struct Inserted {
+pub struct InsertedCounts {
     /// One counter per client, each on its own cache lines.
     clients: Box<[Count]>,
     /// The number of the first new key.
@@ -116,7 +118,7 @@ pub struct Inserted {
 #[repr(align(128))]
 struct Count(AtomicU64);
 
-impl Inserted {
+impl InsertedCounts {
     /// Creates counters of `clients` clients without insertions. New keys are numbered from
     /// `first`.
     ///
@@ -135,9 +137,9 @@ impl Inserted {
     }
 }
 
-/// Deviations of the harnesses of papers from a [`Mix`].
+/// Deviations of the harnesses of papers from an [`OperationMix`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Harness {
+pub struct HarnessDeviations {
     /// Turns insertions into upserts. Keys are drawn from the loaded keys and this many keys after
     /// them, so most of them change an existing record.
     pub upserts_among_more: Option<u64>,
@@ -152,7 +154,7 @@ pub struct Harness {
 #[derive(Clone, Debug)]
 pub struct StreamConfig {
     /// The operations and their weights.
-    pub mix: Mix,
+    pub mix: OperationMix,
     /// The popularity of keys.
     pub distribution: Distribution,
     /// Makes popular keys neighbours, most popular first, instead of scattering them by a hash.
@@ -162,7 +164,7 @@ pub struct StreamConfig {
     /// Seed of all randomness.
     pub seed: u64,
     /// Deviations that follow a paper's harness.
-    pub harness: Harness,
+    pub harness: HarnessDeviations,
 }
 
 /// The stream of one client's operations.
@@ -171,18 +173,18 @@ pub struct OperationStream {
     rng: Xoshiro256PlusPlus,
     operations: Box<[(OperationKind, u64)]>,
     total_weight: u64,
-    ranks: Ranks,
-    places: Places,
+    ranks: RankSampler,
+    places: RankMapping,
     latest: bool,
     /// Positions of new keys under `latest`: by a hash of their number, as in YCSB. This finds the
     /// newest records again without a list of them. Fills take the keys in this order, too.
     places_of_new: Permutation,
     keys: KeySpace,
-    harness: Harness,
+    harness: HarnessDeviations,
     /// The distribution over the loaded keys and those that upserts may add.
-    ranks_of_upserts: Option<(Ranks, Places)>,
+    ranks_of_upserts: Option<(RankSampler, RankMapping)>,
     client: usize,
-    inserted: Arc<Inserted>,
+    inserted: Arc<InsertedCounts>,
     /// Number of new keys that this client has drawn.
     new_keys: u64,
     /// Number of keys that this client has filled.
@@ -198,7 +200,7 @@ impl OperationStream {
     ///
     /// # Panics
     /// If the mix has no operations, or if `inserted` has no such client.
-    pub fn new(config: &StreamConfig, client: usize, inserted: &Arc<Inserted>) -> Self {
+    pub fn new(config: &StreamConfig, client: usize, inserted: &Arc<InsertedCounts>) -> Self {
         Self::for_run(config, 0, client, inserted)
     }
 
@@ -211,7 +213,7 @@ impl OperationStream {
         config: &StreamConfig,
         run: u64,
         client: usize,
-        inserted: &Arc<Inserted>,
+        inserted: &Arc<InsertedCounts>,
     ) -> Self {
         assert!(client < inserted.clients.len(), "client {client} is not part of this run");
         let mut total_weight = 0;
@@ -235,10 +237,10 @@ impl OperationStream {
             batch: Vec::with_capacity(batch.max().unwrap_or(0)),
             operations,
             total_weight,
-            ranks: Ranks::new(config.distribution, n),
+            ranks: RankSampler::new(config.distribution, n),
             places: match config.clustered {
-                true => Places::Clustered,
-                false => Places::Scattered(scattered),
+                true => RankMapping::Clustered,
+                false => RankMapping::Scattered(scattered),
             },
             latest: matches!(config.distribution, Distribution::Latest { .. }),
             places_of_new: Permutation::new(n, !config.seed),
@@ -247,10 +249,10 @@ impl OperationStream {
             ranks_of_upserts: config.harness.upserts_among_more.map(|more| {
                 let all = n.saturating_add(more);
                 let places = match config.clustered {
-                    true => Places::Clustered,
-                    false => Places::Scattered(Permutation::new(all, config.seed)),
+                    true => RankMapping::Clustered,
+                    false => RankMapping::Scattered(Permutation::new(all, config.seed)),
                 };
-                (Ranks::new(config.distribution, all), places)
+                (RankSampler::new(config.distribution, all), places)
             }),
             client,
             inserted: Arc::clone(inserted),
@@ -273,7 +275,7 @@ impl OperationStream {
     /// Returns the next operation; `None` if it would insert a new key and the key space is full.
     #[inline]
     #[expect(clippy::should_implement_trait, reason = "`None` is not the end, as an iterator's is")]
-    pub fn next(&mut self) -> Option<Operation> {
+    pub fn next(&mut self) -> Option<WorkloadOperation> {
         let kind = match &*self.operations {
             [(kind, _)] => *kind,
             several => {
@@ -282,30 +284,37 @@ impl OperationStream {
             }
         };
         Some(match kind {
-            OperationKind::Get => Operation::Get { key: self.key() },
+            OperationKind::Get => WorkloadOperation::Get { key: self.key() },
             OperationKind::Insert if self.ranks_of_upserts.is_some() => {
-                Operation::Upsert { key: self.upserted_key()?, value: self.new_value() }
+                WorkloadOperation::Upsert { key: self.upserted_key()?, value: self.new_value() }
             }
             OperationKind::Insert => {
-                Operation::Insert { key: self.new_key()?, value: self.new_value() }
+                WorkloadOperation::Insert { key: self.new_key()?, value: self.new_value() }
             }
             OperationKind::Reinsert => {
-                Operation::Insert { key: self.key(), value: self.new_value() }
+                WorkloadOperation::Insert { key: self.key(), value: self.new_value() }
             }
             OperationKind::Update if self.harness.keeps_values => {
                 let place = self.loaded_place();
-                Operation::Update { key: self.keys.key(place), value: self.keys.value(place) }
+                WorkloadOperation::Update {
+                    key: self.keys.key(place),
+                    value: self.keys.value(place),
+                }
             }
-            OperationKind::Update => Operation::Update { key: self.key(), value: self.new_value() },
-            OperationKind::Upsert => Operation::Upsert { key: self.key(), value: self.new_value() },
-            OperationKind::Remove => Operation::Remove { key: self.key() },
+            OperationKind::Update => {
+                WorkloadOperation::Update { key: self.key(), value: self.new_value() }
+            }
+            OperationKind::Upsert => {
+                WorkloadOperation::Upsert { key: self.key(), value: self.new_value() }
+            }
+            OperationKind::Remove => WorkloadOperation::Remove { key: self.key() },
             OperationKind::CompareExchange => {
                 let place = self.loaded_place();
                 let (key, expected) = (self.keys.key(place), self.keys.value(place));
-                Operation::CompareExchange { key, expected, new: self.new_value() }
+                WorkloadOperation::CompareExchange { key, expected, new: self.new_value() }
             }
             OperationKind::ReadModifyWrite => {
-                Operation::ReadModifyWrite { key: self.key(), value: self.new_value() }
+                WorkloadOperation::ReadModifyWrite { key: self.key(), value: self.new_value() }
             }
             OperationKind::Scan { length, reverse } => {
                 let limit = match length {
@@ -315,19 +324,22 @@ impl OperationStream {
                 let from = self.key();
                 if self.harness.scans_intervals && !reverse {
                     let length = u64::from(limit).saturating_mul(self.keys.spacing());
-                    Operation::ScanInterval { from, below: from.saturating_add(length) }
+                    WorkloadOperation::ScanInterval { from, below: from.saturating_add(length) }
                 } else {
-                    Operation::Scan { from, limit, reverse }
+                    WorkloadOperation::Scan { from, limit, reverse }
                 }
             }
             OperationKind::Fill => {
                 let turn = self.filled * self.inserted.clients.len() as u64 + self.client as u64;
                 self.filled += 1;
                 let place = self.places_of_new.apply(turn % self.keys.len());
-                Operation::Upsert { key: self.keys.key(place), value: self.keys.value(place) }
+                WorkloadOperation::Upsert {
+                    key: self.keys.key(place),
+                    value: self.keys.value(place),
+                }
             }
             OperationKind::ScanAll => {
-                Operation::Scan { from: self.keys.key(0), limit: u32::MAX, reverse: false }
+                WorkloadOperation::Scan { from: self.keys.key(0), limit: u32::MAX, reverse: false }
             }
             OperationKind::MultiGet { keys } => {
                 self.batch.clear();
@@ -335,7 +347,7 @@ impl OperationStream {
                     let key = self.key();
                     self.batch.push(key);
                 }
-                Operation::MultiGet
+                WorkloadOperation::MultiGet
             }
         })
     }
@@ -346,13 +358,13 @@ impl OperationStream {
         self.latest
     }
 
-    /// The keys of the [`Operation::MultiGet`] just returned.
+    /// The keys of the [`WorkloadOperation::MultiGet`] just returned.
     pub fn batch(&self) -> &[u64] {
         &self.batch
     }
 
-    /// Reports that the key of the [`Operation::Insert`] just returned is now in the index, so that
-    /// `latest` may draw it.
+    /// Reports that the key of the [`WorkloadOperation::Insert`] just returned is now in the index,
+    /// so that `latest` may draw it.
     #[inline]
     pub fn inserted(&self) {
         let count = &self.inserted.clients[self.client].0;
@@ -437,27 +449,27 @@ mod tests {
     use super::*;
     use std::collections::{BTreeMap, BTreeSet};
 
-    fn config(mix: Mix, distribution: Distribution, n: u64) -> StreamConfig {
+    fn config(mix: OperationMix, distribution: Distribution, n: u64) -> StreamConfig {
         StreamConfig {
             mix,
             distribution,
             clustered: false,
             keys: KeySpace::spread(n),
             seed: 1,
-            harness: Harness::default(),
+            harness: HarnessDeviations::default(),
         }
     }
 
-    fn operations(config: &StreamConfig, client: usize, count: usize) -> Vec<Operation> {
-        let mut stream = OperationStream::new(config, client, &Arc::new(Inserted::new(4, 0)));
+    fn operations(config: &StreamConfig, client: usize, count: usize) -> Vec<WorkloadOperation> {
+        let mut stream = OperationStream::new(config, client, &Arc::new(InsertedCounts::new(4, 0)));
         (0..count).filter_map(|_| stream.next()).collect()
     }
 
     #[test]
     fn the_clients_of_a_fill_take_each_key_once() {
-        let config = config(Mix::fill(), Distribution::Uniform, 1000);
+        let config = config(OperationMix::fill(), Distribution::Uniform, 1000);
         let all: Vec<_> = (0..4).flat_map(|client| operations(&config, client, 250)).collect();
-        let expected = |place| Operation::Upsert {
+        let expected = |place| WorkloadOperation::Upsert {
             key: config.keys.key(place),
             value: config.keys.value(place),
         };
@@ -468,7 +480,7 @@ mod tests {
 
     #[test]
     fn a_stream_is_a_function_of_its_seed() {
-        let mix = Mix::named("write-intensive").unwrap();
+        let mix = OperationMix::named("write-intensive").unwrap();
         let config = config(mix, Distribution::Zipfian { theta: 0.99 }, 1000);
         let first = operations(&config, 0, 500);
         assert_eq!(first, operations(&config, 0, 500));
@@ -480,12 +492,12 @@ mod tests {
     #[test]
     fn runs_draw_independently_from_the_same_popular_keys() {
         let keys_of = |run: u64, n: u64, draws: usize| {
-            let mix = Mix::named("read-only").unwrap();
+            let mix = OperationMix::named("read-only").unwrap();
             let config = config(mix, Distribution::Zipfian { theta: 0.99 }, n);
-            let inserted = Arc::new(Inserted::new(1, 0));
+            let inserted = Arc::new(InsertedCounts::new(1, 0));
             let mut stream = OperationStream::for_run(&config, run, 0, &inserted);
             let key = |operation| match operation {
-                Some(Operation::Get { key }) => key,
+                Some(WorkloadOperation::Get { key }) => key,
                 other => panic!("{other:?}"),
             };
             (0..draws).map(|_| key(stream.next())).collect::<Vec<u64>>()
@@ -508,22 +520,25 @@ mod tests {
 
     #[test]
     fn a_papers_harness_can_be_had() {
-        let mix = Mix::new("all of them")
+        let mix = OperationMix::new("all of them")
             .with(OperationKind::Insert, 1)
             .with(OperationKind::Update, 1)
             .with(OperationKind::scan(100), 1);
-        let harness =
-            Harness { upserts_among_more: Some(500), keeps_values: true, scans_intervals: true };
+        let harness = HarnessDeviations {
+            upserts_among_more: Some(500),
+            keeps_values: true,
+            scans_intervals: true,
+        };
         let keys = KeySpace::dense(1000);
         let config =
             StreamConfig { keys: keys.clone(), harness, ..config(mix, Distribution::Uniform, 1) };
         let (mut old, mut new) = (0_u32, 0_u32);
         for operation in operations(&config, 0, 9_000) {
             match operation {
-                Operation::Upsert { key, .. } if key < 1000 => old += 1,
-                Operation::Upsert { key, .. } if key < 1500 => new += 1,
-                Operation::Update { key, value } => assert_eq!(value, keys.value(key)),
-                Operation::ScanInterval { from, below } => assert_eq!(below - from, 100),
+                WorkloadOperation::Upsert { key, .. } if key < 1000 => old += 1,
+                WorkloadOperation::Upsert { key, .. } if key < 1500 => new += 1,
+                WorkloadOperation::Update { key, value } => assert_eq!(value, keys.value(key)),
+                WorkloadOperation::ScanInterval { from, below } => assert_eq!(below - from, 100),
                 other => panic!("{other:?}"),
             }
         }
@@ -533,20 +548,20 @@ mod tests {
 
     #[test]
     fn kinds_come_by_their_weights() {
-        let mix = Mix::named("read-intensive").unwrap();
+        let mix = OperationMix::named("read-intensive").unwrap();
         let all = operations(&config(mix, Distribution::Uniform, 1000), 0, 40_000);
-        let gets = all.iter().filter(|one| matches!(one, Operation::Get { .. })).count();
+        let gets = all.iter().filter(|one| matches!(one, WorkloadOperation::Get { .. })).count();
         assert!((37_700..38_300).contains(&gets), "{gets} of 40,000 are lookups");
     }
 
     #[test]
     fn popular_keys_are_scattered_or_clustered() {
-        let mix = Mix::named("read-only").unwrap();
+        let mix = OperationMix::named("read-only").unwrap();
         let mut config = config(mix, Distribution::Zipfian { theta: 0.99 }, 10_000);
         let popular = |config: &StreamConfig| {
             let mut counts = BTreeMap::<u64, u64>::new();
             for operation in operations(config, 0, 50_000) {
-                let Operation::Get { key } = operation else { panic!("read-only") };
+                let WorkloadOperation::Get { key } = operation else { panic!("read-only") };
                 *counts.entry(key).or_default() += 1;
             }
             let mut keys: Vec<(u64, u64)> = counts.iter().map(|(k, c)| (*c, *k)).collect();
@@ -564,15 +579,15 @@ mod tests {
 
     #[test]
     fn a_shift_moves_the_load_to_another_quarter() {
-        let mix = Mix::named("write-intensive").unwrap();
+        let mix = OperationMix::named("write-intensive").unwrap();
         let mut config = config(mix, Distribution::Zipfian { theta: 0.99 }, 100_000);
         config.clustered = true;
-        let mut stream = OperationStream::new(&config, 1, &Arc::new(Inserted::new(4, 0)));
+        let mut stream = OperationStream::new(&config, 1, &Arc::new(InsertedCounts::new(4, 0)));
         let mut quarters = || {
             let mut counts = [0_u32; 4];
             for _ in 0..20_000 {
                 match stream.next().unwrap() {
-                    Operation::Get { key } | Operation::Update { key, .. } => {
+                    WorkloadOperation::Get { key } | WorkloadOperation::Update { key, .. } => {
                         counts[(key >> 62) as usize] += 1;
                     }
                     other => panic!("{other:?}"),
@@ -594,13 +609,15 @@ mod tests {
 
     #[test]
     fn a_shift_of_scattered_keys_makes_others_popular() {
-        let mix = Mix::named("read-only").unwrap();
+        let mix = OperationMix::named("read-only").unwrap();
         let config = config(mix, Distribution::Zipfian { theta: 1.3 }, 1000);
-        let mut stream = OperationStream::new(&config, 0, &Arc::new(Inserted::new(1, 0)));
+        let mut stream = OperationStream::new(&config, 0, &Arc::new(InsertedCounts::new(1, 0)));
         let mut most_popular = || {
             let mut counts = BTreeMap::<u64, u64>::new();
             for _ in 0..5_000 {
-                let Some(Operation::Get { key }) = stream.next() else { panic!("read-only") };
+                let Some(WorkloadOperation::Get { key }) = stream.next() else {
+                    panic!("read-only")
+                };
                 *counts.entry(key).or_default() += 1;
             }
             stream.shift_hotspot(0.25);
@@ -613,13 +630,13 @@ mod tests {
 
     #[test]
     fn new_keys_and_values_never_meet() {
-        let mix = Mix::named("insert-intensive").unwrap();
+        let mix = OperationMix::named("insert-intensive").unwrap();
         let config = config(mix, Distribution::Zipfian { theta: 0.99 }, 100);
         let mut keys: BTreeSet<u64> = config.keys.records().map(|(key, _)| key).collect();
         let mut values = BTreeSet::new();
         for client in 0..4 {
             for operation in operations(&config, client, 5000) {
-                if let Operation::Insert { key, value } = operation {
+                if let WorkloadOperation::Insert { key, value } = operation {
                     assert!(keys.insert(key), "W2");
                     assert!(values.insert(value), "W1");
                 }
@@ -630,9 +647,9 @@ mod tests {
 
     #[test]
     fn latest_asks_for_what_was_just_inserted() {
-        let mix = Mix::named("ycsb-d").unwrap();
+        let mix = OperationMix::named("ycsb-d").unwrap();
         let config = config(mix.clone(), mix.distribution, 10_000);
-        let inserted = Arc::new(Inserted::new(2, 0));
+        let inserted = Arc::new(InsertedCounts::new(2, 0));
         let mut streams = [0, 1].map(|client| OperationStream::new(&config, client, &inserted));
         let loaded: BTreeSet<u64> = config.keys.records().map(|(key, _)| key).collect();
         let mut present = loaded.clone();
@@ -640,11 +657,11 @@ mod tests {
         for step in 0..40_000 {
             let stream = &mut streams[step % 2];
             match stream.next().unwrap() {
-                Operation::Insert { key, .. } => {
+                WorkloadOperation::Insert { key, .. } => {
                     assert!(present.insert(key));
                     stream.inserted();
                 }
-                Operation::Get { key } => {
+                WorkloadOperation::Get { key } => {
                     assert!(present.contains(&key), "only what is there is asked for");
                     gets += 1;
                     of_new += u64::from(step > 38_000 && !loaded.contains(&key));
@@ -659,16 +676,16 @@ mod tests {
 
     #[test]
     fn batches_and_scans_have_their_lengths() {
-        let mix = Mix::new("mine")
+        let mix = OperationMix::new("mine")
             .with(OperationKind::MultiGet { keys: 8 }, 1)
             .with(OperationKind::Scan { length: ScanLength::UpTo(10), reverse: true }, 1);
         let config = config(mix, Distribution::Uniform, 1000);
-        let mut stream = OperationStream::new(&config, 0, &Arc::new(Inserted::new(1, 0)));
+        let mut stream = OperationStream::new(&config, 0, &Arc::new(InsertedCounts::new(1, 0)));
         let mut lengths = BTreeSet::new();
         for _ in 0..500 {
             match stream.next().unwrap() {
-                Operation::MultiGet => assert_eq!(stream.batch().len(), 8),
-                Operation::Scan { limit, reverse, .. } => {
+                WorkloadOperation::MultiGet => assert_eq!(stream.batch().len(), 8),
+                WorkloadOperation::Scan { limit, reverse, .. } => {
                     assert!(reverse && lengths.insert(limit) | true)
                 }
                 other => panic!("{other:?}"),

@@ -1,16 +1,16 @@
 //! Replaying a real block device's trace on every provider leaves the contents of a `BTreeMap`.
 
-use farleaf_bench::driver::Numbers;
+use farleaf_bench::driver::NumberForm;
 use farleaf_bench::trace::{TraceFormat, read_trace, replay, touched_keys};
-use farleaf_bench::workload::Operation;
-use farleaf_dlsm::{Dlsm, DlsmOptions, MergePlace};
+use farleaf_bench::workload::WorkloadOperation;
+use farleaf_dlsm::{CompactionPlace, Dlsm, DlsmOptions};
 use farleaf_fabric::AnyConfig;
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::shm::ShmConfig;
 use farleaf_fabric::sim::SimConfig;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::tcp::TcpConfig;
-use farleaf_fabric::{Backing, CounterSnapshot, Provider, ServerId};
+use farleaf_fabric::{CounterSnapshot, Provider, RegionBacking, ServerId};
 use farleaf_index::AnyDesign;
 use farleaf_page::Fixed8;
 use farleaf_pool::server::{MemoryServer, MemoryServerConfig};
@@ -22,7 +22,7 @@ use std::path::Path;
 
 const SERVERS: u16 = 3;
 
-fn trace() -> Option<Vec<Operation>> {
+fn trace() -> Option<Vec<WorkloadOperation>> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/data/block-io.csv.gz");
     if !path.exists() {
         println!("skipped: the trace {} is not there", path.display());
@@ -34,23 +34,23 @@ fn trace() -> Option<Vec<Operation>> {
 fn check(
     provider: &impl Provider,
     design: &AnyDesign<Fixed8>,
-    operations: &[Operation],
+    operations: &[WorkloadOperation],
 ) -> CounterSnapshot {
     // Every provider takes memory that processes can share.
-    let backing = Backing::Shared { huge_pages: false };
+    let backing = RegionBacking::Shared { huge_pages: false };
     let config = MemoryServerConfig { pool_bytes: 64 << 20, backing, ..Default::default() };
     let server =
         |number| Arc::new(MemoryServer::<Fixed8>::new(ServerId::new(number), &config).unwrap());
     let services = (0..SERVERS).map(server).collect();
-    let replayed = replay(provider, services, design, Numbers, operations, None);
+    let replayed = replay(provider, services, design, NumberForm, operations, None);
     let (measured, contents) = replayed.unwrap();
 
     let mut model = BTreeMap::new();
     let mut misses = 0;
     for operation in operations {
         match operation {
-            Operation::Get { key } => misses += u64::from(!model.contains_key(key)),
-            Operation::Upsert { key, value } => drop(model.insert(*key, *value)),
+            WorkloadOperation::Get { key } => misses += u64::from(!model.contains_key(key)),
+            WorkloadOperation::Upsert { key, value } => drop(model.insert(*key, *value)),
             other => panic!("a trace has no {other:?}"),
         }
     }
@@ -63,7 +63,7 @@ fn check(
 fn check_coarse(
     provider: &impl Provider,
     partitioning: Partitioning<u64>,
-    operations: &[Operation],
+    operations: &[WorkloadOperation],
 ) {
     let cost =
         check(provider, &AnyDesign::of::<Coarse>(CoarseOptions { partitioning }), operations);
@@ -114,8 +114,10 @@ fn an_lsm_tree_leaves_the_same() {
         ShmConfig::default().into(),
     ];
     for provider in &providers {
-        let options =
-            DlsmOptions { merges: MergePlace::Memory, ..DlsmOptions::with_table_bytes(64 << 10) };
+        let options = DlsmOptions {
+            merges: CompactionPlace::Memory,
+            ..DlsmOptions::with_table_bytes(64 << 10)
+        };
         let cost = check(provider, &AnyDesign::of::<Dlsm>(options), &operations);
         // It was flushed, merged and read from tables.
         assert!(cost.reads > 10_000 && cost.bytes_written > 1_000_000, "{cost:?}");

@@ -1,11 +1,11 @@
 //! The single machine as an index design: it passes the suite of all designs, moves nothing over
 //! the fabric, and accounts for its memory.
 
-use farleaf_bench::driver::{Amount, Measurement, Reshaping, Run, Testbed};
+use farleaf_bench::driver::{BenchRun, Measurement, Reshaping, Testbed, WorkAmount};
 use farleaf_bench::keys::KeySpace;
 use farleaf_bench::report::Report;
 use farleaf_bench::single_machine::{SingleMachine, SingleMachineOptions};
-use farleaf_bench::workload::{Harness, Mix, NAMED_MIXES, StreamConfig};
+use farleaf_bench::workload::{HarnessDeviations, NAMED_MIXES, OperationMix, StreamConfig};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::SimConfig;
 use farleaf_fabric::sync::Arc;
@@ -13,7 +13,7 @@ use farleaf_fabric::{Cluster, CounterSnapshot, Provider, ServerId};
 use farleaf_index::{AnyDesign, Design, RangeIndex};
 use farleaf_page::Fixed8;
 use farleaf_pool::server::{MemoryServer, MemoryServerConfig};
-use farleaf_suites::conformance::{self, Setup};
+use farleaf_suites::conformance::{self, SuiteSetup};
 
 /// Tiny pages make high trees from few keys, so most operations restructure a node.
 type Tiny = Fixed8<16>;
@@ -30,7 +30,8 @@ fn server() -> MemoryServerConfig {
 }
 
 fn conforms(provider: &impl Provider) {
-    let setup = Setup { provider, options: options(), memory_servers: SERVERS, server: server() };
+    let setup =
+        SuiteSetup { provider, options: options(), memory_servers: SERVERS, server: server() };
     conformance::run::<Tiny, SingleMachine, _>(&setup);
     conformance::run::<Fixed8, SingleMachine, _>(&setup);
 }
@@ -65,21 +66,21 @@ fn testbed(provider: &impl Provider, keys: &KeySpace) -> Testbed {
     testbed
 }
 
-fn measure(testbed: &mut Testbed, run: &Run) -> Measurement {
+fn measure(testbed: &mut Testbed, run: &BenchRun) -> Measurement {
     testbed.measure(run, &|_| ()).unwrap()
 }
 
-fn run_of(mix: &Mix, keys: &KeySpace, threads: u16) -> Run {
+fn run_of(mix: &OperationMix, keys: &KeySpace, threads: u16) -> BenchRun {
     let stream = StreamConfig {
         mix: mix.clone(),
         distribution: mix.distribution,
         clustered: false,
         keys: keys.clone(),
         seed: 7,
-        harness: Harness::default(),
+        harness: HarnessDeviations::default(),
     };
-    let amount = Amount::Operations(4_001);
-    Run {
+    let amount = WorkAmount::Operations(4_001);
+    BenchRun {
         stream,
         compute_servers: 2,
         threads,
@@ -115,7 +116,7 @@ fn in_the_simulator_work_takes_its_time() {
     let keys = KeySpace::spread(20_000);
     let mut config = SimConfig::default();
     let mean_ns = |config: &SimConfig| {
-        let mix = Mix::named("read-only").unwrap();
+        let mix = OperationMix::named("read-only").unwrap();
         measure(&mut testbed(config, &keys), &run_of(&mix, &keys, 1)).latency_ns.mean()
     };
     let cost = config.cost;

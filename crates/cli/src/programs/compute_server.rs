@@ -1,7 +1,7 @@
 //! `farleaf compute-server`: runs one compute server.
 
 use super::layout::BlockArguments;
-use super::{Common, DEFAULT_CACHE, WRITE_BACK_MS, address, duration};
+use super::{CommonOptions, DEFAULT_CACHE, WRITE_BACK_MS, address, duration};
 use clap::Args;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use farleaf_cluster::catalog::CatalogAddress;
@@ -31,9 +31,9 @@ fn offload() -> impl TypedValueParser<Value = OffloadName> {
     --cache-bytes 16Gi --threads 8 \\\n    --catalog 10.0.0.6:7400 --token-file /etc/farleaf/token\n\nOn SIGTERM and SIGINT it writes \
     everything back and ends."
 )]
-pub(crate) struct Arguments {
+pub(crate) struct ComputeServerArguments {
     #[command(flatten)]
-    common: Common,
+    common: CommonOptions,
     /// Join the cluster of this name
     #[arg(long, value_name = "NAME", default_value = "default")]
     cluster: String,
@@ -96,7 +96,7 @@ pub(crate) struct Arguments {
 }
 
 /// Runs a compute server until a signal ends it.
-pub(crate) fn run(arguments: Arguments) -> anyhow::Result<()> {
+pub(crate) fn run(arguments: ComputeServerArguments) -> anyhow::Result<()> {
     let stop = arguments.common.start()?;
     if arguments.io_threads.is_some() {
         eprintln!(

@@ -5,12 +5,12 @@
 
 use super::opened::OpenedParts;
 use super::part::PartTrees;
-use crate::gate::Visit;
-use crate::load::Loader;
-use crate::shard::{Right, Shard};
-use crate::version::Table;
+use crate::gate::TreeVisit;
+use crate::load::SsTableLoader;
+use crate::shard::{LsmShard, TreeRight};
+use crate::version::SsTable;
 use farleaf_fabric::Fabric;
-use farleaf_index::{Built, BulkBuilder, Encoded};
+use farleaf_index::{BuiltContent, BulkBuilder, Encoded};
 use farleaf_page::Layout;
 use farleaf_pool::remote::{ROOT_SERVER, RemoteError};
 use std::cell::RefCell;
@@ -21,20 +21,20 @@ pub struct LoadBuilder<'p, F: Fabric, L: Layout> {
     opened: &'p OpenedParts<F, L>,
     /// The number of the records in each part; parts have counters of their own.
     sequences: Vec<Option<u64>>,
-    now: Option<Now<'p, F, L>>,
-    loaded: LoadedTables,
+    now: Option<CurrentShardLoad<'p, F, L>>,
+    loaded: LoadedSsTables,
 }
 
 /// The part and the shard that records go to. Its tree is neither left nor divided meanwhile.
-type Now<'p, F, L> = ((usize, usize), Loader<'p, F, L>, Visit<'p>);
+type CurrentShardLoad<'p, F, L> = ((usize, usize), SsTableLoader<'p, F, L>, TreeVisit<'p>);
 
 /// The tables of a bulk load, by their shard.
 #[derive(Debug, Default)]
-pub struct LoadedTables {
-    tables: RefCell<Vec<(u64, Vec<Table>)>>,
+pub struct LoadedSsTables {
+    tables: RefCell<Vec<(u64, Vec<SsTable>)>>,
 }
 
-impl<K> Built<K> for LoadedTables {
+impl<K> BuiltContent<K> for LoadedSsTables {
     /// Shards keep their keys, and compute servers whole shards.
     fn equal_boundaries(&self, _parts: usize) -> Option<Vec<K>> {
         None
@@ -43,11 +43,11 @@ impl<K> Built<K> for LoadedTables {
 
 impl<'p, F: Fabric, L: Layout> LoadBuilder<'p, F, L> {
     pub(super) fn new(opened: &'p OpenedParts<F, L>) -> Self {
-        Self { opened, sequences: Vec::new(), now: None, loaded: LoadedTables::default() }
+        Self { opened, sequences: Vec::new(), now: None, loaded: LoadedSsTables::default() }
     }
 
     /// The loader of the tree that has `key`.
-    async fn loader(&mut self, key: &[u8]) -> Result<&mut Loader<'p, F, L>, RemoteError> {
+    async fn loader(&mut self, key: &[u8]) -> Result<&mut SsTableLoader<'p, F, L>, RemoteError> {
         let mut parts = self.opened.iter().enumerate();
         let now = self.now.as_ref().map(|(now, ..)| *now);
         // By the part's own map: others may not know of a division.
@@ -70,7 +70,7 @@ impl<'p, F: Fabric, L: Layout> LoadBuilder<'p, F, L> {
             // keep scans away meanwhile: it has halted the server, or is its only client.
             let sequence =
                 *self.sequences[number].get_or_insert_with(|| tree.shard.sequences.take());
-            self.now = Some(((number, shard), Loader::new(tree, sequence), visit));
+            self.now = Some(((number, shard), SsTableLoader::new(tree, sequence), visit));
         }
         let (_, loader, _) = self.now.as_mut().expect("it was just set");
         Ok(loader)
@@ -86,7 +86,7 @@ impl<'p, F: Fabric, L: Layout> LoadBuilder<'p, F, L> {
 }
 
 impl<F: Fabric, L: Layout> BulkBuilder<L> for LoadBuilder<'_, F, L> {
-    type Built = LoadedTables;
+    type Built = LoadedSsTables;
 
     /// # Errors
     /// [`RemoteError::NotItsKeys`] if the key belongs to a part that was not opened over this
@@ -97,7 +97,7 @@ impl<F: Fabric, L: Layout> BulkBuilder<L> for LoadBuilder<'_, F, L> {
         Ok(loader.add(key.as_ref(), value.encoded().as_ref()).await?)
     }
 
-    async fn finish(&mut self) -> Result<LoadedTables, RemoteError> {
+    async fn finish(&mut self) -> Result<LoadedSsTables, RemoteError> {
         self.end_tree().await?;
         Ok(std::mem::take(&mut self.loaded))
     }
@@ -110,7 +110,7 @@ impl<F: Fabric, L: Layout> BulkBuilder<L> for LoadBuilder<'_, F, L> {
     }
 }
 
-impl LoadedTables {
+impl LoadedSsTables {
     /// Gives each tree its tables. All trees must be empty.
     pub(super) async fn install<F: Fabric, L: Layout>(
         &self,
@@ -121,8 +121,8 @@ impl LoadedTables {
         for (tree, _visit) in &trees {
             // Tombstones above would hide what is loaded.
             tree.settle_tree().await?;
-            let flushing = tree.until_begun(Right::Flush, Shard::begin_flush).await?;
-            let merging = tree.until_begun(Right::Merge, Shard::begin_merge).await?;
+            let flushing = tree.until_begun(TreeRight::Flush, LsmShard::begin_flush).await?;
+            let merging = tree.until_begun(TreeRight::Merge, LsmShard::begin_compaction).await?;
             tree.settle_change().await?;
             tree.check_no_records()?;
             rights.insert(tree.shard.id, (*tree, flushing, merging));

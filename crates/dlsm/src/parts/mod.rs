@@ -22,10 +22,10 @@ mod pool;
 mod server;
 mod shard_map;
 
-pub use builder::{LoadBuilder, LoadedTables};
+pub use builder::{LoadBuilder, LoadedSsTables};
 pub use design::ShardedDlsm;
 pub use options::{DlsmServerOptions, ShardedOptions};
 pub use part::{DlsmPart, LeftShards};
 pub use pool::DlsmPool;
 pub use server::DlsmServer;
-pub use shard_map::MOST_SHARDS;
+pub use shard_map::MAX_SHARDS;

@@ -2,20 +2,21 @@
 //!
 //! *Thread safety*: belongs to its endpoint's thread; operations of one handle may overlap.
 
-use super::server::{DlsmServer, Owned, shards_of};
-use super::shard_map::{MOST_SHARDS, ShardMap};
+use super::server::{DlsmServer, OwnedShards, shards_of};
+use super::shard_map::{MAX_SHARDS, ShardMap};
 use crate::directory::check_no_owner;
-use crate::gate::Visit;
+use crate::gate::TreeVisit;
 use crate::handle::DlsmIndex;
 use crate::operations::{decoded_records, encoded_scan};
 use crate::remote::{ExtentClient, ExtentSpace, divided_shards};
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::Arc;
 use farleaf_index::together::{all, join};
-use farleaf_index::{
-    Answer, Encoded, IndexError, LeafEdit, PartIndex, PartState, Records, Released, Scan,
-};
 use farleaf_index::{CacheCounters, OwnedRange};
+use farleaf_index::{
+    EditAnswer, Encoded, IndexError, KeyedRecords, LeafEdit, PartIndex, PartState, ReleasedKeys,
+    ScanResult,
+};
 use farleaf_page::rules::{DIVISIONS_SETTLED, LEAVING_COVERED, ONE_BOUND, PIECES_REREAD};
 use farleaf_page::table::KeyBuf;
 use farleaf_page::{Layout, OwnedKey, OwnedValue};
@@ -27,7 +28,7 @@ use std::rc::Rc;
 
 /// How often background tasks check whether they have ended, in nanoseconds: rarely, because each
 /// tree has one on each thread.
-const LOOK_NS: u64 = 20_000_000;
+const POLL_INTERVAL_NS: u64 = 20_000_000;
 /// How often a thread settles what it has given up, in nanoseconds.
 const SETTLE_NS: u64 = 50_000_000;
 
@@ -40,11 +41,11 @@ pub(super) struct PartTrees<F: Fabric, L: Layout> {
     map: RefCell<(u64, Arc<ShardMap>)>,
     /// A handle of each tree that it has used, by number. They stay, so that others can refer to
     /// them.
-    handles: Box<[Handle<F, L>]>,
+    handles: Box<[TreeHandle<F, L>]>,
 }
 
 /// A handle of a tree, once it has been used.
-type Handle<F, L> = OnceCell<Box<DlsmIndex<F, L>>>;
+type TreeHandle<F, L> = OnceCell<Box<DlsmIndex<F, L>>>;
 
 /// One endpoint's handle on a compute server's trees.
 #[derive(Debug)]
@@ -53,12 +54,12 @@ pub struct DlsmPart<F: Fabric, L: Layout> {
 }
 
 /// A tree that an operation uses.
-pub(super) type Entered<'t, F, L> = (&'t DlsmIndex<F, L>, Visit<'t>);
+pub(super) type EnteredTree<'t, F, L> = (&'t DlsmIndex<F, L>, TreeVisit<'t>);
 
 impl<F: Fabric, L: Layout> PartTrees<F, L> {
     pub(super) fn new(fabric: F, server: &Arc<DlsmServer<L>>) -> Self {
         let owned = server.owned();
-        let handles = (0..MOST_SHARDS).map(|_| OnceCell::new()).collect();
+        let handles = (0..MAX_SHARDS).map(|_| OnceCell::new()).collect();
         let map = RefCell::new((owned.changes, owned.map));
         Self { fabric, server: Arc::clone(server), map, handles }
     }
@@ -88,7 +89,7 @@ impl<F: Fabric, L: Layout> PartTrees<F, L> {
     /// The tree of a shard that the compute server owns, which neither leaves nor is divided
     /// meanwhile. The first handle opens it from its directory.
     #[inline]
-    pub(super) async fn enter(&self, shard: usize) -> Result<Entered<'_, F, L>, RemoteError> {
+    pub(super) async fn enter(&self, shard: usize) -> Result<EnteredTree<'_, F, L>, RemoteError> {
         let tree = self.tree(shard)?;
         let Some(visit) = tree.shard.gate.enter() else {
             return Err(self.closed(shard).await);
@@ -106,14 +107,14 @@ impl<F: Fabric, L: Layout> PartTrees<F, L> {
     async fn closed(&self, shard: usize) -> RemoteError {
         if self.server.ended_division().is_some_and(|(divided, _)| divided == shard) {
             // If that fails, the next operation tries it.
-            let _ = self.settle_division().await;
+            let _ = self.settle_split().await;
         }
         RemoteError::Moved
     }
 
     /// The tree that has `key`.
     #[inline]
-    async fn enter_of(&self, key: &L::Key) -> Result<Entered<'_, F, L>, RemoteError> {
+    async fn enter_of(&self, key: &L::Key) -> Result<EnteredTree<'_, F, L>, RemoteError> {
         Ok(self.enter_at(key.encoded().as_ref()).await?.1)
     }
 
@@ -122,7 +123,7 @@ impl<F: Fabric, L: Layout> PartTrees<F, L> {
     pub(super) async fn enter_at(
         &self,
         key: &[u8],
-    ) -> Result<(usize, Entered<'_, F, L>), RemoteError> {
+    ) -> Result<(usize, EnteredTree<'_, F, L>), RemoteError> {
         loop {
             let shard = self.map().shard_of(key);
             let entered = self.enter(shard).await?;
@@ -134,39 +135,39 @@ impl<F: Fabric, L: Layout> PartTrees<F, L> {
     }
 
     /// Asks which shards divisions have made (L5), after division `ended` if that has ended.
-    async fn look_for_divisions(&self, ended: Option<u64>) -> Result<(), RemoteError> {
+    async fn look_for_splits(&self, ended: Option<u64>) -> Result<(), RemoteError> {
         let rpc = RpcClient::<F, L>::new(self.fabric.clone());
         Ok(self.server.learn_divisions(&divided_shards(&rpc).await?, ended)?)
     }
 
     /// Finds out what became of a division that has ended, if there is one (L4).
-    async fn settle_division(&self) -> Result<(), RemoteError> {
+    async fn settle_split(&self) -> Result<(), RemoteError> {
         let Some((shard, number)) = self.server.ended_division() else { return Ok(()) };
         if !self.fabric.breaks(DIVISIONS_SETTLED) {
             self.tree(shard)?.end_leaving().await?;
         }
-        self.look_for_divisions(Some(number)).await
+        self.look_for_splits(Some(number)).await
     }
 
     /// Divides the shard that has `low` inside it, so that another one begins there. Returns
     /// whether it has: the compute server may have as many shards as it can have.
-    async fn divide_at(&self, low: &[u8]) -> Result<bool, RemoteError> {
-        self.settle_division().await?;
+    async fn split_shard_at(&self, low: &[u8]) -> Result<bool, RemoteError> {
+        self.settle_split().await?;
         let servers = self.fabric.memory_servers();
         if !self.server.can_divide(low, servers) {
             return Ok(false);
         }
         // For a number that no other compute server has taken.
-        self.look_for_divisions(None).await?;
+        self.look_for_splits(None).await?;
         // Only a tree that is open is in a directory.
         drop(self.enter_at(low).await?);
         let Some((shard, into)) = self.server.begin_division(low, servers) else {
             return Err(RemoteError::Contended { retries: 0 });
         };
-        let dividing = DivisionUnderWay(&self.server);
+        let dividing = SplitInFlight(&self.server);
         let divided = self.tree(shard)?.divide((into as u64, &KeyBuf::from_bytes(low))).await;
         drop(dividing);
-        self.settle_division().await?;
+        self.settle_split().await?;
         match divided.map_err(RemoteError::from) {
             // Also if that is not known: the map knows.
             _ if self.map().ends(low).0 == Some(low) => Ok(true),
@@ -182,8 +183,8 @@ impl<F: Fabric, L: Layout> PartTrees<F, L> {
     /// all.
     pub(super) async fn enter_for_scan(
         &self,
-        scan: &Scan<Vec<u8>>,
-    ) -> Result<(Owned<L>, Vec<Entered<'_, F, L>>), RemoteError> {
+        scan: &ScanResult<Vec<u8>>,
+    ) -> Result<(OwnedShards<L>, Vec<EnteredTree<'_, F, L>>), RemoteError> {
         loop {
             let owned = self.server.owned();
             let places = owned.places.clone();
@@ -242,9 +243,9 @@ impl<F: Fabric, L: Layout> PartTrees<F, L> {
         while !is_over() {
             if let Ok((tree, visit)) = self.enter(shard).await {
                 drop(visit);
-                return tree.work_until(LOOK_NS, is_over, &|_| {}).await;
+                return tree.work_until(POLL_INTERVAL_NS, is_over, &|_| {}).await;
             }
-            self.fabric.sleep(LOOK_NS).await;
+            self.fabric.sleep(POLL_INTERVAL_NS).await;
         }
     }
 
@@ -261,16 +262,16 @@ impl<F: Fabric, L: Layout> DlsmPart<F, L> {
 }
 
 /// A shard is being divided. Dropping this ends that.
-struct DivisionUnderWay<'s, L: Layout>(&'s DlsmServer<L>);
+struct SplitInFlight<'s, L: Layout>(&'s DlsmServer<L>);
 
-impl<L: Layout> Drop for DivisionUnderWay<'_, L> {
+impl<L: Layout> Drop for SplitInFlight<'_, L> {
     fn drop(&mut self) {
         self.0.end_division();
     }
 }
 
 /// Whether a shard with these ends, the lower inclusive, may have keys of `scan`.
-fn overlaps((low, high): (Option<&[u8]>, Option<&[u8]>), scan: &Scan<Vec<u8>>) -> bool {
+fn overlaps((low, high): (Option<&[u8]>, Option<&[u8]>), scan: &ScanResult<Vec<u8>>) -> bool {
     let is_above = match (&scan.upper, low) {
         (Bound::Included(upper), Some(low)) => low > &upper[..],
         (Bound::Excluded(upper), Some(low)) => low >= &upper[..],
@@ -292,7 +293,7 @@ pub struct LeftShards<'a, L: Layout> {
     before: Option<OwnedRange<OwnedKey<L>>>,
 }
 
-impl<L: Layout> Released for LeftShards<'_, L> {
+impl<L: Layout> ReleasedKeys for LeftShards<'_, L> {
     fn for_good(mut self) {
         self.before = None;
     }
@@ -324,7 +325,7 @@ impl<F: Fabric, L: Layout> PartIndex<F, L> for DlsmPart<F, L> {
     async fn execute(
         &self,
         edit: LeafEdit<&L::Key, &L::Value>,
-    ) -> Result<Answer<OwnedValue<L>>, RemoteError> {
+    ) -> Result<EditAnswer<OwnedValue<L>>, RemoteError> {
         let (tree, _visit) = self.part.enter_of(edit.key).await?;
         Ok(tree.perform(edit).await?)
     }
@@ -332,7 +333,7 @@ impl<F: Fabric, L: Layout> PartIndex<F, L> for DlsmPart<F, L> {
     async fn execute_all(
         &self,
         edits: &[LeafEdit<&L::Key, &L::Value>],
-        done: impl Fn(usize, Result<Answer<OwnedValue<L>>, RemoteError>),
+        done: impl Fn(usize, Result<EditAnswer<OwnedValue<L>>, RemoteError>),
     ) {
         let execute = async |(place, edit)| done(place, self.execute(edit).await);
         all(edits.iter().copied().enumerate().map(execute)).await;
@@ -340,8 +341,8 @@ impl<F: Fabric, L: Layout> PartIndex<F, L> for DlsmPart<F, L> {
 
     async fn scan(
         &self,
-        scan: &Scan<OwnedKey<L>>,
-        out: &mut Records<OwnedKey<L>, OwnedValue<L>>,
+        scan: &ScanResult<OwnedKey<L>>,
+        out: &mut KeyedRecords<OwnedKey<L>, OwnedValue<L>>,
     ) -> Result<OwnedRange<OwnedKey<L>>, RemoteError> {
         self.scan_some(scan, usize::MAX, out).await
     }
@@ -349,16 +350,16 @@ impl<F: Fabric, L: Layout> PartIndex<F, L> for DlsmPart<F, L> {
     /// All trees as of one moment.
     async fn scan_some(
         &self,
-        scan: &Scan<OwnedKey<L>>,
+        scan: &ScanResult<OwnedKey<L>>,
         most_bytes: usize,
-        out: &mut Records<OwnedKey<L>, OwnedValue<L>>,
+        out: &mut KeyedRecords<OwnedKey<L>, OwnedValue<L>>,
     ) -> Result<OwnedRange<OwnedKey<L>>, RemoteError> {
         let part = &*self.part;
         if out.len() >= scan.limit {
             return Ok(part.server.range());
         }
         let wanted = encoded_scan::<L::Key>(scan);
-        let (Owned { range, .. }, mut entered) = part.enter_for_scan(&wanted).await?;
+        let (OwnedShards { range, .. }, mut entered) = part.enter_for_scan(&wanted).await?;
         let Some((first, _)) = entered.first() else { return Ok(range) };
         first.check_scan(&wanted)?;
         // After the trees were opened: the bound is above all numbers in them (H10). It is kept
@@ -369,7 +370,7 @@ impl<F: Fabric, L: Layout> PartIndex<F, L> for DlsmPart<F, L> {
         }
         let (had, mut bytes) = (out.len(), 0);
         for (tree, _visit) in &entered {
-            let rest = Scan { limit: scan.limit - out.len(), ..wanted.clone() };
+            let rest = ScanResult { limit: scan.limit - out.len(), ..wanted.clone() };
             if self.fabric().breaks(ONE_BOUND) {
                 view = tree.view().await?;
             }
@@ -407,7 +408,7 @@ impl<F: Fabric, L: Layout> PartIndex<F, L> for DlsmPart<F, L> {
                 let owned = part.server.owned();
                 let is_over = || ended() || part.server.changes() != owned.changes;
                 if owned.shards().is_empty() {
-                    part.fabric.sleep(LOOK_NS).await;
+                    part.fabric.sleep(POLL_INTERVAL_NS).await;
                 }
                 all(owned.shards().iter().map(|shard| part.work_on(*shard, &is_over))).await;
             }
@@ -467,7 +468,7 @@ impl<F: Fabric, L: Layout> PartIndex<F, L> for DlsmPart<F, L> {
         let range = self.part.server.range();
         let is_inside = |at: &OwnedKey<L>| *at > range.low && range.has(L::key(at));
         let own = key.to_owned();
-        if is_inside(&own) && self.part.divide_at(key.encoded().as_ref()).await? {
+        if is_inside(&own) && self.part.split_shard_at(key.encoded().as_ref()).await? {
             return Ok(Some(own));
         }
         let (low, high) = self.fences(key).await?;
@@ -501,7 +502,7 @@ impl<F: Fabric, L: Layout> PartIndex<F, L> for DlsmPart<F, L> {
         let part = &*self.part;
         // A map that has these ends may lack shards in between.
         if !part.fabric.breaks(PIECES_REREAD) || part.server.check_range(grown).is_err() {
-            part.look_for_divisions(None).await?;
+            part.look_for_splits(None).await?;
         }
         let coming = part.server.check_range(grown)?;
         let check = async |shard| {

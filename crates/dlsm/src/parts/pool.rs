@@ -2,7 +2,7 @@
 //!
 //! *Thread safety*: belongs to its endpoint's thread.
 
-use super::builder::{LoadBuilder, LoadedTables};
+use super::builder::{LoadBuilder, LoadedSsTables};
 use super::opened::OpenedParts;
 use super::part::{DlsmPart, PartTrees};
 use super::server::{DlsmServer, shards_of};
@@ -13,7 +13,7 @@ use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
 use farleaf_index::OwnedRange;
 use farleaf_index::together::all;
-use farleaf_index::{IndexError, PartPool, Scan};
+use farleaf_index::{IndexError, PartPool, ScanResult};
 use farleaf_page::{DesignId, Layout, OwnedKey};
 use farleaf_pool::remote::{ROOT_SERVER, RemoteError, RpcClient};
 use std::cell::Cell;
@@ -77,7 +77,7 @@ impl<F: Fabric, L: Layout> PartPool<F, L> for DlsmPool<F, L> {
         = LoadBuilder<'a, F, L>
     where
         Self: 'a;
-    type Built = LoadedTables;
+    type Built = LoadedSsTables;
     type Former = ();
 
     fn fabric(&self) -> &F {
@@ -98,7 +98,7 @@ impl<F: Fabric, L: Layout> PartPool<F, L> for DlsmPool<F, L> {
 
     async fn is_empty(&self) -> Result<bool, IndexError> {
         for (tree, _visit) in &self.opened.enter_all().await? {
-            if !tree.records(&Scan::range(..).limit(1)).await?.is_empty() {
+            if !tree.records(&ScanResult::range(..).limit(1)).await?.is_empty() {
                 return Ok(false);
             }
         }
@@ -109,7 +109,7 @@ impl<F: Fabric, L: Layout> PartPool<F, L> for DlsmPool<F, L> {
         Ok(())
     }
 
-    fn replace(&self, built: &LoadedTables) -> impl Future<Output = Result<(), RemoteError>> {
+    fn replace(&self, built: &LoadedSsTables) -> impl Future<Output = Result<(), RemoteError>> {
         built.install(&self.opened)
     }
 
@@ -120,16 +120,16 @@ impl<F: Fabric, L: Layout> PartPool<F, L> for DlsmPool<F, L> {
         Ok(())
     }
 
-    /// Takes the shards of the range from the former life, which loses what it had in MemTables
-    /// only.
-    async fn end_former_life(
+    /// Takes the shards of the range from the former incarnation, which loses what it had in
+    /// MemTables only.
+    async fn end_former_incarnation(
         &self,
         _compute_server: u16,
         range: &OwnedRange<OwnedKey<L>>,
     ) -> Result<(), IndexError> {
         let space = Arc::new(ExtentSpace::new(1));
         let client = ExtentClient::<F, L>::new(self.fabric.clone(), &space, 1);
-        // The former life may have divided a shard since this endpoint looked.
+        // The former incarnation may have divided a shard since this endpoint looked.
         let pieces = divided_shards(client.rpc()).await?;
         let map = self.map.divided(&pieces).ok_or(IndexError::Damaged { at: GlobalAddr::NULL })?;
         for shard in map.shards(shards_of::<L>(&map, range)?) {

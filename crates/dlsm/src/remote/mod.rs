@@ -1,5 +1,5 @@
 //! What dLSM adds to the pool's protocols: memory in extents, the directory of a shard on a memory
-//! server, and merges that memory servers do.
+//! server, and compactions that memory servers do.
 //!
 //! *Thread safety*: clients belong to their endpoint's thread; the space is the process's.
 
@@ -9,9 +9,9 @@ mod given_up;
 mod near_merge;
 mod shard_client;
 
-pub use extent_space::{ExtentSpace, Lease};
+pub use extent_space::{ExtentLease, ExtentSpace};
 pub(crate) use extent_space::{ExtentUsage, ExtentUse, JobId};
 pub(crate) use extents::TRANSFER_WORDS;
 pub use extents::{ExtentClient, ExtentWriter};
-pub(crate) use near_merge::NearMerge;
+pub(crate) use near_merge::OffloadedCompaction;
 pub(crate) use shard_client::{ShardClient, ShardLoans, ShardState, divided_shards};

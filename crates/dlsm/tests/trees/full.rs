@@ -7,16 +7,16 @@
 
 use super::tree::{KINDS, compute, setup};
 use super::work::{beside_workers, check_extents, key, open};
-use farleaf_dlsm::{Dlsm, DlsmOptions, Shard};
+use farleaf_dlsm::{Dlsm, DlsmOptions, LsmShard};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::SimConfig;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Cluster, Fabric};
-use farleaf_index::{IndexAdmin, IndexError, RangeIndex, Scan};
+use farleaf_index::{IndexAdmin, IndexError, RangeIndex, ScanResult};
 use farleaf_page::Bytes;
 use farleaf_page::table::IndexKind;
 use farleaf_pool::server::MemoryServerConfig;
-use farleaf_suites::conformance::Setup;
+use farleaf_suites::conformance::SuiteSetup;
 use farleaf_suites::providers::{AnyProvider, local, rough, sim};
 use futures_util::future::{Either, select};
 use std::collections::BTreeMap;
@@ -27,9 +27,9 @@ type Model = BTreeMap<Vec<u8>, Vec<u8>>;
 
 const POOL_BYTES: usize = 1 << 20;
 
-fn full(provider: &AnyProvider, options: DlsmOptions) -> Setup<'_, AnyProvider, DlsmOptions> {
+fn full(provider: &AnyProvider, options: DlsmOptions) -> SuiteSetup<'_, AnyProvider, DlsmOptions> {
     let server = MemoryServerConfig { pool_bytes: POOL_BYTES, ..Default::default() };
-    Setup { memory_servers: 1, server, ..setup(provider, options) }
+    SuiteSetup { memory_servers: 1, server, ..setup(provider, options) }
 }
 
 /// Tables of some 16 extents, as small pools of clusters have at least.
@@ -67,9 +67,9 @@ async fn fill(
 
 async fn check(index: &impl RangeIndex<Key = [u8], Value = [u8]>, model: &Model) {
     let mut expected: Vec<_> = model.clone().into_iter().collect();
-    assert_eq!(index.scan(&Scan::range(..)).await.unwrap(), expected);
+    assert_eq!(index.scan(&ScanResult::range(..)).await.unwrap(), expected);
     expected.reverse();
-    assert_eq!(index.scan(&Scan::range(..).reverse()).await.unwrap(), expected);
+    assert_eq!(index.scan(&ScanResult::range(..).reverse()).await.unwrap(), expected);
     for (key, value) in model {
         assert_eq!(index.get(key).await.unwrap().as_ref(), Some(value));
     }
@@ -118,7 +118,7 @@ async fn rounds(index: &impl IndexAdmin<Key = [u8], Value = [u8]>, model: &mut M
 
 /// The next process finds what was flushed.
 async fn taken_over<F: Fabric>(fabric: &F, options: &DlsmOptions, model: &Model) {
-    let other: Arc<Shard> = compute(options);
+    let other: Arc<LsmShard> = compute(options);
     Dlsm::take_over::<_, Small>(fabric.clone(), &other).await.unwrap();
     check_extents(&other);
     let index = open(fabric, &other).await;
@@ -185,8 +185,8 @@ fn the_same_records_fit_again_and_again() {
     }
 }
 
-/// lsm.S3: a merge in pieces that is dropped at any moment leaves tables in part. The process, and
-/// the next one, find everything in them.
+/// lsm.S3: a compaction in pieces that is dropped at any moment leaves tables in part. The process,
+/// and the next one, find everything in them.
 #[test]
 fn parts_of_tables_are_tables() {
     let provider = &sim(SimConfig::default());

@@ -2,18 +2,19 @@
 //! life of a compute server finds.
 
 use super::tree::{KINDS, setup, tiny};
-use farleaf_dlsm::{Dlsm, DlsmServerOptions, MergePlace, ShardedDlsm, ShardedOptions};
+use farleaf_dlsm::{CompactionPlace, Dlsm, DlsmServerOptions, ShardedDlsm, ShardedOptions};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::{Faults, LastWords, SimConfig};
 use farleaf_fabric::sync::{Arc, Mutex, lock};
 use farleaf_fabric::{Cluster, Fabric, Work};
-use farleaf_index::partition::{ComputePool, end_former_life, fence_former_life};
+use farleaf_index::partition::{ComputePool, end_former_incarnation, fence_former_incarnation};
 use farleaf_index::{
-    Design, InLeaves, IndexAdmin, IndexError, PartIndex, PartValues, Partitioned, RangeIndex, Scan,
+    Design, InLeaves, IndexAdmin, IndexError, PartIndex, PartValues, Partitioned, RangeIndex,
+    ScanResult,
 };
-use farleaf_page::{Action, Bytes, LeafEdit, Named};
+use farleaf_page::{Bytes, EditAction, LeafEdit, NamedLayout};
 use farleaf_pool::wire::RecordRoom;
-use farleaf_suites::conformance::{self, Setup};
+use farleaf_suites::conformance::{self, SuiteSetup};
 use farleaf_suites::providers::{AnyProvider, local, rough, sim, simulated, tcp};
 use std::collections::BTreeMap;
 
@@ -33,9 +34,12 @@ pub(crate) fn options(servers: u64, shards: u64) -> Options {
     ShardedOptions { within, ..ShardedOptions::with_boundaries(boundaries, server) }
 }
 
-pub(crate) fn sharded(provider: &AnyProvider, options: Options) -> Setup<'_, AnyProvider, Options> {
-    let Setup { memory_servers, server, .. } = setup(provider, tiny(KINDS[0]));
-    Setup { provider, options, memory_servers, server }
+pub(crate) fn sharded(
+    provider: &AnyProvider,
+    options: Options,
+) -> SuiteSetup<'_, AnyProvider, Options> {
+    let SuiteSetup { memory_servers, server, .. } = setup(provider, tiny(KINDS[0]));
+    SuiteSetup { provider, options, memory_servers, server }
 }
 
 fn conforms(provider: &AnyProvider, servers: u64, shards: u64) {
@@ -83,7 +87,7 @@ fn a_map_of_shards_is_as_large_as_a_page() {
 fn shards_conform_with_merges_on_memory_servers() {
     let provider = local(LocalConfig::default());
     let mut options = options(1, 3);
-    options.server.tree.merges = MergePlace::Memory;
+    options.server.tree.merges = CompactionPlace::Memory;
     conformance::run::<Small, ShardedDlsm, _>(&sharded(&provider, options.clone()));
     let setup = sharded(&provider, options.clone());
     let cluster = setup.with_index::<Small, ShardedDlsm>();
@@ -133,7 +137,7 @@ fn a_scan_sees_all_shards_as_of_one_moment() {
                 return scans;
             }
             for round in 0..300 {
-                let scan = Scan::range(..);
+                let scan = ScanResult::range(..);
                 let scan = if round % 2 == 0 { scan } else { scan.reverse() };
                 fabric.charge(Work::Client).await; // as drivers do, so that time passes
                 let records = index.scan(&scan).await.unwrap();
@@ -157,10 +161,10 @@ fn numbered(number: u64) -> Vec<u8> {
     Small::key_named(number * (u64::MAX / 100))
 }
 
-/// The next life of a compute server finds everything that was flushed, and nothing else. It must
-/// be begun: a process cannot take shards from one that serves them.
+/// The next incarnation of a compute server finds everything that was flushed, and nothing else. It
+/// must be begun: a process cannot take shards from one that serves them.
 #[test]
-fn the_next_life_finds_what_was_flushed() {
+fn the_next_incarnation_finds_what_was_flushed() {
     for provider in [local(LocalConfig::default()), rough(7)] {
         let options = options(1, 4);
         let cluster = sharded(&provider, options.clone()).with_index::<Small, ShardedDlsm>();
@@ -181,14 +185,18 @@ fn the_next_life_finds_what_was_flushed() {
             assert!(refused.to_string().contains("another process has this index"), "{refused}");
         });
         cluster.run(&[1], |fabric, _| async move {
-            fence_former_life(&fabric, 0).await.unwrap();
+            fence_former_incarnation(&fabric, 0).await.unwrap();
         });
         let found = cluster.run(&[0], |fabric, _| async move {
-            end_former_life::<ShardedDlsm, _, Small>(fabric.clone(), 0, range).await.unwrap();
+            end_former_incarnation::<ShardedDlsm, _, Small>(fabric.clone(), 0, range)
+                .await
+                .unwrap();
             // Its own beginning counts as a part of the life that is ended next.
-            end_former_life::<ShardedDlsm, _, Small>(fabric.clone(), 0, range).await.unwrap();
+            end_former_incarnation::<ShardedDlsm, _, Small>(fabric.clone(), 0, range)
+                .await
+                .unwrap();
             let index = open(next, fabric).await.unwrap();
-            let found = index.scan(&Scan::range(..)).await.unwrap();
+            let found = index.scan(&ScanResult::range(..)).await.unwrap();
             index.upsert(&numbered(99), b"new").await.unwrap();
             index.flush().await.unwrap();
             found
@@ -214,7 +222,7 @@ fn a_load_whose_change_stays_pending_is_indeterminate() {
         index.remove(&numbered(1)).await.unwrap();
         index.collect().await.unwrap();
         let range = &compute.map().range_of(0);
-        end_former_life::<ShardedDlsm, _, Small>(fabric, 0, range).await.unwrap();
+        end_former_incarnation::<ShardedDlsm, _, Small>(fabric, 0, range).await.unwrap();
         let loaded = index.bulk_load([(numbered(1), b"new".to_vec())].into_iter(), 0.7).await;
         assert!(compute.servers()[0].state().shards()[0].is_changing());
         assert!(matches!(loaded, Err(IndexError::Indeterminate(_))), "{loaded:?}");
@@ -292,13 +300,13 @@ fn a_scan_for_a_message_ends_when_the_message_is_full() {
         let value = [7; 100];
         for number in 0..80 {
             let key = numbered(number);
-            let edit = LeafEdit { key: &key[..], action: Action::Upsert(&value[..]) };
+            let edit = LeafEdit { key: &key[..], action: EditAction::Upsert(&value[..]) };
             part.execute(edit).await.unwrap();
         }
         part.flush().await.unwrap();
         for reverse in [false, true] {
             let order = |place| numbered(if reverse { 79 - place } else { place });
-            let mut scan = Scan { reverse, ..Scan::range(..).limit(1_000) };
+            let mut scan = ScanResult { reverse, ..ScanResult::range(..).limit(1_000) };
             let mut out = Vec::new();
             part.scan_some(&scan, 1_000, &mut out).await.unwrap();
             let bytes = |out: &[(Vec<u8>, Vec<u8>)]| {
@@ -407,14 +415,16 @@ fn no_death_leaves_older_or_other_values() {
             control.call_off_death();
             let range = &compute.map().range_of(0);
             let next = &<ShardedDlsm as Design<Small>>::compute(&options).unwrap();
-            // The next life, which itself ends without a flush.
+            // The next incarnation, which itself ends without a flush.
             let found = cluster.run(&[life + 1], |fabric, _| async move {
-                fence_former_life(&fabric, life).await.unwrap();
-                end_former_life::<ShardedDlsm, _, Small>(fabric.clone(), 0, range).await.unwrap();
+                fence_former_incarnation(&fabric, life).await.unwrap();
+                end_former_incarnation::<ShardedDlsm, _, Small>(fabric.clone(), 0, range)
+                    .await
+                    .unwrap();
                 let index =
                     <ShardedDlsm as Design<Small>>::open(fabric.clone(), next).await.unwrap();
-                let found = index.scan(&Scan::range(..)).await.unwrap();
-                end_former_life::<ShardedDlsm, _, Small>(fabric, 0, range).await.unwrap();
+                let found = index.scan(&ScanResult::range(..)).await.unwrap();
+                end_former_incarnation::<ShardedDlsm, _, Small>(fabric, 0, range).await.unwrap();
                 found
             });
             let found: BTreeMap<_, _> = found[0].clone().unwrap().into_iter().collect();

@@ -1,18 +1,18 @@
 //! Flushes and merges of dLSM: beside one another, in the background, and given up half-way.
 
 use super::tree::{KINDS, compute, setup, tiny};
-use farleaf_dlsm::{Dlsm, DlsmOptions, Shard};
+use farleaf_dlsm::{Dlsm, DlsmOptions, LsmShard};
 use farleaf_dlsm::{ExtentClient, ExtentSpace};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::{Faults, Outage, SimConfig};
 use farleaf_fabric::sync::{Arc, AtomicBool, AtomicU64, Ordering};
 use farleaf_fabric::{AnyFabric, Cluster, Fabric};
-use farleaf_index::{Background, Design, IndexAdmin, IndexError, RangeIndex, Scan};
+use farleaf_index::{Background, Design, IndexAdmin, IndexError, RangeIndex, ScanResult};
 use farleaf_page::Bytes;
 use farleaf_page::table::IndexKind;
 use farleaf_pool::remote::{RemoteError, RpcClient};
 use farleaf_pool::server::MemoryServerConfig;
-use farleaf_suites::conformance::Setup;
+use farleaf_suites::conformance::SuiteSetup;
 use farleaf_suites::providers::spent;
 use farleaf_suites::providers::{AnyProvider, local, rough, sim};
 use futures_util::future::{Either, select};
@@ -32,7 +32,7 @@ fn options() -> DlsmOptions {
 
 pub(super) async fn open<F: Fabric>(
     fabric: &F,
-    tree: &Arc<Shard>,
+    tree: &Arc<LsmShard>,
 ) -> impl IndexAdmin<Key = [u8], Value = [u8]> {
     <Dlsm as Design<Small>>::open(fabric.clone(), tree).await.unwrap()
 }
@@ -44,7 +44,7 @@ async fn pool_bytes<F: Fabric>(fabric: &F) -> u64 {
 }
 
 /// Every extent is in a table of the tree, free or resting.
-pub(super) fn check_extents(tree: &Shard) {
+pub(super) fn check_extents(tree: &LsmShard) {
     let used = tree.used_extents().len() as u64;
     let (usage, unused) = (tree.extents(), tree.unused_extents().len() as u64);
     assert_eq!((usage.leased, usage.lost), (used, 0), "{usage:?}");
@@ -88,7 +88,7 @@ fn a_large_memtable_becomes_several_tables() {
             assert!(tables.len() >= 3 && tree.counts().flushes == 1, "{:?}", tree.counts());
             let ascend = tables.windows(2).all(|two| two[0].meta.largest < two[1].meta.smallest);
             assert!(ascend && tables.iter().all(|table| table.meta.footer.data_words < 300));
-            assert_eq!(index.scan(&Scan::range(..)).await.unwrap().len(), 60);
+            assert_eq!(index.scan(&ScanResult::range(..)).await.unwrap().len(), 60);
             for number in 0..60 {
                 let value = index.get(&key(number * 7 % 60)).await.unwrap();
                 assert_eq!(value, Some(vec![number as u8; 100]));
@@ -160,7 +160,7 @@ fn flushes_that_fail_lose_no_extents() {
         ..options()
     };
     large.memtable.bytes = 1 << 20;
-    let setup = Setup { memory_servers: 1, ..setup(provider, large) };
+    let setup = SuiteSetup { memory_servers: 1, ..setup(provider, large) };
     let (cluster, tree) = (setup.with_index::<Small, Dlsm>(), &compute(&setup.options));
     cluster.run_one(|fabric| async move {
         let index = open(&fabric, tree).await;
@@ -205,7 +205,7 @@ fn tables_on_a_dead_server_keep_no_others() {
         ..Faults::default()
     };
     let provider = &sim(SimConfig { faults, ..SimConfig::default() });
-    let setup = Setup { memory_servers: 2, ..setup(provider, options()) };
+    let setup = SuiteSetup { memory_servers: 2, ..setup(provider, options()) };
     let cluster = setup.with_index::<Small, Dlsm>();
     cluster.run_one(|fabric| async move {
         let space = &Arc::new(ExtentSpace::new(EXTENT_BYTES));
@@ -241,8 +241,8 @@ fn tables_on_a_dead_server_keep_no_others() {
     });
 }
 
-/// A writer that waited for room once kept the version that it had seen, so the merge that made
-/// room freed nothing: in a small pool, the next one found no memory.
+/// A writer that waited for room once kept the version that it had seen, so the compaction that
+/// made room freed nothing: in a small pool, the next one found no memory.
 #[test]
 fn waiting_writers_keep_no_tables() {
     let provider = &sim(SimConfig::default());
@@ -259,7 +259,7 @@ fn waiting_writers_keep_no_tables() {
             index.flush().await.unwrap();
             is_merging.store(true, Ordering::Release);
             index.collect().await.unwrap();
-            // The writer has not run since the merge has ended.
+            // The writer has not run since the compaction has ended.
             let (tables, usage) = (tree.tables(), tree.extents());
             assert!(tree.levels()[0].0 > 0, "the writer has filled level 0: {:?}", tree.levels());
             let used: u64 = tables.iter().map(|table| table.extents.len() as u64).sum();
@@ -282,8 +282,8 @@ fn waiting_writers_keep_no_tables() {
 /// Runs `clients` beside `workers` that flush and merge in the background, on a slow network, until
 /// the clients have ended.
 pub(super) fn beside_workers(
-    setup: &Setup<'_, AnyProvider, DlsmOptions>,
-    tree: &Arc<Shard>,
+    setup: &SuiteSetup<'_, AnyProvider, DlsmOptions>,
+    tree: &Arc<LsmShard>,
     workers: usize,
     clients: &[u16],
     body: impl AsyncFn(&AnyFabric, usize) + Sync,
@@ -343,7 +343,7 @@ fn background_tasks_flush_and_merge_for_writers() {
 fn background_tasks_let_writers_know_of_a_full_pool() {
     let provider = &sim(SimConfig::default());
     let server = MemoryServerConfig { pool_bytes: 1 << 20, ..Default::default() };
-    let setup = Setup { memory_servers: 1, server, ..setup(provider, options()) };
+    let setup = SuiteSetup { memory_servers: 1, server, ..setup(provider, options()) };
     let tree = &compute(&setup.options);
     beside_workers(&setup, tree, 1, &[1], async |fabric, _| {
         let index = open(fabric, tree).await;
@@ -370,7 +370,7 @@ fn several_merges_fit_where_one_does() {
         let provider = &sim(SimConfig::default());
         let server = MemoryServerConfig { pool_bytes, ..Default::default() };
         let setup = setup(provider, DlsmOptions { workers, ..options() });
-        let setup = Setup { memory_servers: 1, server, ..setup };
+        let setup = SuiteSetup { memory_servers: 1, server, ..setup };
         let tree = &compute(&setup.options);
         let ended = &AtomicBool::new(true);
         beside_workers(&setup, tree, 1, &[1], async |fabric, _| {

@@ -8,17 +8,17 @@
 //!
 //! *Thread safety*: an endpoint's thread.
 
-use crate::body::Body;
-use crate::resources::Resources;
+use crate::body::OpBody;
+use crate::resources::EndpointResources;
 use crate::{FabricError, ServerId};
 use std::task::Waker;
 
 /// One operation. `P` is its transport's progress.
 #[derive(Debug)]
-pub struct Slot<P> {
+pub struct OpSlot<P> {
     generation: u32,
     /// Its parameters or result.
-    pub body: Body,
+    pub body: OpBody,
     /// Its transport's progress.
     pub progress: P,
     /// The server that it is sent to.
@@ -31,46 +31,46 @@ pub struct Slot<P> {
     abandoned: bool,
 }
 
-impl<P> Slot<P> {
+impl<P> OpSlot<P> {
     fn is_pending(&self) -> bool {
-        self.outcome.is_none() && !matches!(self.body, Body::Taken)
+        self.outcome.is_none() && !matches!(self.body, OpBody::Taken)
     }
 
     /// Fences do not count against the depth.
-    fn is_counted(body: &Body) -> bool {
-        !matches!(body, Body::Fence { .. })
+    fn is_counted(body: &OpBody) -> bool {
+        !matches!(body, OpBody::Fence { .. })
     }
 }
 
 /// An ended operation, taken out of its slot.
-pub(super) type Ended = (Body, Option<Result<(), FabricError>>);
+pub(super) type EndedOp = (OpBody, Option<Result<(), FabricError>>);
 
 /// An endpoint's operations. Ids are `[generation:32][slot:32]`.
 #[derive(Debug)]
-pub struct Slots<P> {
-    slots: Vec<Slot<P>>,
+pub struct OpSlots<P> {
+    slots: Vec<OpSlot<P>>,
     vacant: Vec<u32>,
 }
 
-impl<P> Default for Slots<P> {
+impl<P> Default for OpSlots<P> {
     fn default() -> Self {
         Self { slots: Vec::new(), vacant: Vec::new() }
     }
 }
 
-impl<P: Default> Slots<P> {
+impl<P: Default> OpSlots<P> {
     pub(super) fn insert(
         &mut self,
-        body: Body,
+        body: OpBody,
         progress: P,
         server: ServerId,
         deadline_ns: u64,
-        resources: &Resources,
+        resources: &EndpointResources,
     ) -> u64 {
-        if Slot::<P>::is_counted(&body) {
+        if OpSlot::<P>::is_counted(&body) {
             resources.enter();
         }
-        let fresh = Slot {
+        let fresh = OpSlot {
             generation: 0,
             body,
             progress,
@@ -84,7 +84,7 @@ impl<P: Default> Slots<P> {
             Some(slot) => {
                 let old = &mut self.slots[slot as usize];
                 let generation = old.generation.wrapping_add(1);
-                *old = Slot { generation, ..fresh };
+                *old = OpSlot { generation, ..fresh };
                 slot
             }
             None => {
@@ -97,19 +97,19 @@ impl<P: Default> Slots<P> {
 
     /// The operation with this id, if it has not ended.
     #[inline]
-    pub fn pending(&mut self, id: u64) -> Option<&mut Slot<P>> {
+    pub fn pending(&mut self, id: u64) -> Option<&mut OpSlot<P>> {
         let slot = self.slots.get_mut(id as u32 as usize)?;
         (u64::from(slot.generation) == id >> 32 && slot.is_pending()).then_some(slot)
     }
 
     /// The operation with this id, which its future still holds.
     #[inline]
-    fn held(&mut self, id: u64) -> &mut Slot<P> {
+    fn held(&mut self, id: u64) -> &mut OpSlot<P> {
         &mut self.slots[id as u32 as usize]
     }
 
     /// All operations that have not ended, with their ids.
-    pub fn iter_pending(&self) -> impl Iterator<Item = (u64, &Slot<P>)> {
+    pub fn iter_pending(&self) -> impl Iterator<Item = (u64, &OpSlot<P>)> {
         self.slots
             .iter()
             .enumerate()
@@ -127,14 +127,19 @@ impl<P: Default> Slots<P> {
     pub(super) fn has_unnoticed_write(&self, server: ServerId) -> bool {
         self.slots.iter().any(|slot| {
             slot.server == server
-                && matches!(slot.body, Body::Write { .. })
+                && matches!(slot.body, OpBody::Write { .. })
                 && matches!(slot.outcome, Some(Err(FabricError::Indeterminate { .. })))
         })
     }
 
     /// Ends an operation: sets its outcome and wakes its task. Counts an unknown outcome.
     #[inline]
-    pub fn end(&mut self, id: u64, outcome: Result<(), FabricError>, resources: &Resources) {
+    pub fn end(
+        &mut self,
+        id: u64,
+        outcome: Result<(), FabricError>,
+        resources: &EndpointResources,
+    ) {
         if matches!(outcome, Err(FabricError::Indeterminate { .. })) {
             resources.counters.count_indeterminate();
         }
@@ -149,7 +154,12 @@ impl<P: Default> Slots<P> {
 
     /// The result of an ended operation; otherwise stores `waker` and returns `None`.
     #[inline]
-    pub(super) fn poll(&mut self, id: u64, waker: &Waker, resources: &Resources) -> Option<Ended> {
+    pub(super) fn poll(
+        &mut self,
+        id: u64,
+        waker: &Waker,
+        resources: &EndpointResources,
+    ) -> Option<EndedOp> {
         let slot = self.held(id);
         if slot.outcome.is_none() {
             match &mut slot.waker {
@@ -162,7 +172,7 @@ impl<P: Default> Slots<P> {
     }
 
     /// Called when an operation's future is dropped: the operation still takes effect (F8).
-    pub(super) fn abandon(&mut self, id: u64, resources: &Resources) {
+    pub(super) fn abandon(&mut self, id: u64, resources: &EndpointResources) {
         let slot = self.held(id);
         slot.abandoned = true;
         if slot.outcome.is_some() {
@@ -170,14 +180,14 @@ impl<P: Default> Slots<P> {
         }
     }
 
-    fn free(&mut self, id: u64, resources: &Resources) -> Ended {
+    fn free(&mut self, id: u64, resources: &EndpointResources) -> EndedOp {
         let slot = self.held(id);
         // Whether a body counts never changes: no other kind of body becomes a fence, and no fence
         // becomes another kind.
-        if Slot::<P>::is_counted(&slot.body) {
+        if OpSlot::<P>::is_counted(&slot.body) {
             resources.leave();
         }
-        let body = std::mem::replace(&mut slot.body, Body::Taken);
+        let body = std::mem::replace(&mut slot.body, OpBody::Taken);
         let outcome = slot.outcome.take();
         slot.progress = P::default();
         slot.waker = None;

@@ -25,7 +25,7 @@ pub use cluster::ShmCluster;
 pub use endpoint::{Shm, ShmDriver, ShmFabric, ShmOp};
 pub use server::{ShmServer, ShmServerConfig, ShmServerCounters};
 
-use crate::handshake::{HandshakeError, Refusal};
+use crate::handshake::{HandshakeError, HandshakeRefusal};
 use crate::{RegionError, ServerId};
 use thiserror::Error;
 
@@ -67,7 +67,7 @@ pub enum ShmError {
     #[error(transparent)]
     Region(#[from] RegionError),
     /// The service's region is private to its process.
-    #[error("the service's region is private; create it with `Backing::Shared`")]
+    #[error("the service's region is private; create it with `RegionBacking::Shared`")]
     NotShared,
     /// The handshake failed, for example because of a wrong token.
     #[error("memory server {server}: {error}")]
@@ -103,7 +103,7 @@ impl From<rustix::io::Errno> for ShmError {
 impl ShmError {
     /// Whether the server refused the connection because it has reached its limit.
     pub fn is_full(&self) -> bool {
-        let full = HandshakeError::Refused(Refusal::Full);
+        let full = HandshakeError::Refused(HandshakeRefusal::Full);
         matches!(self, Self::Handshake { error, .. } if *error == full)
     }
 }

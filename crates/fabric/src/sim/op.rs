@@ -6,7 +6,7 @@
 
 use super::config::Verb;
 use super::endpoint::EndpointState;
-use crate::body::Body;
+use crate::body::OpBody;
 use crate::{FabricError, Message, ServerId};
 use std::cell::RefCell;
 use std::future::Future;
@@ -15,7 +15,7 @@ use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
 /// What the simulated network asks of an operation. The simulator fences without one.
-impl Body {
+impl OpBody {
     pub(super) fn is_write(&self) -> bool {
         matches!(self, Self::Write { .. })
     }
@@ -67,7 +67,7 @@ impl Body {
 
 #[derive(Debug)]
 pub(super) struct OpState {
-    pub(super) body: Body,
+    pub(super) body: OpBody,
     /// The piece that each word belongs to, and the number of pieces, if the verb is torn.
     pub(super) pieces: Option<(Box<[u8]>, u8)>,
     /// The outcome in the reply, once there is one.
@@ -79,7 +79,7 @@ pub(super) struct OpState {
 
 /// An operation in the simulated fabric.
 #[derive(Debug)]
-pub(super) struct Op {
+pub(super) struct SimOpHandle {
     pub(super) endpoint: Rc<EndpointState>,
     pub(super) server: ServerId,
     pub(super) verb: Verb,
@@ -90,12 +90,12 @@ pub(super) struct Op {
     pub(super) state: RefCell<OpState>,
 }
 
-impl Op {
+impl SimOpHandle {
     pub(super) fn new(
         endpoint: &Rc<EndpointState>,
         server: ServerId,
         deadline_ns: u64,
-        body: Body,
+        body: OpBody,
     ) -> Rc<Self> {
         let verb = body.verb();
         let state = OpState { body, pieces: None, reply: Ok(()), result: None, waker: None };
@@ -111,8 +111,8 @@ impl Op {
 
     /// Takes the request for a core.
     pub(super) fn take_request(&self) -> Message {
-        match std::mem::replace(&mut self.state.borrow_mut().body, Body::Taken) {
-            Body::Call(request) => request,
+        match std::mem::replace(&mut self.state.borrow_mut().body, OpBody::Taken) {
+            OpBody::Call(request) => request,
             other => unreachable!("only calls reach a core, not {other:?}"),
         }
     }
@@ -121,15 +121,15 @@ impl Op {
 /// A posted operation of the simulator.
 #[derive(Debug)]
 #[must_use = "an operation is only known to have happened once it is awaited"]
-pub struct SimOp<T>(Posted<T>);
+pub struct SimOp<T>(SimOpStage<T>);
 
 #[derive(Debug)]
-enum Posted<T> {
+enum SimOpStage<T> {
     /// Refused when posted.
     Refused(Option<FabricError>),
     InFlight {
-        op: Rc<Op>,
-        finish: fn(Body) -> T,
+        op: Rc<SimOpHandle>,
+        finish: fn(OpBody) -> T,
     },
 }
 
@@ -137,12 +137,12 @@ impl<T> Unpin for SimOp<T> {}
 
 impl<T> SimOp<T> {
     pub(super) fn refused(error: FabricError) -> Self {
-        Self(Posted::Refused(Some(error)))
+        Self(SimOpStage::Refused(Some(error)))
     }
 
     /// `finish` extracts the value from the ended operation.
-    pub(super) fn in_flight(op: Rc<Op>, finish: fn(Body) -> T) -> Self {
-        Self(Posted::InFlight { op, finish })
+    pub(super) fn in_flight(op: Rc<SimOpHandle>, finish: fn(OpBody) -> T) -> Self {
+        Self(SimOpStage::InFlight { op, finish })
     }
 }
 
@@ -151,15 +151,15 @@ impl<T> Future for SimOp<T> {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         match &mut self.0 {
-            Posted::Refused(error) => {
+            SimOpStage::Refused(error) => {
                 Poll::Ready(Err(error.take().expect("a completed operation is not polled again")))
             }
-            Posted::InFlight { op, finish } => {
+            SimOpStage::InFlight { op, finish } => {
                 op.endpoint.close_batch();
                 let mut state = op.state.borrow_mut();
                 match state.result.clone() {
                     Some(Ok(())) => {
-                        let body = std::mem::replace(&mut state.body, Body::Taken);
+                        let body = std::mem::replace(&mut state.body, OpBody::Taken);
                         Poll::Ready(Ok(finish(body)))
                     }
                     Some(Err(error)) => Poll::Ready(Err(error)),

@@ -12,18 +12,18 @@
 //! *Thread safety*: an endpoint's thread.
 
 use super::endpoint::Tcp;
-use super::frame::{Completion, Decoded, decode_completion};
-use super::op::{Completed, Encoded, Progress, complete, encode};
-use super::queue::{ByteQueue, Flow};
-use super::window::{SMALL_BYTES, Window};
-use crate::body::Body;
+use super::frame::{Completion, DecodedFrame, decode_completion};
+use super::op::{CompletionEffect, EncodedFrames, TcpProgress, complete, encode};
+use super::queue::{ByteQueue, SocketFlow};
+use super::window::{PayloadWindow, SMALL_BYTES};
+use crate::body::OpBody;
 use crate::endpoint::LinkContext;
-use crate::endpoint::dial::{Carrier, Lost, Ready};
+use crate::endpoint::dial::{BringUpState, ConnectionLost, LinkCarrier};
 use rustix::event::epoll::EventFlags;
 use std::collections::VecDeque;
 use std::net::TcpStream;
 
-type Slots = crate::endpoint::Slots<Progress>;
+type TcpOpSlots = crate::endpoint::OpSlots<TcpProgress>;
 
 /// Size of the buffer for received completions, and of that for outgoing requests. By default, this
 /// is the most that the window lets arrive at once.
@@ -37,7 +37,7 @@ const FRAME_BYTES: usize = 40;
 
 /// The operations to be sent to a server, and the bytes received from it.
 #[derive(Debug)]
-pub struct Frames {
+pub struct FrameQueue {
     /// Incoming and outgoing bytes. Allocated when the connection first opens.
     queues: Option<Box<(ByteQueue, ByteQueue)>>,
     /// Operations whose frames are not all encoded yet, in posting order.
@@ -45,7 +45,7 @@ pub struct Frames {
     /// READs that wait for the window, in posting order; everything in `to_send` was posted later.
     aside: VecDeque<u64>,
     /// The payload in flight, and its limit for each direction.
-    window: Window,
+    window: PayloadWindow,
     window_bytes: usize,
     /// Estimated size of the queued frames, in bytes.
     unsent_bytes: usize,
@@ -53,12 +53,12 @@ pub struct Frames {
     is_blocked: bool,
 }
 
-impl Carrier<Tcp> for Frames {
+impl LinkCarrier<Tcp> for FrameQueue {
     #[inline]
-    fn enqueue(&mut self, id: u64, slots: &mut Slots) -> bool {
+    fn enqueue(&mut self, id: u64, slots: &mut TcpOpSlots) -> bool {
         let payload_bytes = match slots.pending(id).map(|slot| &slot.body) {
-            Some(Body::Write { from, .. }) => from.bytes(),
-            Some(Body::Call(request)) => request.len(),
+            Some(OpBody::Write { from, .. }) => from.bytes(),
+            Some(OpBody::Call(request)) => request.len(),
             _ => 0,
         };
         self.to_send.push_back(id);
@@ -74,32 +74,36 @@ impl Carrier<Tcp> for Frames {
         !self.to_send.is_empty() || !self.aside.is_empty()
     }
 
-    fn welcomed(&mut self, _: &mut TcpStream, _: &LinkContext<'_, Tcp>) -> Result<Ready, Lost> {
+    fn welcomed(
+        &mut self,
+        _: &mut TcpStream,
+        _: &LinkContext<'_, Tcp>,
+    ) -> Result<BringUpState, ConnectionLost> {
         let fresh = || Box::new((ByteQueue::new(QUEUE_BYTES), ByteQueue::new(QUEUE_BYTES)));
         let queues = self.queues.get_or_insert_with(fresh);
         queues.0.clear();
         queues.1.clear();
         self.window.clear();
         self.is_blocked = false;
-        Ok(Ready::Now)
+        Ok(BringUpState::Now)
     }
 
     fn receive(
         &mut self,
         socket: &mut TcpStream,
-        slots: &mut Slots,
+        slots: &mut TcpOpSlots,
         context: &LinkContext<'_, Tcp>,
-    ) -> Result<(), Lost> {
+    ) -> Result<(), ConnectionLost> {
         for _ in 0..RECEIVES {
             let Some((incoming, _)) = self.queues.as_deref_mut() else { return Ok(()) };
             let flow = incoming.receive(socket);
             take_completions(incoming, &mut self.window, slots, context)?;
-            if flow == Flow::Closed {
-                return Err(Lost);
+            if flow == SocketFlow::Closed {
+                return Err(ConnectionLost);
             }
             // Keep the server supplied while this side keeps receiving.
             self.send(socket, slots, context)?;
-            if flow != Flow::More {
+            if flow != SocketFlow::More {
                 break;
             }
         }
@@ -113,10 +117,10 @@ impl Carrier<Tcp> for Frames {
     fn send(
         &mut self,
         socket: &mut TcpStream,
-        slots: &mut Slots,
+        slots: &mut TcpOpSlots,
         context: &LinkContext<'_, Tcp>,
-    ) -> Result<(), Lost> {
-        if self.is_blocked || !Carrier::<Tcp>::has_work(self) {
+    ) -> Result<(), ConnectionLost> {
+        if self.is_blocked || !LinkCarrier::<Tcp>::has_work(self) {
             return Ok(());
         }
         self.push(socket, slots, context)
@@ -130,14 +134,14 @@ impl Carrier<Tcp> for Frames {
     }
 }
 
-impl Frames {
+impl FrameQueue {
     /// Creates an empty queue, for a connection that is not open yet.
     pub(super) fn new(window_bytes: usize) -> Self {
         Self {
             queues: None,
             to_send: VecDeque::new(),
             aside: VecDeque::new(),
-            window: Window::default(),
+            window: PayloadWindow::default(),
             window_bytes,
             unsent_bytes: 0,
             is_blocked: false,
@@ -159,22 +163,22 @@ impl Frames {
     fn push(
         &mut self,
         socket: &mut TcpStream,
-        slots: &mut Slots,
+        slots: &mut TcpOpSlots,
         context: &LinkContext<'_, Tcp>,
-    ) -> Result<(), Lost> {
+    ) -> Result<(), ConnectionLost> {
         self.unsent_bytes = 0;
         let flow = loop {
             let encoded = self.encode(slots);
             let Some((_, outgoing)) = self.queues.as_deref_mut() else { return Ok(()) };
             match outgoing.send(socket) {
-                Flow::Drained if encoded == Encoded::NoSpace => {}
+                SocketFlow::Drained if encoded == EncodedFrames::NoSpace => {}
                 flow => break flow,
             }
         };
-        if flow == Flow::Closed {
-            return Err(Lost);
+        if flow == SocketFlow::Closed {
+            return Err(ConnectionLost);
         }
-        let is_blocked = flow == Flow::Blocked;
+        let is_blocked = flow == SocketFlow::Blocked;
         if is_blocked == self.is_blocked {
             return Ok(());
         }
@@ -183,33 +187,33 @@ impl Frames {
             true => EventFlags::IN | EventFlags::OUT,
             false => EventFlags::IN,
         };
-        context.watch_for(socket, flags).map_err(|_| Lost)
+        context.watch_for(socket, flags).map_err(|_| ConnectionLost)
     }
 
     /// Encodes frames as long as the queue has space and the window has room for them.
-    fn encode(&mut self, slots: &mut Slots) -> Encoded {
-        let Some((_, outgoing)) = self.queues.as_deref_mut() else { return Encoded::NoRoom };
+    fn encode(&mut self, slots: &mut TcpOpSlots) -> EncodedFrames {
+        let Some((_, outgoing)) = self.queues.as_deref_mut() else { return EncodedFrames::NoRoom };
         let (window, window_bytes) = (&mut self.window, self.window_bytes);
         while let Some(&id) = self.aside.front() {
-            let encoded = slots
-                .pending(id)
-                .map_or(Encoded::Whole, |slot| encode(slot, id, outgoing, window, window_bytes));
+            let encoded = slots.pending(id).map_or(EncodedFrames::Whole, |slot| {
+                encode(slot, id, outgoing, window, window_bytes)
+            });
             match encoded {
-                Encoded::Whole => self.aside.pop_front(),
-                Encoded::NoSpace => return encoded,
-                Encoded::NoRoom => break,
+                EncodedFrames::Whole => self.aside.pop_front(),
+                EncodedFrames::NoSpace => return encoded,
+                EncodedFrames::NoRoom => break,
             };
         }
         while let Some(&id) = self.to_send.front() {
             if let Some(slot) = slots.pending(id) {
-                let is_read = matches!(slot.body, Body::Read { .. });
+                let is_read = matches!(slot.body, OpBody::Read { .. });
                 let encoded = match !self.aside.is_empty() && counts(&slot.body) {
-                    true => Encoded::NoRoom,
+                    true => EncodedFrames::NoRoom,
                     false => encode(slot, id, outgoing, window, window_bytes),
                 };
                 match encoded {
-                    Encoded::Whole => {}
-                    Encoded::NoRoom if is_read => {
+                    EncodedFrames::Whole => {}
+                    EncodedFrames::NoRoom if is_read => {
                         slot.progress.is_aside = true;
                         self.aside.push_back(id);
                     }
@@ -218,42 +222,42 @@ impl Frames {
             }
             self.to_send.pop_front();
         }
-        Encoded::Whole
+        EncodedFrames::Whole
     }
 }
 
 /// Whether the window limits the operation.
-fn counts(body: &Body) -> bool {
-    matches!(body, Body::Read { into, .. } if into.bytes() > SMALL_BYTES)
+fn counts(body: &OpBody) -> bool {
+    matches!(body, OpBody::Read { into, .. } if into.bytes() > SMALL_BYTES)
 }
 
-/// Takes all complete completions. Returns [`Lost`] if the server violates the protocol.
+/// Takes all complete completions. Returns [`ConnectionLost`] if the server violates the protocol.
 fn take_completions(
     incoming: &mut ByteQueue,
-    window: &mut Window,
-    slots: &mut Slots,
+    window: &mut PayloadWindow,
+    slots: &mut TcpOpSlots,
     context: &LinkContext<'_, Tcp>,
-) -> Result<(), Lost> {
+) -> Result<(), ConnectionLost> {
     loop {
         let (id, completion, bytes) = match decode_completion(incoming.filled()) {
-            Decoded::Frame { id, body, bytes } => (id, body, bytes),
-            Decoded::Incomplete => return Ok(()),
-            Decoded::Malformed => return Err(Lost),
+            DecodedFrame::Frame { id, body, bytes } => (id, body, bytes),
+            DecodedFrame::Incomplete => return Ok(()),
+            DecodedFrame::Malformed => return Err(ConnectionLost),
         };
         if !window.complete(&completion) {
-            return Err(Lost);
+            return Err(ConnectionLost);
         }
         // An operation that has ended no longer has a slot.
         if let Some(slot) = slots.pending(id) {
             match complete(slot, completion) {
-                Completed::InPart => {}
-                Completed::Ended(outcome) => {
+                CompletionEffect::InPart => {}
+                CompletionEffect::Ended(outcome) => {
                     if let Completion::Reply(reply) = completion {
                         context.resources.counters.count_rpc_reply(reply.len());
                     }
                     slots.end(id, outcome, context.resources);
                 }
-                Completed::Mismatch => return Err(Lost),
+                CompletionEffect::Mismatch => return Err(ConnectionLost),
             }
         }
         incoming.consume(bytes);

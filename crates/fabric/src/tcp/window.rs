@@ -13,7 +13,7 @@
 //!
 //! *Thread safety*: an endpoint's thread.
 
-use super::frame::{Completion, Kind};
+use super::frame::{Completion, FrameKind};
 use std::collections::VecDeque;
 
 /// Largest piece that does not count, in bytes. The depth of an endpoint bounds how much of these
@@ -22,14 +22,14 @@ pub(super) const SMALL_BYTES: usize = 4096;
 
 /// Pieces in one direction.
 #[derive(Debug, Default)]
-pub(super) struct Way {
+pub(super) struct WindowSide {
     /// The counted bytes of each piece in flight, in the order in which they were sent.
     pieces: VecDeque<u32>,
     /// The sum of `pieces`.
     bytes: usize,
 }
 
-impl Way {
+impl WindowSide {
     /// Whether a piece may be sent now.
     #[inline]
     pub(super) fn has_room(&self, piece_bytes: usize, window_bytes: usize) -> bool {
@@ -62,18 +62,20 @@ impl Way {
 
 /// The payload in flight over one connection.
 #[derive(Debug, Default)]
-pub(super) struct Window {
-    pub(super) reads: Way,
-    pub(super) writes: Way,
+pub(super) struct PayloadWindow {
+    pub(super) reads: WindowSide,
+    pub(super) writes: WindowSide,
 }
 
-impl Window {
+impl PayloadWindow {
     /// Records a completion; returns whether it completes anything that was sent.
     #[inline]
     pub(super) fn complete(&mut self, completion: &Completion<'_>) -> bool {
         match completion {
-            Completion::Read(_) | Completion::NotDone(Kind::Read, _) => self.reads.complete(),
-            Completion::Written | Completion::NotDone(Kind::Write, _) => self.writes.complete(),
+            Completion::Read(_) | Completion::NotDone(FrameKind::Read, _) => self.reads.complete(),
+            Completion::Written | Completion::NotDone(FrameKind::Write, _) => {
+                self.writes.complete()
+            }
             _ => true,
         }
     }
@@ -88,13 +90,13 @@ impl Window {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tcp::frame::NotDone;
+    use crate::tcp::frame::VerbRefusal;
 
     const WINDOW: usize = 100_000;
 
     #[test]
     fn pieces_go_while_they_fit_or_alone() {
-        let mut way = Way::default();
+        let mut way = WindowSide::default();
         assert!(way.has_room(60_000, WINDOW));
         way.add(60_000);
         assert!(way.has_room(40_000, WINDOW));
@@ -108,7 +110,7 @@ mod tests {
 
     #[test]
     fn small_pieces_neither_count_nor_wait() {
-        let mut way = Way::default();
+        let mut way = WindowSide::default();
         for _ in 0..1000 {
             assert!(way.has_room(SMALL_BYTES, 0));
             way.add(SMALL_BYTES);
@@ -123,11 +125,11 @@ mod tests {
 
     #[test]
     fn directions_are_independent_and_refusals_count() {
-        let mut window = Window::default();
+        let mut window = PayloadWindow::default();
         assert!(!window.complete(&Completion::Written), "nothing was sent");
         window.writes.add(60_000);
         window.reads.add(60_000);
-        assert!(window.complete(&Completion::NotDone(Kind::Write, NotDone::Unaligned)));
+        assert!(window.complete(&Completion::NotDone(FrameKind::Write, VerbRefusal::Unaligned)));
         assert!(window.writes.has_room(60_000, 0) && !window.reads.has_room(60_000, 0));
         assert!(window.complete(&Completion::Swapped(1)) && !window.reads.has_room(60_000, 0));
         assert!(window.complete(&Completion::Read(&[])) && window.reads.has_room(60_000, 0));

@@ -6,13 +6,13 @@
 
 use farleaf_fabric::{Fabric, ServerId};
 use farleaf_index::{
-    Answer, Ascending, Design, IndexAdmin, IndexError, LeafEdit, RangeIndex, Records, Scan,
-    check_fill,
+    AscendingCheck, Design, EditAnswer, IndexAdmin, IndexError, KeyedRecords, LeafEdit, RangeIndex,
+    ScanResult, check_fill,
 };
-use farleaf_page::{Action, Layout, OwnedKey, OwnedValue};
+use farleaf_page::{EditAction, Layout, OwnedKey, OwnedValue};
 use farleaf_pool::remote::RpcClient;
 use farleaf_pool::wire::{
-    AskEdit, RecordRoom, Refusal, Reply, SCAN_REPLY_RECORDS, Share, TreeRequest,
+    AskEdit, RecordRoom, Refusal, Reply, SCAN_REPLY_RECORDS, TreeRequest, TreeShare,
 };
 use std::ops::Bound;
 
@@ -33,7 +33,7 @@ impl<L: Layout> Design<L> for OneServer {
     type Index<F: Fabric> = OneServerIndex<F, L>;
 
     async fn create<F: Fabric>(fabric: &F, (): &()) -> Result<(), IndexError> {
-        let share = Share::Range { low: L::min_key(), high: None };
+        let share = TreeShare::Range { low: L::min_key(), high: None };
         let client = RpcClient::<F, L>::new(fabric.clone());
         Ok(client.expect_done(SERVER, &TreeRequest::Create { share }).await?)
     }
@@ -44,7 +44,7 @@ impl<L: Layout> Design<L> for OneServer {
 
     async fn open_handle<F: Fabric>(fabric: F, (): &()) -> Result<Self::Index<F>, IndexError> {
         let client = RpcClient::<F, L>::new(fabric);
-        match client.ask_harmless(SERVER, &TreeRequest::Describe).await? {
+        match client.ask_idempotent(SERVER, &TreeRequest::Describe).await? {
             Reply::Description(Some(_)) => Ok(OneServerIndex { client }),
             _ => Err(IndexError::Refused { server: SERVER, refusal: Refusal::NoTree }),
         }
@@ -63,7 +63,7 @@ impl<F: Fabric, L: Layout> OneServerIndex<F, L> {
         load: u64,
         source: impl Iterator<Item = Result<(OwnedKey<L>, OwnedValue<L>), IndexError>>,
     ) -> Result<u64, IndexError> {
-        let (mut order, mut batch) = (Ascending::<L>::default(), Vec::new());
+        let (mut order, mut batch) = (AscendingCheck::<L>::default(), Vec::new());
         let mut room = RecordRoom::for_records(BATCH_RECORDS);
         for record in source {
             let (key, value) = record?;
@@ -90,8 +90,8 @@ impl<F: Fabric, L: Layout> RangeIndex for OneServerIndex<F, L> {
 
     async fn get(&self, key: &L::Key) -> Result<Option<OwnedValue<L>>, IndexError> {
         L::check_key(key)?;
-        let lookup = AskEdit(LeafEdit { key, action: Action::Get });
-        match self.client.ask_harmless(SERVER, &lookup).await? {
+        let lookup = AskEdit(LeafEdit { key, action: EditAction::Get });
+        match self.client.ask_idempotent(SERVER, &lookup).await? {
             Reply::Value(value) => Ok(value),
             _ => Err(BAD_REPLY),
         }
@@ -100,7 +100,7 @@ impl<F: Fabric, L: Layout> RangeIndex for OneServerIndex<F, L> {
     async fn execute(
         &self,
         edit: LeafEdit<&L::Key, &L::Value>,
-    ) -> Result<Answer<OwnedValue<L>>, IndexError> {
+    ) -> Result<EditAnswer<OwnedValue<L>>, IndexError> {
         edit.check::<L>()?;
         // `ask` does not repeat a change of unknown outcome; it ends as indeterminate.
         let reply = self.client.ask(SERVER, &AskEdit(edit)).await?;
@@ -109,15 +109,15 @@ impl<F: Fabric, L: Layout> RangeIndex for OneServerIndex<F, L> {
 
     async fn scan(
         &self,
-        scan: &Scan<OwnedKey<L>>,
-    ) -> Result<Records<OwnedKey<L>, OwnedValue<L>>, IndexError> {
+        scan: &ScanResult<OwnedKey<L>>,
+    ) -> Result<KeyedRecords<OwnedKey<L>, OwnedValue<L>>, IndexError> {
         scan.check::<L>()?;
-        let (mut found, mut rest) = (Records::new(), scan.clone());
+        let (mut found, mut rest) = (KeyedRecords::new(), scan.clone());
         while found.len() < scan.limit {
             let limit = (scan.limit - found.len()).min(SCAN_REPLY_RECORDS) as u32;
-            let Scan { lower, upper, reverse, .. } = rest.clone();
+            let ScanResult { lower, upper, reverse, .. } = rest.clone();
             let part = TreeRequest::Scan { lower, upper, reverse, limit };
-            match self.client.ask_harmless(SERVER, &part).await? {
+            match self.client.ask_idempotent(SERVER, &part).await? {
                 Reply::Records { records, more } => {
                     found.extend(records);
                     let Some((last, _)) = found.last().filter(|_| more) else { break };
@@ -168,14 +168,14 @@ mod tests {
     use farleaf_page::Fixed8;
     use farleaf_pool::server::MemoryServerConfig;
     use farleaf_sim::{RunOutcome, Scenario, run_design};
-    use farleaf_suites::conformance::{self, Setup};
+    use farleaf_suites::conformance::{self, SuiteSetup};
 
     /// Tiny pages make high trees from few keys.
     #[test]
     fn the_design_passes_the_suite() {
         let server = MemoryServerConfig { pool_bytes: 64 << 20, ..MemoryServerConfig::default() };
         let provider = &LocalConfig::default();
-        let setup = Setup { provider, options: (), memory_servers: 1, server };
+        let setup = SuiteSetup { provider, options: (), memory_servers: 1, server };
         conformance::run::<Fixed8<16>, OneServer, _>(&setup);
     }
 

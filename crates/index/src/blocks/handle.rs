@@ -2,26 +2,30 @@
 //!
 //! *Thread safety*: belongs to its endpoint's thread; tasks of that thread share it.
 
-use super::below::{Below, Whole};
+use super::below::{BlockReferences, WholeIndex};
 use super::cache::BlockCache;
 use super::shared::ValueBlocks;
 use crate::together::all;
 use crate::{
-    Answer, Background, IndexAdmin, IndexError, KeyRange, LeafEdit, OPERATIONS_TOGETHER,
-    RangeIndex, Records, Reshape, Reshaped, Scan,
+    Background, EditAnswer, IndexAdmin, IndexError, KeyRange, KeyedRecords, LeafEdit,
+    OPERATIONS_PER_BATCH, RangeIndex, Reshape, ReshapeCost, ScanResult,
 };
 use crate::{CacheCounters, LiveCounters};
 use farleaf_fabric::Fabric;
-use farleaf_page::{Action, BlockRef, Layout, MOST_BLOCK_BYTES, Stored, TooLong, stored_inline};
-use farleaf_pool::remote::{Backoff, BlockClient, Coming, InHand, Miss, RemoteError};
+use farleaf_page::{
+    BlockRef, EditAction, Layout, LengthError, MAX_BLOCK_BYTES, StoredValue, stored_inline,
+};
+use farleaf_pool::remote::{
+    AwaitedBlocks, Backoff, BlockClient, MissCause, RemoteError, UnendedBlock,
+};
 use std::borrow::{Borrow, Cow};
 use std::ops::Bound;
 
 /// Number of records in one part of a scan. Their blocks are READ before the next part begins,
 /// because their leaves must have been read recently (blocks.X5).
-const SCAN_TOGETHER: usize = 256;
+const SCAN_PER_BATCH: usize = 256;
 /// Blocks that one operation reads or writes together.
-pub(super) const BLOCKS_TOGETHER: usize = OPERATIONS_TOGETHER;
+pub(super) const BLOCKS_PER_BATCH: usize = OPERATIONS_PER_BATCH;
 
 /// How long an operation that finds no memory waits for blocks that are being freed, in
 /// nanoseconds. It is shorter than an attempt of a client, which then learns that nothing has
@@ -36,7 +40,7 @@ pub struct BlockIndex<I, F: Fabric, L: Layout> {
 }
 
 /// Value blocks, and the index whose leaves refer to them: the logic of all operations.
-pub(super) struct Over<'a, B, F: Fabric, L: Layout> {
+pub(super) struct BlockOperations<'a, B, F: Fabric, L: Layout> {
     pub(super) design: B,
     pub(super) blocks: &'a BlockClient<F, L>,
     cache: &'a BlockCache,
@@ -46,8 +50,8 @@ pub(super) struct Over<'a, B, F: Fabric, L: Layout> {
 
 impl<F: Fabric, L: Layout> ValueBlocks<F, L> {
     /// These blocks beside the leaves of `design`.
-    pub(super) fn over<B>(&self, design: B) -> Over<'_, B, F, L> {
-        Over {
+    pub(super) fn over<B>(&self, design: B) -> BlockOperations<'_, B, F, L> {
+        BlockOperations {
             design,
             blocks: &self.blocks,
             cache: &self.cache,
@@ -58,34 +62,34 @@ impl<F: Fabric, L: Layout> ValueBlocks<F, L> {
 }
 
 /// An operation on one key.
-pub(super) type Edit<'a> = LeafEdit<&'a [u8], &'a [u8]>;
+pub(super) type BlockEdit<'a> = LeafEdit<&'a [u8], &'a [u8]>;
 
 /// What a leaf shall have for a value, and the new block behind it.
-pub(super) struct New<'a> {
+pub(super) struct NewLeafValue<'a> {
     pub(super) stored: Cow<'a, [u8]>,
     pub(super) block: Option<BlockRef>,
-    _in_hand: Option<InHand>,
+    _in_hand: Option<UnendedBlock>,
 }
 
-impl<'a> New<'a> {
+impl<'a> NewLeafValue<'a> {
     pub(super) fn inline(stored: Cow<'a, [u8]>) -> Self {
         Self { stored, block: None, _in_hand: None }
     }
 
     /// Of a block that has been written.
-    pub(super) fn in_block((block, in_hand): (BlockRef, InHand)) -> Self {
+    pub(super) fn in_block((block, in_hand): (BlockRef, UnendedBlock)) -> Self {
         let stored = Cow::Owned(block.to_stored().to_vec());
         Self { stored, block: Some(block), _in_hand: Some(in_hand) }
     }
 
     /// The edit of a leaf for an insert, update or upsert of the value; a compare-exchange stays as
     /// it is.
-    pub(super) fn storing<'e>(&'e self, edit: Edit<'e>) -> Edit<'e> {
+    pub(super) fn storing<'e>(&'e self, edit: BlockEdit<'e>) -> BlockEdit<'e> {
         let value = &self.stored[..];
         let action = match edit.action {
-            Action::Insert(_) => Action::Insert(value),
-            Action::Update(_) => Action::Update(value),
-            Action::Upsert(_) => Action::Upsert(value),
+            EditAction::Insert(_) => EditAction::Insert(value),
+            EditAction::Update(_) => EditAction::Update(value),
+            EditAction::Upsert(_) => EditAction::Upsert(value),
             action => action,
         };
         LeafEdit { key: edit.key, action }
@@ -107,24 +111,24 @@ where
         &self.design
     }
 
-    pub(super) fn over(&self) -> Over<'_, Whole<'_, I>, F, L> {
-        self.values.over(Whole(&self.design))
+    pub(super) fn over(&self) -> BlockOperations<'_, WholeIndex<'_, I>, F, L> {
+        self.values.over(WholeIndex(&self.design))
     }
 
     /// Whether the index can have a record.
     ///
     /// # Errors
-    /// [`TooLong`] if it cannot.
-    pub fn check(key: &[u8], value: &[u8]) -> Result<(), TooLong> {
+    /// [`LengthError`] if it cannot.
+    pub fn check(key: &[u8], value: &[u8]) -> Result<(), LengthError> {
         L::check_key(key)?;
-        let (bytes, most) = (value.len(), MOST_BLOCK_BYTES);
-        if bytes <= most { Ok(()) } else { Err(TooLong::Value { bytes, most }) }
+        let (bytes, most) = (value.len(), MAX_BLOCK_BYTES);
+        if bytes <= most { Ok(()) } else { Err(LengthError::Value { bytes, most }) }
     }
 }
 
-impl<B, F, L> Over<'_, B, F, L>
+impl<B, F, L> BlockOperations<'_, B, F, L>
 where
-    B: Below,
+    B: BlockReferences,
     F: Fabric,
     L: Layout<Key = [u8], Value = [u8]>,
 {
@@ -138,7 +142,10 @@ where
     }
 
     /// Writes a block. If there is no memory left, waits for blocks that are being freed.
-    pub(super) async fn write_block(&self, value: &[u8]) -> Result<(BlockRef, InHand), B::Error> {
+    pub(super) async fn write_block(
+        &self,
+        value: &[u8],
+    ) -> Result<(BlockRef, UnendedBlock), B::Error> {
         let mut until_ns = None;
         loop {
             let seen = self.blocks.frees();
@@ -163,18 +170,22 @@ where
             return false;
         }
         match self.blocks.wait_for_memory(seen).await {
-            Coming::Free | Coming::FromOthers | Coming::At(_) => true,
+            AwaitedBlocks::Free | AwaitedBlocks::FromOthers | AwaitedBlocks::At(_) => true,
             // If this fails, nothing is known to be wrong with the operation itself.
-            Coming::Lost => Box::pin(self.rest_lost()).await.is_ok(),
-            Coming::Never => false,
+            AwaitedBlocks::Lost => Box::pin(self.rest_lost()).await.is_ok(),
+            AwaitedBlocks::Never => false,
         }
     }
 
-    pub(super) async fn store<'a>(&self, key: &[u8], value: &'a [u8]) -> Result<New<'a>, B::Error> {
+    pub(super) async fn store<'a>(
+        &self,
+        key: &[u8],
+        value: &'a [u8],
+    ) -> Result<NewLeafValue<'a>, B::Error> {
         if let Some(stored) = self.inline(key, value) {
-            return Ok(New::inline(stored));
+            return Ok(NewLeafValue::inline(stored));
         }
-        self.write_block(value).await.map(New::in_block)
+        self.write_block(value).await.map(NewLeafValue::in_block)
     }
 
     /// Decides what becomes of the blocks once an edit has ended.
@@ -182,8 +193,8 @@ where
         &self,
         block: Option<BlockRef>,
         value: &[u8],
-        outcome: Result<Answer<Vec<u8>>, B::Error>,
-    ) -> Result<Answer<Vec<u8>>, B::Error> {
+        outcome: Result<EditAnswer<Vec<u8>>, B::Error>,
+    ) -> Result<EditAnswer<Vec<u8>>, B::Error> {
         let (outcome, is_due) = self.settled(block, value, outcome);
         if is_due {
             // The operation itself has succeeded; the next loss tries again.
@@ -192,19 +203,20 @@ where
         outcome
     }
 
-    /// As [`Over::settle`], but also returns whether it is time for [`Over::rest_lost`].
+    /// As [`BlockOperations::settle`], but also returns whether it is time for
+    /// [`BlockOperations::rest_lost`].
     pub(super) fn settled(
         &self,
         block: Option<BlockRef>,
         value: &[u8],
-        outcome: Result<Answer<Vec<u8>>, B::Error>,
-    ) -> (Result<Answer<Vec<u8>>, B::Error>, bool) {
+        outcome: Result<EditAnswer<Vec<u8>>, B::Error>,
+    ) -> (Result<EditAnswer<Vec<u8>>, B::Error>, bool) {
         match outcome {
             Ok(answer) if answer.applied => {
                 if let Some(block) = block {
                     self.cache.keep(block, value);
                 }
-                (Ok(Answer::from_change(true)), self.has_lost(&answer))
+                (Ok(EditAnswer::from_change(true)), self.has_lost(&answer))
             }
             // A leaf may refer to the block, now or later (blocks.X8).
             Err(error) if B::is_unknown(&error) => (Err(error), false),
@@ -216,10 +228,10 @@ where
     }
 
     /// Takes the block back that an applied edit has taken out of its leaf, if it was one. Returns
-    /// whether it is time for [`Over::rest_lost`].
-    fn has_lost(&self, answer: &Answer<Vec<u8>>) -> bool {
+    /// whether it is time for [`BlockOperations::rest_lost`].
+    fn has_lost(&self, answer: &EditAnswer<Vec<u8>>) -> bool {
         if let Some(lost) = answer.found.as_deref()
-            && let Stored::Block(lost) = Stored::of(lost)
+            && let StoredValue::Block(lost) = StoredValue::of(lost)
         {
             self.cache.forget(lost);
             return self.blocks.lose(lost);
@@ -246,13 +258,13 @@ where
 
     /// The value for what a leaf has, if it is there or in the cache; else what the leaf has.
     pub(super) fn resolved_at_once(&self, mut stored: Vec<u8>) -> Result<Vec<u8>, Vec<u8>> {
-        match Stored::of(&stored) {
-            Stored::Inline(value) => {
+        match StoredValue::of(&stored) {
+            StoredValue::Inline(value) => {
                 let length = value.len();
                 stored.truncate(length);
                 Ok(stored)
             }
-            Stored::Block(block) => match self.cache.get(block) {
+            StoredValue::Block(block) => match self.cache.get(block) {
                 Some(value) => {
                     LiveCounters::count(&self.counters.block_hits);
                     Ok(value)
@@ -264,22 +276,27 @@ where
 
     /// The value for what the leaf of `key` had at `since_ns` or later. If the block arrives late,
     /// the leaf must still refer to it.
-    async fn resolve(&self, key: &[u8], stored: Vec<u8>, since_ns: u64) -> Result<Vec<u8>, Miss> {
+    async fn resolve(
+        &self,
+        key: &[u8],
+        stored: Vec<u8>,
+        since_ns: u64,
+    ) -> Result<Vec<u8>, MissCause> {
         let stored = match self.resolved_at_once(stored) {
             Ok(value) => return Ok(value),
             Err(stored) => stored,
         };
-        let Stored::Block(block) = Stored::of(&stored) else { return Ok(stored) };
+        let StoredValue::Block(block) = StoredValue::of(&stored) else { return Ok(stored) };
         LiveCounters::count(&self.counters.block_misses);
         let (value, is_recent) = self.blocks.read(block, since_ns).await?;
         if !is_recent && Box::pin(self.design.get(key)).await.ok().flatten() != Some(stored) {
-            return Err(Miss::Restart);
+            return Err(MissCause::Restart);
         }
         self.cache.keep(block, &value);
         Ok(value)
     }
 
-    /// As [`Over::resolve`]; if the block is not there any more, asks the leaf again.
+    /// As [`BlockOperations::resolve`]; if the block is not there any more, asks the leaf again.
     pub(super) async fn resolve_or_ask(
         &self,
         key: &[u8],
@@ -288,8 +305,8 @@ where
     ) -> Result<Option<Vec<u8>>, B::Error> {
         match self.resolve(key, stored, since_ns).await {
             Ok(value) => Ok(Some(value)),
-            Err(Miss::Restart) => Box::pin(self.ask_again(key)).await,
-            Err(Miss::Failed(error)) => Err(error.into()),
+            Err(MissCause::Restart) => Box::pin(self.ask_again(key)).await,
+            Err(MissCause::Failed(error)) => Err(error.into()),
         }
     }
 
@@ -302,8 +319,8 @@ where
             let Some(stored) = self.design.get(key).await? else { return Ok(None) };
             match self.resolve(key, stored, since_ns).await {
                 Ok(value) => return Ok(Some(value)),
-                Err(Miss::Restart) => {}
-                Err(Miss::Failed(error)) => return Err(error.into()),
+                Err(MissCause::Restart) => {}
+                Err(MissCause::Failed(error)) => return Err(error.into()),
             }
         }
     }
@@ -317,7 +334,7 @@ where
         let mut values = Vec::with_capacity(found.len());
         let mut found = found.into_iter().peekable();
         while found.peek().is_some() {
-            let together = found.by_ref().take(BLOCKS_TOGETHER);
+            let together = found.by_ref().take(BLOCKS_PER_BATCH);
             let resolved = together.map(async |(key, stored)| match stored {
                 Some(stored) => self.resolve_or_ask(key, stored, since_ns).await,
                 None => Ok(None),
@@ -334,7 +351,7 @@ where
         &self,
         edit: LeafEdit<&[u8], &[u8]>,
         value: &[u8],
-    ) -> Result<Answer<Vec<u8>>, B::Error> {
+    ) -> Result<EditAnswer<Vec<u8>>, B::Error> {
         let key = edit.key;
         let new = self.store(key, value).await?;
         let outcome = self.design.execute(new.storing(edit)).await;
@@ -348,28 +365,28 @@ where
         key: &[u8],
         expected: &[u8],
         value: &[u8],
-    ) -> Result<Answer<Vec<u8>>, B::Error> {
+    ) -> Result<EditAnswer<Vec<u8>>, B::Error> {
         let mut stored = match self.inline(key, expected) {
             Some(stored) => stored.into_owned(),
             None => match self.stored_for(key, expected, None).await? {
                 Ok(stored) => stored,
-                Err(found) => return Ok(Answer { applied: false, found }),
+                Err(found) => return Ok(EditAnswer { applied: false, found }),
             },
         };
         let new = self.store(key, value).await?;
         let mut backoff = Backoff::default();
         let refused = loop {
             let since_ns = self.blocks.now_ns();
-            let action = Action::CompareExchange(&stored[..], &new.stored[..]);
+            let action = EditAction::CompareExchange(&stored[..], &new.stored[..]);
             let outcome = self.design.execute(LeafEdit { key, action }).await;
             let found = match outcome {
-                Ok(Answer { applied: false, found: Some(found) }) => found,
+                Ok(EditAnswer { applied: false, found: Some(found) }) => found,
                 outcome => return self.settle(new.block, value, outcome).await,
             };
             // The key has a different value, or the same one in a different stored form.
             match self.stored_for(key, expected, Some((found, since_ns))).await {
                 Ok(Ok(found)) => stored = found,
-                Ok(Err(found)) => break Ok(Answer { applied: false, found }),
+                Ok(Err(found)) => break Ok(EditAnswer { applied: false, found }),
                 Err(error) => break Err(error),
             }
             if let Err(error) = self.blocks.restart(&mut backoff).await {
@@ -403,8 +420,8 @@ where
             match self.resolve(key, stored.clone(), since_ns).await {
                 Ok(value) if value == expected => return Ok(Ok(stored)),
                 Ok(value) => return Ok(Err(Some(value))),
-                Err(Miss::Restart) => self.blocks.restart(&mut backoff).await?,
-                Err(Miss::Failed(error)) => return Err(error.into()),
+                Err(MissCause::Restart) => self.blocks.restart(&mut backoff).await?,
+                Err(MissCause::Failed(error)) => return Err(error.into()),
             }
         }
     }
@@ -422,19 +439,21 @@ where
     pub(super) async fn execute(
         &self,
         edit: LeafEdit<&[u8], &[u8]>,
-    ) -> Result<Answer<Vec<u8>>, B::Error> {
+    ) -> Result<EditAnswer<Vec<u8>>, B::Error> {
         let key = edit.key;
         let _edit = if edit.changes() { self.blocks.edit() } else { None };
         match edit.action {
-            Action::Get => self.get(key).await.map(Answer::from_lookup),
-            Action::Insert(value) | Action::Update(value) | Action::Upsert(value) => {
+            EditAction::Get => self.get(key).await.map(EditAnswer::from_lookup),
+            EditAction::Insert(value) | EditAction::Update(value) | EditAction::Upsert(value) => {
                 self.change(edit, value).await
             }
-            Action::Remove => {
+            EditAction::Remove => {
                 let outcome = self.design.execute(edit).await;
                 self.settle(None, &[], outcome).await
             }
-            Action::CompareExchange(expected, value) => self.exchange(key, expected, value).await,
+            EditAction::CompareExchange(expected, value) => {
+                self.exchange(key, expected, value).await
+            }
         }
     }
 }
@@ -452,19 +471,25 @@ where
         self.over().get(key).await
     }
 
-    async fn execute(&self, edit: LeafEdit<&[u8], &[u8]>) -> Result<Answer<Vec<u8>>, IndexError> {
+    async fn execute(
+        &self,
+        edit: LeafEdit<&[u8], &[u8]>,
+    ) -> Result<EditAnswer<Vec<u8>>, IndexError> {
         edit.check_by::<L>(Self::check)?;
         self.over().execute(edit).await
     }
 
-    async fn scan(&self, scan: &Scan<Vec<u8>>) -> Result<Records<Vec<u8>, Vec<u8>>, IndexError> {
+    async fn scan(
+        &self,
+        scan: &ScanResult<Vec<u8>>,
+    ) -> Result<KeyedRecords<Vec<u8>, Vec<u8>>, IndexError> {
         if scan.limit == 0 {
             return self.design.scan(scan).await; // it checks the bounds
         }
-        let mut records: Records<Vec<u8>, Vec<u8>> = Vec::new();
+        let mut records: KeyedRecords<Vec<u8>, Vec<u8>> = Vec::new();
         let mut rest = scan.clone();
         // If all values are in the leaves, there is nothing to READ between two parts.
-        let together = if self.values.are_inline() { usize::MAX } else { SCAN_TOGETHER };
+        let together = if self.values.are_inline() { usize::MAX } else { SCAN_PER_BATCH };
         while records.len() < scan.limit {
             rest.limit = (scan.limit - records.len()).min(together);
             let since_ns = self.values.blocks.now_ns();
@@ -511,7 +536,7 @@ where
         keys: &[Q],
     ) -> Result<Vec<Option<Vec<u8>>>, IndexError> {
         let mut values = Vec::with_capacity(keys.len());
-        for together in keys.chunks(SCAN_TOGETHER) {
+        for together in keys.chunks(SCAN_PER_BATCH) {
             let since_ns = self.values.blocks.now_ns();
             let stored = self.design.multi_get(together).await?;
             let found = together.iter().map(Borrow::borrow).zip(stored).collect();
@@ -523,7 +548,7 @@ where
     async fn execute_all(
         &self,
         edits: &[LeafEdit<&[u8], &[u8]>],
-    ) -> Vec<Result<Answer<Vec<u8>>, IndexError>> {
+    ) -> Vec<Result<EditAnswer<Vec<u8>>, IndexError>> {
         self.execute_batch(edits).await
     }
 
@@ -555,7 +580,7 @@ where
         self.design.owned_by(compute_server)
     }
 
-    async fn reshape(&self, change: &Reshape<Vec<u8>>) -> Result<Reshaped, IndexError> {
+    async fn reshape(&self, change: &Reshape<Vec<u8>>) -> Result<ReshapeCost, IndexError> {
         self.design.reshape(change).await
     }
 
@@ -563,7 +588,7 @@ where
         &self,
         work: Background,
         ended: &dyn Fn() -> bool,
-        report: &dyn Fn(Result<Reshaped, IndexError>),
+        report: &dyn Fn(Result<ReshapeCost, IndexError>),
     ) -> Result<(), IndexError> {
         self.design.background(work, ended, report).await
     }

@@ -4,24 +4,24 @@
 //! *Thread safety*: the same as for the handle.
 
 use super::BlockIndex;
-use super::below::{Below, Whole};
+use super::below::{BlockReferences, WholeIndex};
 use crate::together::all;
 use crate::{IndexAdmin, IndexError};
 use farleaf_fabric::Fabric;
-use farleaf_page::{BlockRef, Layout, Stored};
+use farleaf_page::{BlockRef, Layout, StoredValue};
 
 /// Blocks written together.
-const BLOCKS_TOGETHER: usize = 16;
+const BLOCKS_PER_BATCH: usize = 16;
 
 /// Keys and the stored values for them, one after the other, in few allocations.
 #[derive(Default)]
-struct Collected {
+struct CollectedRecords {
     bytes: Vec<u8>,
     /// By record: the lengths of its key and of its stored value.
     lengths: Vec<(u32, u32)>,
 }
 
-impl Collected {
+impl CollectedRecords {
     fn push(&mut self, key: &[u8], stored: &[u8]) {
         self.lengths.push((key.len() as u32, stored.len() as u32));
         self.bytes.extend_from_slice(key);
@@ -50,17 +50,17 @@ where
         source: impl Iterator<Item = Result<(Vec<u8>, Vec<u8>), IndexError>>,
         fill: f64,
     ) -> Result<u64, IndexError> {
-        let mut collected = Collected::default();
+        let mut collected = CollectedRecords::default();
         let loaded = match self.collect_records(source, &mut collected).await {
             Ok(()) => self.design.bulk_load(collected.records(), fill).await,
             Err(error) => Err(error),
         };
         if let Err(error) = &loaded
-            && !Whole::<I>::is_unknown(error)
+            && !WholeIndex::<I>::is_unknown(error)
         {
             // The index is empty, so no leaf refers to them.
             for (_, stored) in collected.records() {
-                if let Stored::Block(block) = Stored::of(&stored) {
+                if let StoredValue::Block(block) = StoredValue::of(&stored) {
                     self.over().give_back(Some(block));
                 }
             }
@@ -71,12 +71,12 @@ where
     async fn collect_records(
         &self,
         mut source: impl Iterator<Item = Result<(Vec<u8>, Vec<u8>), IndexError>>,
-        collected: &mut Collected,
+        collected: &mut CollectedRecords,
     ) -> Result<(), IndexError> {
         let mut position = 0;
         let mut last: Option<Vec<u8>> = None;
         loop {
-            let together = source.by_ref().take(BLOCKS_TOGETHER).collect::<Result<Vec<_>, _>>()?;
+            let together = source.by_ref().take(BLOCKS_PER_BATCH).collect::<Result<Vec<_>, _>>()?;
             if together.is_empty() {
                 return Ok(());
             }

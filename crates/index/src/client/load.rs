@@ -4,9 +4,9 @@
 //! all of them halt again. If the client dies, the servers resume by themselves after a timeout.
 
 use super::owners::has_not_happened;
-use super::{ClientIndex, RECORDS_TOGETHER, bad_reply};
+use super::{ClientIndex, RECORDS_PER_BATCH, bad_reply};
 use crate::together::all;
-use crate::{Ascending, IndexError, RangeIndex, Scan, check_fill};
+use crate::{AscendingCheck, IndexError, RangeIndex, ScanResult, check_fill};
 use farleaf_fabric::{Fabric, FabricError, ServerId, Uncertainty};
 use farleaf_page::{Layout, OwnedKey, OwnedRecord, OwnedValue};
 use farleaf_pool::wire::{
@@ -29,7 +29,7 @@ struct Builders {
 }
 
 /// What a client knows of the end of a load.
-struct End {
+struct LoadEnding {
     /// The version of an end without an answer, to be sent again.
     repeated: Option<u64>,
     /// The error of such an end.
@@ -136,11 +136,11 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
         source: impl Iterator<Item = Result<(OwnedKey<L>, OwnedValue<L>), IndexError>>,
         builders: &mut Builders,
     ) -> Result<u64, IndexError> {
-        let mut order = Ascending::<L>::default();
+        let mut order = AscendingCheck::<L>::default();
         let map = self.map();
         let mut owner = None;
-        let mut together = Vec::with_capacity(RECORDS_TOGETHER);
-        let mut room = RecordRoom::for_records(RECORDS_TOGETHER);
+        let mut together = Vec::with_capacity(RECORDS_PER_BATCH);
+        let mut room = RecordRoom::for_records(RECORDS_PER_BATCH);
         for record in source {
             let (key, value) = record?;
             check_sent::<L>(L::key(&key), L::value(&value))?;
@@ -151,13 +151,13 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
                 .is_some_and(|before| owner != Some(before));
             if is_other || !room.takes::<L>(L::key(&key), L::value(&value)) {
                 self.send(std::mem::take(&mut together), builders).await.map_err(not_loaded)?;
-                room = RecordRoom::for_records(RECORDS_TOGETHER);
+                room = RecordRoom::for_records(RECORDS_PER_BATCH);
                 room.takes::<L>(L::key(&key), L::value(&value));
             }
             together.push((key, value));
         }
         self.send(together, builders).await.map_err(not_loaded)?;
-        if !self.scan(&Scan::range(..).limit(1)).await?.is_empty() {
+        if !self.scan(&ScanResult::range(..).limit(1)).await?.is_empty() {
             let (server, refusal) = (ServerId::new(builders.now()), Refusal::NotEmpty);
             return Err(IndexError::Refused { server, refusal });
         }
@@ -213,7 +213,7 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
     /// a compute server begins another life or resumes meanwhile, tries again.
     async fn loaded(&self, load: u64, builder: u16) -> Result<Vec<OwnedKey<L>>, IndexError> {
         let mut attempts = self.attempts();
-        let mut end = End { repeated: None, doubt: None };
+        let mut end = LoadEnding { repeated: None, doubt: None };
         loop {
             let error = match self.try_loaded(load, builder, &mut end).await {
                 Ok(boundaries) => return Ok(boundaries),
@@ -240,7 +240,7 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
         &self,
         load: u64,
         builder: u16,
-        end: &mut End,
+        end: &mut LoadEnding,
     ) -> Result<Vec<OwnedKey<L>>, IndexError> {
         let version = match end.repeated.take() {
             Some(version) => version,
@@ -259,7 +259,7 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
             }
             Err(error) => {
                 if matches!(error, IndexError::Indeterminate(_)) {
-                    *end = End { repeated: Some(version), doubt: Some(error.clone()) };
+                    *end = LoadEnding { repeated: Some(version), doubt: Some(error.clone()) };
                 }
                 Err(error)
             }

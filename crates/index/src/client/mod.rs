@@ -6,7 +6,7 @@
 //! epoch, the client fetches the map and retries there. It also retries operations of unknown
 //! outcome if they change nothing; a change of unknown outcome ends as
 //! [`IndexError::Indeterminate`]. A compute server that does not answer may have a new address: the
-//! client looks it up in a [`Directory`] and resends there what was not sent.
+//! client looks it up in a [`ServerDirectory`] and resends there what was not sent.
 //!
 //! *Invariants*
 //! - client.N1. Every operation ends by its deadline: it is retried only if another request can
@@ -32,15 +32,15 @@ mod moves;
 mod owners;
 
 pub use acknowledged::Acknowledged;
-pub use design::Remote;
-pub use directory::Directory;
+pub use design::RemoteDesign;
+pub use directory::ServerDirectory;
 pub use moves::drain_to;
 pub use owners::RemoteOwners;
 
-use directory::Fixed;
-use owners::{SHORTEST_WAIT_NS, bad_reply};
+use directory::FixedDirectory;
+use owners::{MIN_WAIT_NS, bad_reply};
 
-use crate::partition::{PartitionMap, Router, Unserved};
+use crate::partition::{PartitionMap, Router, UnservedReason};
 use crate::together::all;
 use crate::{IndexAdmin, IndexError};
 use farleaf_fabric::Fabric;
@@ -50,7 +50,7 @@ use farleaf_pool::wire::{ClientRequest, ClientResponse, RecordRoom, check_sent};
 use std::rc::Rc;
 
 /// Maximum number of small records in one request; more might not fit a message.
-const RECORDS_TOGETHER: usize = 4096;
+const RECORDS_PER_BATCH: usize = 4096;
 
 /// Options of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,7 +78,7 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
     /// [`IndexError`] if no compute server sends the map before the deadline.
     pub async fn open(fabric: F, options: ClientOptions) -> Result<Self, IndexError> {
         let nobody = PartitionMap::new::<L>(0, Vec::new())?;
-        let index = Self::with_map(fabric, options, nobody, Rc::new(Fixed::default()));
+        let index = Self::with_map(fabric, options, nobody, Rc::new(FixedDirectory::default()));
         let mut attempts = index.attempts();
         loop {
             let mut outcome = Err(IndexError::InvalidArgument("there are no compute servers"));
@@ -99,7 +99,7 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
         fabric: F,
         options: ClientOptions,
         map: PartitionMap<OwnedKey<L>>,
-        directory: Rc<dyn Directory<OwnedKey<L>>>,
+        directory: Rc<dyn ServerDirectory<OwnedKey<L>>>,
     ) -> Self {
         Self::new(RemoteOwners { fabric, options, directory }, Arc::new(map))
     }
@@ -150,7 +150,7 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
                 let at = match parts.iter().position(|(other, ..)| *other == owner) {
                     Some(at) => at,
                     None => {
-                        let room = RecordRoom::for_records(RECORDS_TOGETHER);
+                        let room = RecordRoom::for_records(RECORDS_PER_BATCH);
                         parts.push((owner, room, Vec::new()));
                         parts.len() - 1
                     }
@@ -172,12 +172,12 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
                 let error = match outcome {
                     Ok(ClientResponse::Upserted { .. }) => continue,
                     Ok(_) => return Err(bad_reply(owner)),
-                    Err(Unserved::Elsewhere(error)) => {
+                    Err(UnservedReason::Elsewhere(error)) => {
                         let _ = self.learn_map(owner).await;
                         error
                     }
-                    Err(Unserved::Again(error)) => error,
-                    Err(Unserved::Failed(error)) => return Err(error),
+                    Err(UnservedReason::Again(error)) => error,
+                    Err(UnservedReason::Failed(error)) => return Err(error),
                 };
                 if let ClientRequest::UpsertAll { records: mut again } = ask {
                     records.append(&mut again);

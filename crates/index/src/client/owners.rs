@@ -3,13 +3,13 @@
 //!
 //! *Thread safety*: belongs to its endpoint's thread.
 
-use super::{ClientIndex, ClientOptions, Directory};
-use crate::partition::{Owners, PartitionMap, RetryPolicy, Route, Unserved};
-use crate::{Answer, IndexError, LeafEdit, Records, Scan};
+use super::{ClientIndex, ClientOptions, ServerDirectory};
+use crate::partition::{MapRoute, PartitionMap, RangeOwners, RetryPolicy, UnservedReason};
+use crate::{EditAnswer, IndexError, KeyedRecords, LeafEdit, ScanResult};
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, FabricError, Message, ServerId, Uncertainty};
 use farleaf_page::rules;
-use farleaf_page::{Action, Layout, OwnedKey, OwnedValue, TooLong};
+use farleaf_page::{EditAction, Layout, LengthError, OwnedKey, OwnedValue};
 use farleaf_pool::wire::{
     ClientRequest, ClientResponse, ErrorCode, SCAN_REPLY_RECORDS, check_sent,
 };
@@ -17,17 +17,17 @@ use std::ops::Bound;
 use std::rc::Rc;
 
 /// First and longest wait before a retry, in nanoseconds.
-pub(super) const SHORTEST_WAIT_NS: u64 = 100_000;
-const LONGEST_WAIT_NS: u64 = 50_000_000;
+pub(super) const MIN_WAIT_NS: u64 = 100_000;
+const MAX_WAIT_NS: u64 = 50_000_000;
 /// Maximum number of operations in flight for one call.
-const OPERATIONS_TOGETHER: usize = 64;
+const OPERATIONS_PER_BATCH: usize = 64;
 
 /// The compute servers of a cluster. The servers of the endpoint are the compute servers, by
 /// number.
 pub struct RemoteOwners<F: Fabric, L: Layout> {
     pub(super) fabric: F,
     pub(super) options: ClientOptions,
-    pub(super) directory: Rc<dyn Directory<OwnedKey<L>>>,
+    pub(super) directory: Rc<dyn ServerDirectory<OwnedKey<L>>>,
 }
 
 fn not_served(compute_server: u16, code: ErrorCode) -> IndexError {
@@ -39,10 +39,10 @@ fn not_served(compute_server: u16, code: ErrorCode) -> IndexError {
         }
         ErrorCode::Contended => IndexError::Contended { retries: 0 },
         ErrorCode::KeyTooLong { bytes, most } => {
-            TooLong::Key { bytes: bytes as usize, most: most as usize }.into()
+            LengthError::Key { bytes: bytes as usize, most: most as usize }.into()
         }
         ErrorCode::ValueTooLong { bytes, most } => {
-            TooLong::Value { bytes: bytes as usize, most: most as usize }.into()
+            LengthError::Value { bytes: bytes as usize, most: most as usize }.into()
         }
         code => IndexError::NotServed { compute_server, code },
     }
@@ -126,15 +126,17 @@ impl<F: Fabric, L: Layout> RemoteOwners<F, L> {
         owner: u16,
         ask: Message,
         is_harmless: bool,
-    ) -> Result<ClientResponse<L>, Unserved> {
+    ) -> Result<ClientResponse<L>, UnservedReason> {
         Err(match self.send(owner, ask).await {
             Ok(ClientResponse::NotOwner { owner, epoch }) => {
-                Unserved::Elsewhere(IndexError::NotOwner { owner, epoch })
+                UnservedReason::Elsewhere(IndexError::NotOwner { owner, epoch })
             }
             Ok(told) => return Ok(told),
-            Err(error @ IndexError::Indeterminate(_)) if is_harmless => Unserved::Again(error),
-            Err(error) if has_not_happened(&error) => Unserved::Again(error),
-            Err(error) => Unserved::Failed(error),
+            Err(error @ IndexError::Indeterminate(_)) if is_harmless => {
+                UnservedReason::Again(error)
+            }
+            Err(error) if has_not_happened(&error) => UnservedReason::Again(error),
+            Err(error) => UnservedReason::Failed(error),
         })
     }
 
@@ -142,7 +144,7 @@ impl<F: Fabric, L: Layout> RemoteOwners<F, L> {
     pub(super) async fn learn_map(
         &self,
         compute_server: u16,
-        route: &Route<OwnedKey<L>>,
+        route: &MapRoute<OwnedKey<L>>,
     ) -> Result<bool, IndexError> {
         match self.ask(compute_server, &ClientRequest::Map).await? {
             ClientResponse::Map { epoch, boundaries, owners } => {
@@ -158,7 +160,7 @@ impl<F: Fabric, L: Layout> RemoteOwners<F, L> {
     }
 }
 
-impl<F: Fabric, L: Layout> Owners for RemoteOwners<F, L> {
+impl<F: Fabric, L: Layout> RangeOwners for RemoteOwners<F, L> {
     type Fabric = F;
     type Layout = L;
     /// Unused: the owner checks the key against its own map.
@@ -172,8 +174,8 @@ impl<F: Fabric, L: Layout> Owners for RemoteOwners<F, L> {
         RetryPolicy {
             deadline_ns: self.options.deadline_ns,
             attempt_ns: self.options.request_ns,
-            shortest_wait_ns: SHORTEST_WAIT_NS,
-            longest_wait_ns: LONGEST_WAIT_NS,
+            shortest_wait_ns: MIN_WAIT_NS,
+            longest_wait_ns: MAX_WAIT_NS,
             varies: true,
         }
     }
@@ -184,31 +186,31 @@ impl<F: Fabric, L: Layout> Owners for RemoteOwners<F, L> {
 
     /// A compute server keeps longer values in blocks beside the leaves.
     #[inline]
-    fn check(key: &L::Key, value: &L::Value) -> Result<(), TooLong> {
+    fn check(key: &L::Key, value: &L::Value) -> Result<(), LengthError> {
         check_sent::<L>(key, value)
     }
 
-    async fn get(&self, owner: u16, key: &L::Key) -> Result<Option<OwnedValue<L>>, Unserved> {
-        Ok(self.execute(owner, LeafEdit { key, action: Action::Get }).await?.found)
+    async fn get(&self, owner: u16, key: &L::Key) -> Result<Option<OwnedValue<L>>, UnservedReason> {
+        Ok(self.execute(owner, LeafEdit { key, action: EditAction::Get }).await?.found)
     }
 
     async fn execute(
         &self,
         owner: u16,
         edit: LeafEdit<&L::Key, &L::Value>,
-    ) -> Result<Answer<OwnedValue<L>>, Unserved> {
+    ) -> Result<EditAnswer<OwnedValue<L>>, UnservedReason> {
         let ask = ClientRequest::<L>::encode_edit(edit);
         match self.ask_owner(owner, ask, !edit.changes()).await {
             Ok(ClientResponse::Edited(answer) | ClientResponse::Changed { answer, .. }) => {
                 Ok(answer)
             }
             // The change may have been made although the reply is invalid.
-            Ok(_) | Err(Unserved::Failed(IndexError::BadReply { .. })) if edit.changes() => {
+            Ok(_) | Err(UnservedReason::Failed(IndexError::BadReply { .. })) if edit.changes() => {
                 let (server, why) = (ServerId::new(owner), Uncertainty::NotKnownThere);
                 let error = FabricError::Indeterminate { server, why };
-                Err(Unserved::Failed(IndexError::Indeterminate(error)))
+                Err(UnservedReason::Failed(IndexError::Indeterminate(error)))
             }
-            Ok(_) => Err(Unserved::Failed(bad_reply(owner))),
+            Ok(_) => Err(UnservedReason::Failed(bad_reply(owner))),
             Err(unserved) => Err(unserved),
         }
     }
@@ -219,9 +221,9 @@ impl<F: Fabric, L: Layout> Owners for RemoteOwners<F, L> {
         &self,
         owner: u16,
         _expected: &(),
-        scan: &Scan<OwnedKey<L>>,
-        out: &mut Records<OwnedKey<L>, OwnedValue<L>>,
-    ) -> Result<Option<Bound<OwnedKey<L>>>, Unserved> {
+        scan: &ScanResult<OwnedKey<L>>,
+        out: &mut KeyedRecords<OwnedKey<L>, OwnedValue<L>>,
+    ) -> Result<Option<Bound<OwnedKey<L>>>, UnservedReason> {
         let ask = ClientRequest::<L>::Scan {
             lower: scan.lower.clone(),
             upper: scan.upper.clone(),
@@ -238,24 +240,24 @@ impl<F: Fabric, L: Layout> Owners for RemoteOwners<F, L> {
                 out.extend(records);
                 Ok(next)
             }
-            _ => Err(Unserved::Failed(bad_reply(owner))),
+            _ => Err(UnservedReason::Failed(bad_reply(owner))),
         }
     }
 
     /// Fetches the newer map from the compute server that redirected the client (client.N3), if
     /// that server has it already.
-    async fn learn(&self, asked: u16, route: &Route<OwnedKey<L>>) -> bool {
+    async fn learn(&self, asked: u16, route: &MapRoute<OwnedKey<L>>) -> bool {
         matches!(self.learn_map(asked, route).await, Ok(true))
     }
 
-    fn learn_known(&self, route: &Route<OwnedKey<L>>) {
+    fn learn_known(&self, route: &MapRoute<OwnedKey<L>>) {
         if let Some(map) = self.directory.newer_map(route.epoch()) {
             route.adopt(Arc::new(map));
         }
     }
 
     fn operations_together(&self) -> usize {
-        OPERATIONS_TOGETHER.min(self.fabric.depth())
+        OPERATIONS_PER_BATCH.min(self.fabric.depth())
     }
 
     fn load(

@@ -4,13 +4,13 @@
 //! *Thread safety*: belongs to its handle's thread. Run only one per index: two would undo each
 //! other's moves.
 
-use super::{BalancePolicy, Load, PartitionMap};
-use crate::{BalanceOptions, IndexError, Reshaped};
+use super::{BalancePolicy, PartitionMap, SampledLoad};
+use crate::{BalanceOptions, IndexError, ReshapeCost};
 use farleaf_fabric::Fabric;
 use std::future::Future;
 
 /// Longest sleep, in nanoseconds. It limits how long the task takes to notice that it should end.
-const NAP_NS: u64 = 10_000_000;
+const POLL_INTERVAL_NS: u64 = 10_000_000;
 
 /// The compute servers that a balancer moves keys between.
 pub trait BalanceTarget {
@@ -32,7 +32,7 @@ pub trait BalanceTarget {
 
     /// Takes the load of each compute server since the last call, by number. `None` if an owner of
     /// keys does not answer.
-    fn loads(&self) -> impl Future<Output = Option<Vec<Load<Self::Key>>>>;
+    fn loads(&self) -> impl Future<Output = Option<Vec<SampledLoad<Self::Key>>>>;
 
     /// The fences of the leaf of `key`, which `owner` owns.
     fn fences(
@@ -47,7 +47,7 @@ pub trait BalanceTarget {
         from: u16,
         to: u16,
         at: &Self::Key,
-    ) -> impl Future<Output = Result<Reshaped, IndexError>>;
+    ) -> impl Future<Output = Result<ReshapeCost, IndexError>>;
 }
 
 /// A balancer of one index.
@@ -69,7 +69,7 @@ impl<'a, T: BalanceTarget> Balancer<'a, T> {
     pub async fn run(
         &mut self,
         ended: impl Fn() -> bool,
-        report: impl Fn(Result<Reshaped, IndexError>),
+        report: impl Fn(Result<ReshapeCost, IndexError>),
     ) {
         let fabric = self.target.fabric();
         drop(self.target.loads().await);
@@ -77,7 +77,7 @@ impl<'a, T: BalanceTarget> Balancer<'a, T> {
         while !ended() {
             let now_ns = fabric.now_ns();
             if now_ns < due_ns {
-                fabric.sleep((due_ns - now_ns).min(NAP_NS)).await;
+                fabric.sleep((due_ns - now_ns).min(POLL_INTERVAL_NS)).await;
                 continue;
             }
             // If something cannot be settled now, the next window tries again.
@@ -93,7 +93,7 @@ impl<'a, T: BalanceTarget> Balancer<'a, T> {
     ///
     /// # Errors
     /// Those of [`BalanceTarget::move_keys`]; nothing has moved in that case.
-    pub async fn look(&mut self) -> Result<Option<Reshaped>, IndexError> {
+    pub async fn look(&mut self) -> Result<Option<ReshapeCost>, IndexError> {
         let (target, map) = (self.target, self.target.newest_map());
         // A server that does not answer looks idle, but must not receive keys.
         let Some(loads) = target.loads().await else { return Ok(None) };

@@ -11,16 +11,16 @@
 //! 4. The builder replaces the tree, and removes the replacement from the record. Until then no
 //!    compute server reads anything of a tree (record.MR4).
 //!
-//! If the builder dies in step 4, its next life finishes or undoes the change of the root, and then
-//! removes the replacement. The others stay halted until then.
+//! If the builder dies in step 4, its next incarnation finishes or undoes the change of the root,
+//! and then removes the replacement. The others stay halted until then.
 //!
 //! *Thread safety*: belongs to its endpoint's thread.
 
 use super::worker::Worker;
-use super::{MapState, PartitionMap, Put, Replacement};
+use super::{MapState, PartitionMap, PutOutcome, Replacement};
 use crate::{
-    Ascending, Built, BulkBuilder, IndexError, PartIndex, PartPool, PartValues, Partitioned,
-    ValueForm, check_fill,
+    AscendingCheck, BuiltContent, BulkBuilder, IndexError, PartIndex, PartPool, PartValues,
+    Partitioned, ValueForm, check_fill,
 };
 use farleaf_fabric::Fabric;
 use farleaf_page::rules;
@@ -34,7 +34,7 @@ const PUT_ATTEMPTS: u32 = 20;
 const PUT_PAUSE_NS: u64 = 1_000_000;
 
 type BuilderOf<'w, D, F, L> = <<D as Partitioned>::Pool<F, L> as PartPool<F, L>>::Builder<'w>;
-type BuiltOf<D, F, L> = <<D as Partitioned>::Pool<F, L> as PartPool<F, L>>::Built;
+type BulkLoadContent<D, F, L> = <<D as Partitioned>::Pool<F, L> as PartPool<F, L>>::Built;
 
 /// How an attempt to replace the tree ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -56,9 +56,9 @@ pub struct BulkLoad<'w, D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> {
     number: u64,
     /// The map by whose boundaries the leaves end.
     map: PartitionMap<OwnedKey<L>>,
-    order: Ascending<L>,
+    order: AscendingCheck<L>,
     builder: BuilderOf<'w, D, F, L>,
-    built: Option<BuiltOf<D, F, L>>,
+    built: Option<BulkLoadContent<D, F, L>>,
     blocks: Vec<BlockRef>,
 }
 
@@ -92,13 +92,13 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
             return Err(contended());
         };
         let builder = self.pool().builder(fill, map.boundaries().to_vec());
-        let (order, built, blocks) = (Ascending::default(), None, Vec::new());
+        let (order, built, blocks) = (AscendingCheck::default(), None, Vec::new());
         Ok(BulkLoad { worker: self, number, map, order, builder, built, blocks })
     }
 
     /// Removes a replacement of this server from the record, once no WRITE of it can land any more:
-    /// one of a former life, which is finished before this life has opened the index, or one whose
-    /// end could not be put at first (record.MR4).
+    /// one of a former incarnation, which is finished before this life has opened the index, or one
+    /// whose end could not be put at first (record.MR4).
     pub(super) async fn end_replacement(&self, state: &MapState<OwnedKey<L>>, version: u64) {
         let server = self.server();
         let is_mine =
@@ -230,7 +230,7 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> BulkLoad<'_, D, F, L
         }
         let replacing = Some(Replacement { load: self.number, by: worker.server().number() });
         let put = store.put_if(now, &MapState { replacing, ..read.clone() }).await;
-        if put == Put::Changed {
+        if put == PutOutcome::Changed {
             return None;
         }
         // The record has a version that this server does not know yet. If the put was lost, raising
@@ -240,7 +240,7 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> BulkLoad<'_, D, F, L
                 if state.replacing == replacing {
                     return Some(now);
                 }
-                if put == Put::Done || store.put_if(now, &state).await == Put::Done {
+                if put == PutOutcome::Done || store.put_if(now, &state).await == PutOutcome::Done {
                     return None;
                 }
             }

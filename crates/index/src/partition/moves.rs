@@ -10,9 +10,10 @@
 //!
 //! *Thread safety*: belongs to its endpoint's thread; moves of several handles exclude each other.
 
-use super::{BalanceTarget, Load, PartitionMap, PoolOwners, RoutedIndex};
+use super::{BalanceTarget, PartitionMap, PoolOwners, RoutedIndex, SampledLoad};
 use crate::{
-    IndexError, PartIndex, PartPool, PartitionOptions, Partitioned, RangeIndex, Released, Reshaped,
+    IndexError, PartIndex, PartPool, PartitionOptions, Partitioned, RangeIndex, ReleasedKeys,
+    ReshapeCost,
 };
 use farleaf_fabric::Fabric;
 use farleaf_page::{Layout, OwnedKey};
@@ -24,8 +25,8 @@ use std::pin::pin;
 const ATTEMPTS: u32 = 16;
 /// Shortest and longest pause after a failed move, in nanoseconds, before keys may move again.
 /// Operations look for a new map every millisecond.
-const SHORTEST_REST_NS: u64 = 2_000_000;
-const LONGEST_REST_NS: u64 = 100_000_000;
+const MIN_REST_NS: u64 = 2_000_000;
+const MAX_REST_NS: u64 = 100_000_000;
 
 impl<D: Partitioned, F: Fabric, L: Layout> RoutedIndex<D, F, L> {
     /// Moves keys from one compute server to a neighbour, or to one that owns nothing: either all
@@ -41,7 +42,7 @@ impl<D: Partitioned, F: Fabric, L: Layout> RoutedIndex<D, F, L> {
         from: u16,
         to: u16,
         near: Option<&L::Key>,
-    ) -> Result<Reshaped, IndexError> {
+    ) -> Result<ReshapeCost, IndexError> {
         self.owners().while_settling(pin!(self.try_move(from, to, near))).await
     }
 
@@ -50,7 +51,7 @@ impl<D: Partitioned, F: Fabric, L: Layout> RoutedIndex<D, F, L> {
         from: u16,
         to: u16,
         near: Option<&L::Key>,
-    ) -> Result<Reshaped, IndexError> {
+    ) -> Result<ReshapeCost, IndexError> {
         let PoolOwners { compute, pool, parts } = self.owners();
         let fabric = pool.fabric();
         let (started_ns, before) = (fabric.now_ns(), fabric.counters().snapshot());
@@ -88,8 +89,7 @@ impl<D: Partitioned, F: Fabric, L: Layout> RoutedIndex<D, F, L> {
                 Err(error) => {
                     // No compute server has served the keys meanwhile. Let the owner serve them for
                     // just as long before they may move again.
-                    let rest_ns =
-                        (fabric.now_ns() - begun_ns).clamp(SHORTEST_REST_NS, LONGEST_REST_NS);
+                    let rest_ns = (fabric.now_ns() - begun_ns).clamp(MIN_REST_NS, MAX_REST_NS);
                     fabric.sleep(rest_ns).await;
                     return Err(error.into());
                 }
@@ -99,7 +99,7 @@ impl<D: Partitioned, F: Fabric, L: Layout> RoutedIndex<D, F, L> {
             compute.publish(after);
             self.learn_map();
             let did = fabric.counters().snapshot() - before;
-            return Ok(Reshaped {
+            return Ok(ReshapeCost {
                 started_ns,
                 took_ns: fabric.now_ns() - started_ns,
                 writes: did.writes,
@@ -127,7 +127,7 @@ impl<D: Partitioned, F: Fabric, L: Layout> BalanceTarget for RoutedIndex<D, F, L
         let _ = self.settle().await;
     }
 
-    async fn loads(&self) -> Option<Vec<Load<OwnedKey<L>>>> {
+    async fn loads(&self) -> Option<Vec<SampledLoad<OwnedKey<L>>>> {
         Some(self.owners().compute.servers().iter().map(|server| server.samples().take()).collect())
     }
 
@@ -144,7 +144,7 @@ impl<D: Partitioned, F: Fabric, L: Layout> BalanceTarget for RoutedIndex<D, F, L
         from: u16,
         to: u16,
         at: &OwnedKey<L>,
-    ) -> Result<Reshaped, IndexError> {
+    ) -> Result<ReshapeCost, IndexError> {
         Self::move_keys(self, from, to, Some(L::key(at))).await
     }
 }

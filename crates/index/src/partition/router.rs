@@ -4,42 +4,45 @@
 //! key, the router looks for a newer map and retries there. If there is none yet, or if the owner
 //! cannot serve now, the router waits, within the limits of its [`RetryPolicy`].
 //!
-//! [`Owners`] defines how a router reaches the owners: by function calls ([`super::RoutedIndex`]),
-//! or by messages ([`crate::client::ClientIndex`]).
+//! [`RangeOwners`] defines how a router reaches the owners: by function calls
+//! ([`super::RoutedIndex`]), or by messages ([`crate::client::ClientIndex`]).
 //!
 //! *Invariants*
 //! - router.RT1. An operation is retried only if the last attempt had no effect, or if repeating it
-//!   is harmless; [`Unserved`] distinguishes the cases.
+//!   is harmless; [`UnservedReason`] distinguishes the cases.
 //! - router.RT2. A scan takes the owner and its range from one map, and continues exactly where the
 //!   owner's part ended. So it covers each range once, even if maps change in between.
 //!
 //! *Thread safety*: belongs to its endpoint's thread; operations of one handle may overlap.
 
-use super::{PartitionMap, Route};
+use super::{MapRoute, PartitionMap};
 use crate::OwnedRange;
 use crate::together::all;
-use crate::{Answer, IndexError, LeafEdit, OPERATIONS_TOGETHER, RangeIndex, Records, Scan, rounds};
+use crate::{
+    EditAnswer, IndexError, KeyedRecords, LeafEdit, OPERATIONS_PER_BATCH, RangeIndex, ScanResult,
+    rounds,
+};
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::Arc;
-use farleaf_page::{Layout, OwnedKey, OwnedValue, TooLong};
+use farleaf_page::{Layout, LengthError, OwnedKey, OwnedValue};
 use smallvec::SmallVec;
 use std::cell::RefCell;
 use std::future::Future;
 use std::ops::Bound;
 
 /// The keys of a router's index.
-type KeyOf<O> = <<O as Owners>::Layout as Layout>::Key;
+type KeyOf<O> = <<O as RangeOwners>::Layout as Layout>::Key;
 /// The values of a router's index.
-type ValueOf<O> = <<O as Owners>::Layout as Layout>::Value;
+type ValueOf<O> = <<O as RangeOwners>::Layout as Layout>::Value;
 /// Its keys in their owned form.
-type OwnedKeyOf<O> = OwnedKey<<O as Owners>::Layout>;
+type OwnedKeyOf<O> = OwnedKey<<O as RangeOwners>::Layout>;
 /// Its values in their owned form.
-type OwnedValueOf<O> = OwnedValue<<O as Owners>::Layout>;
+type OwnedValueOf<O> = OwnedValue<<O as RangeOwners>::Layout>;
 /// The outcome of one of several operations; `None` before it ends.
-type Ended<O> = RefCell<Option<Result<Answer<OwnedValueOf<O>>, IndexError>>>;
+type EndedOperation<O> = RefCell<Option<Result<EditAnswer<OwnedValueOf<O>>, IndexError>>>;
 
 /// The compute servers of an index, accessed over one endpoint.
-pub trait Owners: Sized {
+pub trait RangeOwners: Sized {
     /// The endpoint's type.
     type Fabric: Fabric;
     /// The layout of the index.
@@ -62,7 +65,7 @@ pub trait Owners: Sized {
 
     /// Whether the owners can take a record.
     #[inline]
-    fn check(key: &KeyOf<Self>, value: &ValueOf<Self>) -> Result<(), TooLong> {
+    fn check(key: &KeyOf<Self>, value: &ValueOf<Self>) -> Result<(), LengthError> {
         Self::Layout::check_record(key, value)
     }
 
@@ -77,14 +80,14 @@ pub trait Owners: Sized {
         &self,
         owner: u16,
         key: &KeyOf<Self>,
-    ) -> impl Future<Output = Result<Option<OwnedValueOf<Self>>, Unserved>>;
+    ) -> impl Future<Output = Result<Option<OwnedValueOf<Self>>, UnservedReason>>;
 
     /// Executes a single-key operation at `owner`.
     fn execute(
         &self,
         owner: u16,
         edit: LeafEdit<&KeyOf<Self>, &ValueOf<Self>>,
-    ) -> impl Future<Output = Result<Answer<OwnedValueOf<Self>>, Unserved>>;
+    ) -> impl Future<Output = Result<EditAnswer<OwnedValueOf<Self>>, UnservedReason>>;
 
     /// Executes single-key operations on different keys at `owner`. When an operation ends, calls
     /// `done` with its position and outcome.
@@ -92,7 +95,7 @@ pub trait Owners: Sized {
         &self,
         owner: u16,
         edits: &[LeafEdit<&KeyOf<Self>, &ValueOf<Self>>],
-        done: &impl Fn(usize, Result<Answer<OwnedValueOf<Self>>, Unserved>),
+        done: &impl Fn(usize, Result<EditAnswer<OwnedValueOf<Self>>, UnservedReason>),
     ) -> impl Future<Output = ()> {
         async move {
             let executed = edits.iter().enumerate().map(async |(place, edit)| {
@@ -111,16 +114,16 @@ pub trait Owners: Sized {
         &self,
         owner: u16,
         expected: &Self::Expected,
-        scan: &Scan<OwnedKeyOf<Self>>,
-        out: &mut Records<OwnedKeyOf<Self>, OwnedValueOf<Self>>,
-    ) -> impl Future<Output = Result<Option<Bound<OwnedKeyOf<Self>>>, Unserved>>;
+        scan: &ScanResult<OwnedKeyOf<Self>>,
+        out: &mut KeyedRecords<OwnedKeyOf<Self>, OwnedValueOf<Self>>,
+    ) -> impl Future<Output = Result<Option<Bound<OwnedKeyOf<Self>>>, UnservedReason>>;
 
     /// Updates the route after `asked` has named another owner. Returns whether a newer map was
     /// found.
-    fn learn(&self, asked: u16, route: &Route<OwnedKeyOf<Self>>) -> impl Future<Output = bool>;
+    fn learn(&self, asked: u16, route: &MapRoute<OwnedKeyOf<Self>>) -> impl Future<Output = bool>;
 
     /// Updates the route as far as possible without a message.
-    fn learn_known(&self, route: &Route<OwnedKeyOf<Self>>);
+    fn learn_known(&self, route: &MapRoute<OwnedKeyOf<Self>>);
 
     /// Runs before waiting for another attempt.
     fn before_wait(&self) -> impl Future<Output = ()> {
@@ -129,7 +132,7 @@ pub trait Owners: Sized {
 
     /// Maximum number of operations in flight for one call.
     fn operations_together(&self) -> usize {
-        OPERATIONS_TOGETHER
+        OPERATIONS_PER_BATCH
     }
 
     /// Fills an empty index ([`RangeIndex::bulk_load_from`]).
@@ -151,7 +154,7 @@ pub trait Owners: Sized {
 /// Why an owner has not served an operation. If the operation is not retried, this error is its
 /// result.
 #[derive(Debug)]
-pub enum Unserved {
+pub enum UnservedReason {
     /// Another compute server owns the key, or will own it. Nothing has happened.
     Elsewhere(IndexError),
     /// The operation cannot be served now. Nothing has happened, or repeating it is harmless.
@@ -163,7 +166,7 @@ pub enum Unserved {
 /// How long operations are retried, in nanoseconds.
 #[derive(Clone, Copy, Debug)]
 pub struct RetryPolicy {
-    /// The deadline of an operation, counted from [`Owners::begins_ns`].
+    /// The deadline of an operation, counted from [`RangeOwners::begins_ns`].
     pub deadline_ns: u64,
     /// Minimum time left before the deadline for another attempt.
     pub attempt_ns: u64,
@@ -177,28 +180,28 @@ pub struct RetryPolicy {
 
 /// One operation's attempts.
 #[derive(Clone, Debug)]
-pub(crate) struct Attempts {
+pub(crate) struct OperationAttempts {
     policy: RetryPolicy,
     until_ns: u64,
     wait_ns: u64,
 }
 
 /// A handle on an index with partitioned keys.
-pub struct Router<O: Owners> {
+pub struct Router<O: RangeOwners> {
     owners: O,
-    route: Route<OwnedKeyOf<O>>,
+    route: MapRoute<OwnedKeyOf<O>>,
 }
 
-impl<O: Owners> Router<O> {
+impl<O: RangeOwners> Router<O> {
     pub(crate) fn new(owners: O, map: Arc<PartitionMap<OwnedKeyOf<O>>>) -> Self {
-        Self { owners, route: Route::new(map) }
+        Self { owners, route: MapRoute::new(map) }
     }
 
     pub(crate) fn owners(&self) -> &O {
         &self.owners
     }
 
-    pub(crate) fn route(&self) -> &Route<OwnedKeyOf<O>> {
+    pub(crate) fn route(&self) -> &MapRoute<OwnedKeyOf<O>> {
         &self.route
     }
 
@@ -220,7 +223,7 @@ impl<O: Owners> Router<O> {
 
     /// Runs an operation at the compute server that `owner` selects, and retries until it is
     /// served, fails, or runs out of time.
-    pub(crate) async fn at_owner<T, W: Future<Output = Result<T, Unserved>>>(
+    pub(crate) async fn at_owner<T, W: Future<Output = Result<T, UnservedReason>>>(
         &self,
         owner: impl Fn(&PartitionMap<OwnedKeyOf<O>>) -> u16,
         work: impl Fn(u16) -> W,
@@ -238,18 +241,18 @@ impl<O: Owners> Router<O> {
 
     /// Continues an operation whose first attempt was not served.
     #[cold]
-    async fn go_on<T, W: Future<Output = Result<T, Unserved>>>(
+    async fn go_on<T, W: Future<Output = Result<T, UnservedReason>>>(
         &self,
         owner: impl Fn(&PartitionMap<OwnedKeyOf<O>>) -> u16,
         work: impl Fn(u16) -> W,
-        (mut asked, mut unserved): (u16, Unserved),
+        (mut asked, mut unserved): (u16, UnservedReason),
         begun_ns: Option<u64>,
     ) -> Result<T, IndexError> {
         let mut attempts = self.attempts_since(begun_ns);
         loop {
             // Another operation of this handle may have learnt the newer map meanwhile.
-            let is_learnt =
-                matches!(unserved, Unserved::Elsewhere(_)) && self.route.look(&owner) != asked;
+            let is_learnt = matches!(unserved, UnservedReason::Elsewhere(_))
+                && self.route.look(&owner) != asked;
             if !is_learnt {
                 self.after(asked, unserved, &mut attempts).await?;
             }
@@ -266,16 +269,16 @@ impl<O: Owners> Router<O> {
     pub(crate) async fn after(
         &self,
         asked: u16,
-        unserved: Unserved,
-        attempts: &mut Attempts,
+        unserved: UnservedReason,
+        attempts: &mut OperationAttempts,
     ) -> Result<(), IndexError> {
         let error = match unserved {
-            Unserved::Failed(error) => return Err(error),
-            Unserved::Elsewhere(error) => match self.owners.learn(asked, &self.route).await {
+            UnservedReason::Failed(error) => return Err(error),
+            UnservedReason::Elsewhere(error) => match self.owners.learn(asked, &self.route).await {
                 true => return Ok(()),
                 false => error, // the compute server will get a newer map soon
             },
-            Unserved::Again(error) => error,
+            UnservedReason::Again(error) => error,
         };
         match self.wait(attempts).await {
             true => Ok(()),
@@ -284,20 +287,20 @@ impl<O: Owners> Router<O> {
     }
 
     /// The attempts of an operation that begins now.
-    pub(crate) fn attempts(&self) -> Attempts {
+    pub(crate) fn attempts(&self) -> OperationAttempts {
         self.attempts_since(None)
     }
 
-    fn attempts_since(&self, begun_ns: Option<u64>) -> Attempts {
+    fn attempts_since(&self, begun_ns: Option<u64>) -> OperationAttempts {
         let policy = self.owners.retry_policy();
         let begun_ns = begun_ns.unwrap_or_else(|| self.fabric().now_ns());
         let until_ns = begun_ns.saturating_add(policy.deadline_ns);
-        Attempts { policy, until_ns, wait_ns: policy.shortest_wait_ns }
+        OperationAttempts { policy, until_ns, wait_ns: policy.shortest_wait_ns }
     }
 
     /// Waits before another attempt, and then updates the route. Returns `false` if there is no
     /// time for another attempt.
-    pub(crate) async fn wait(&self, attempts: &mut Attempts) -> bool {
+    pub(crate) async fn wait(&self, attempts: &mut OperationAttempts) -> bool {
         let (fabric, policy) = (self.fabric(), attempts.policy);
         let wait_ns = match policy.varies {
             true => attempts.wait_ns / 2 + fabric.random() % (attempts.wait_ns / 2 + 1),
@@ -320,7 +323,7 @@ impl<O: Owners> Router<O> {
         &self,
         owner: u16,
         edits: &[LeafEdit<&KeyOf<O>, &ValueOf<O>>],
-        ended: &[&Ended<O>],
+        ended: &[&EndedOperation<O>],
     ) {
         let refused = RefCell::new(Vec::new());
         let done = |place: usize, outcome| match outcome {
@@ -340,16 +343,20 @@ impl<O: Owners> Router<O> {
     }
 
     /// Executes a few operations, grouped by owner. Operations that may overlap run concurrently.
-    async fn execute_some(&self, edits: &[LeafEdit<&KeyOf<O>, &ValueOf<O>>], ended: &[Ended<O>]) {
+    async fn execute_some(
+        &self,
+        edits: &[LeafEdit<&KeyOf<O>, &ValueOf<O>>],
+        ended: &[EndedOperation<O>],
+    ) {
         let rounds = rounds(edits);
         let Some(first) = edits.first() else { return };
         let owner = self.owner_of(first.key);
         let is_owner = |edit: &LeafEdit<&KeyOf<O>, _>| self.owner_of(edit.key) == owner;
         if rounds.iter().all(|round| *round == 0) && edits.iter().all(is_owner) {
-            let ended: SmallVec<[_; OPERATIONS_TOGETHER]> = ended.iter().collect();
+            let ended: SmallVec<[_; OPERATIONS_PER_BATCH]> = ended.iter().collect();
             return self.execute_at(owner, edits, &ended).await;
         }
-        let mut places: SmallVec<[(usize, u16, usize); OPERATIONS_TOGETHER]> = rounds
+        let mut places: SmallVec<[(usize, u16, usize); OPERATIONS_PER_BATCH]> = rounds
             .iter()
             .enumerate()
             .map(|(place, round)| (*round, self.owner_of(edits[place].key), place))
@@ -357,9 +364,9 @@ impl<O: Owners> Router<O> {
         places.sort_unstable();
         for round in places.chunk_by(|a, b| a.0 == b.0) {
             let parts = round.chunk_by(|a, b| a.1 == b.1).map(async |part| {
-                let edits: SmallVec<[_; OPERATIONS_TOGETHER]> =
+                let edits: SmallVec<[_; OPERATIONS_PER_BATCH]> =
                     part.iter().map(|(.., place)| edits[*place]).collect();
-                let ended: SmallVec<[_; OPERATIONS_TOGETHER]> =
+                let ended: SmallVec<[_; OPERATIONS_PER_BATCH]> =
                     part.iter().map(|(.., place)| &ended[*place]).collect();
                 self.execute_at(part[0].1, &edits, &ended).await;
             });
@@ -372,7 +379,7 @@ impl<O: Owners> Router<O> {
     async fn execute_in_turn(
         &self,
         edits: &[LeafEdit<&KeyOf<O>, &ValueOf<O>>],
-    ) -> Vec<Result<Answer<OwnedValueOf<O>>, IndexError>> {
+    ) -> Vec<Result<EditAnswer<OwnedValueOf<O>>, IndexError>> {
         let mut answers = Vec::with_capacity(edits.len());
         for edit in edits {
             answers.push(self.execute(*edit).await);
@@ -383,8 +390,8 @@ impl<O: Owners> Router<O> {
     /// Runs one part of a scan at the owner of the keys where it begins.
     async fn scan_part(
         &self,
-        rest: &Scan<OwnedKeyOf<O>>,
-        out: &mut Records<OwnedKeyOf<O>, OwnedValueOf<O>>,
+        rest: &ScanResult<OwnedKeyOf<O>>,
+        out: &mut KeyedRecords<OwnedKeyOf<O>, OwnedValueOf<O>>,
     ) -> Result<Option<Bound<OwnedKeyOf<O>>>, IndexError> {
         let begun_ns = self.owners.begins_ns();
         let mut attempts = None;
@@ -405,7 +412,7 @@ impl<O: Owners> Router<O> {
     }
 }
 
-impl<O: Owners> RangeIndex for Router<O> {
+impl<O: RangeOwners> RangeIndex for Router<O> {
     type Key = KeyOf<O>;
     type Value = ValueOf<O>;
 
@@ -427,7 +434,7 @@ impl<O: Owners> RangeIndex for Router<O> {
     fn execute(
         &self,
         edit: LeafEdit<&KeyOf<O>, &ValueOf<O>>,
-    ) -> impl Future<Output = Result<Answer<OwnedValueOf<O>>, IndexError>> {
+    ) -> impl Future<Output = Result<EditAnswer<OwnedValueOf<O>>, IndexError>> {
         async move {
             edit.check_by::<O::Layout>(O::check)?;
             self.owners.begin().await;
@@ -439,27 +446,28 @@ impl<O: Owners> RangeIndex for Router<O> {
     async fn execute_all(
         &self,
         edits: &[LeafEdit<&KeyOf<O>, &ValueOf<O>>],
-    ) -> Vec<Result<Answer<OwnedValueOf<O>>, IndexError>> {
+    ) -> Vec<Result<EditAnswer<OwnedValueOf<O>>, IndexError>> {
         if edits.iter().any(|edit| edit.check_by::<O::Layout>(O::check).is_err()) {
             return Box::pin(self.execute_in_turn(edits)).await;
         }
-        let ended: Vec<Ended<O>> = edits.iter().map(|_| RefCell::new(None)).collect();
+        let ended: Vec<EndedOperation<O>> = edits.iter().map(|_| RefCell::new(None)).collect();
         let together = self.operations_together().max(1);
         for (edits, ended) in edits.chunks(together).zip(ended.chunks(together)) {
             self.owners.begin().await;
             self.execute_some(edits, ended).await;
         }
-        let outcome = |ended: Ended<O>| ended.into_inner().expect("every operation has ended");
+        let outcome =
+            |ended: EndedOperation<O>| ended.into_inner().expect("every operation has ended");
         ended.into_iter().map(outcome).collect()
     }
 
     async fn scan(
         &self,
-        scan: &Scan<OwnedKeyOf<O>>,
-    ) -> Result<Records<OwnedKeyOf<O>, OwnedValueOf<O>>, IndexError> {
+        scan: &ScanResult<OwnedKeyOf<O>>,
+    ) -> Result<KeyedRecords<OwnedKeyOf<O>, OwnedValueOf<O>>, IndexError> {
         scan.check::<O::Layout>()?;
         self.owners.begin().await;
-        let mut records = Records::new();
+        let mut records = KeyedRecords::new();
         let mut rest = scan.clone();
         while records.len() < scan.limit {
             let Some(next) = self.scan_part(&rest, &mut records).await? else { break };
@@ -494,7 +502,7 @@ impl<O: Owners> RangeIndex for Router<O> {
 
 /// Where a scan continues after completing `range`; `None` if there can be no more records.
 pub(super) fn behind<K: Clone + Ord>(
-    scan: &Scan<K>,
+    scan: &ScanResult<K>,
     range: OwnedRange<K>,
     lowest: &K,
 ) -> Option<Bound<K>> {

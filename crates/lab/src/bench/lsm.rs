@@ -1,14 +1,14 @@
 //! Parser of `--lsm`: changes to the tree of the design `dlsm`.
 
 use farleaf_command_line::units;
-use farleaf_dlsm::{DlsmOptions, MergePlace};
+use farleaf_dlsm::{CompactionPlace, DlsmOptions};
 use farleaf_page::table::IndexKind;
 
 /// Bits per key of the Bloom filters, those of the paper.
 const BLOOM_BITS: u8 = 10;
 /// The smallest table: flushes still have some records.
-const LEAST_TABLE_BYTES: u64 = 16 << 10;
-const MOST_TABLE_BYTES: u64 = 1 << 30;
+const MIN_TABLE_BYTES: u64 = 16 << 10;
+const MAX_TABLE_BYTES: u64 = 1 << 30;
 
 /// One change of the tree's options.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,7 +20,7 @@ pub(super) enum LsmChange {
     /// The index of each table.
     Index(IndexKind),
     /// Where merges run.
-    Merges(MergePlace),
+    Merges(CompactionPlace),
     /// Tables of level 0 at which writers wait.
     Level0Stop(usize),
     /// Closed MemTables that wait for their flush.
@@ -38,7 +38,7 @@ pub(super) fn changed(options: DlsmOptions, changes: &[LsmChange], bytes: f64) -
         LsmChange::Table(bytes) => DlsmOptions::with_table_bytes(bytes),
         LsmChange::Tables(tables) => {
             let each = (bytes / f64::from(tables)) as u64;
-            let each = each.clamp(LEAST_TABLE_BYTES, MOST_TABLE_BYTES);
+            let each = each.clamp(MIN_TABLE_BYTES, MAX_TABLE_BYTES);
             DlsmOptions::with_table_bytes(each.next_multiple_of(1 << 10))
         }
         _ => options,
@@ -72,7 +72,7 @@ pub(super) fn change(text: &str) -> Result<LsmChange, String> {
         number.filter(|number| (least..=most).contains(number)).ok_or_else(wrong)
     };
     Ok(match (key, value) {
-        ("table", _) => LsmChange::Table(within(LEAST_TABLE_BYTES, MOST_TABLE_BYTES)?),
+        ("table", _) => LsmChange::Table(within(MIN_TABLE_BYTES, MAX_TABLE_BYTES)?),
         ("tables", _) => LsmChange::Tables(within(1, 1_000_000)? as u32),
         ("index", "compact") => LsmChange::Index(IndexKind::Compact),
         ("index", "full") => LsmChange::Index(IndexKind::Full { bloom_bits: BLOOM_BITS }),
@@ -82,9 +82,9 @@ pub(super) fn change(text: &str) -> Result<LsmChange, String> {
             let block_bytes = bytes as u32;
             LsmChange::Index(IndexKind::Blocks { block_bytes, bloom_bits: BLOOM_BITS })
         }
-        ("merges", "compute") => LsmChange::Merges(MergePlace::Compute),
-        ("merges", "memory") => LsmChange::Merges(MergePlace::Memory),
-        ("merges", "cost") => LsmChange::Merges(MergePlace::ByCost),
+        ("merges", "compute") => LsmChange::Merges(CompactionPlace::Compute),
+        ("merges", "memory") => LsmChange::Merges(CompactionPlace::Memory),
+        ("merges", "cost") => LsmChange::Merges(CompactionPlace::ByCost),
         ("level0-stop", _) => LsmChange::Level0Stop(within(4, 1_000)? as usize),
         ("immutables", _) => LsmChange::Immutables(within(1, 64)? as usize),
         ("workers", _) => LsmChange::Workers(within(1, 16)? as usize),
@@ -102,7 +102,7 @@ mod tests {
         let blocks = IndexKind::Blocks { block_bytes: 8192, bloom_bits: 10 };
         assert_eq!(change("index=blocks:8Ki"), Ok(LsmChange::Index(blocks)));
         assert_eq!(change("table=64Mi"), Ok(LsmChange::Table(64 << 20)));
-        assert_eq!(change("merges=cost"), Ok(LsmChange::Merges(MergePlace::ByCost)));
+        assert_eq!(change("merges=cost"), Ok(LsmChange::Merges(CompactionPlace::ByCost)));
         assert_eq!(change("write-queue"), Ok(LsmChange::WriteQueue));
         for wrong in [
             "",
@@ -129,6 +129,6 @@ mod tests {
         assert_eq!((options.table_bytes, options.level0_stop), (641_024, 100));
         assert!(options.write_queue && options.level1_bytes < 3 << 20);
         let tiny = changed(DlsmOptions::default(), &changes, 420.0);
-        assert_eq!(tiny.table_bytes, LEAST_TABLE_BYTES);
+        assert_eq!(tiny.table_bytes, MIN_TABLE_BYTES);
     }
 }

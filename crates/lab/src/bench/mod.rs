@@ -9,27 +9,27 @@ mod over_time;
 mod plan;
 mod reshaping;
 
-pub(crate) use arguments::Arguments;
+pub(crate) use arguments::BenchArguments;
 
 use crate::designs;
 use arguments::LoadName;
-use farleaf_bench::driver::{Amount, Form, Numbers, Testbed, memory_servers};
+use farleaf_bench::driver::{KeyValueForm, NumberForm, Testbed, WorkAmount, memory_servers};
 use farleaf_bench::report::Report;
-use farleaf_bench::strings::Strings;
+use farleaf_bench::strings::StringForm;
 use farleaf_bench::table::table;
 use farleaf_bench::timeline::chart;
 use farleaf_command_line::exit::check_errors;
 use farleaf_command_line::output::{self, JsonTarget, bar, grouped};
-use farleaf_index::{AnyDesign, Naming, Scan};
+use farleaf_index::{AnyDesign, Naming, ScanResult};
 use farleaf_page::CHOSEN;
 use form::KeysAndValues;
-use plan::{Plan, Work};
+use plan::{BenchPlan, MeasuredWork};
 
 /// Runs the benchmark and prints its report.
-pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
-    let plan = Plan::new(arguments)?;
+pub(crate) fn run(arguments: &BenchArguments) -> anyhow::Result<()> {
+    let plan = BenchPlan::new(arguments)?;
     let mut json = JsonTarget::open(arguments.json.as_deref())?;
-    let folder = arguments.timeline.as_deref().map(over_time::Folder::make).transpose()?;
+    let folder = arguments.timeline.as_deref().map(over_time::TimelineFolder::make).transpose()?;
     if plan.ignores_cache {
         output::note(&format!("note: the design `{}` has no cache to size", plan.report.index));
     }
@@ -47,7 +47,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     check_errors(&report)
 }
 
-impl Plan {
+impl BenchPlan {
     fn run(&self) -> anyhow::Result<Report> {
         #[cfg(feature = "verbs")]
         if let designs::FabricConfig::Verbs(config) = &self.fabric {
@@ -57,13 +57,13 @@ impl Plan {
         }
         match &self.form {
             KeysAndValues::Numbers => {
-                self.run_on(&designs::design(self.design, &self.index), Numbers)
+                self.run_on(&designs::design(self.design, &self.index), NumberForm)
             }
             KeysAndValues::Strings(strings) => self.run_strings(strings),
         }
     }
 
-    fn run_strings(&self, strings: &Strings<CHOSEN>) -> anyhow::Result<Report> {
+    fn run_strings(&self, strings: &StringForm<CHOSEN>) -> anyhow::Result<Report> {
         let options = self.index.named(|number| strings.key_named(number));
         // In virtual time, checking all results is free.
         let form = match self.fabric {
@@ -74,13 +74,17 @@ impl Plan {
     }
 
     /// Runs the plan on a design.
-    fn run_on<O: Form>(&self, design: &AnyDesign<O::Layout>, form: O) -> anyhow::Result<Report> {
+    fn run_on<O: KeyValueForm>(
+        &self,
+        design: &AnyDesign<O::Layout>,
+        form: O,
+    ) -> anyhow::Result<Report> {
         let plan = self;
         let services = memory_servers(plan.report.memory_servers, plan.pool_bytes)?;
         let mut testbed = Testbed::start_with(&self.fabric, services, design, form)?;
         let mut report = plan.report.clone();
         let measured = match &plan.work {
-            Work::Trace(operations, loaded) => {
+            MeasuredWork::Trace(operations, loaded) => {
                 if let Some(keys) = loaded {
                     let loading = bar("load", Some(keys.len()));
                     let load_ns = testbed.load(keys, report.fill, &|done| loading.inc(done))?;
@@ -90,10 +94,10 @@ impl Plan {
                 let bar = bar("replay", Some(operations.len() as u64));
                 let measured = testbed.replay(operations, &|done| bar.inc(done))?;
                 bar.finish_and_clear();
-                report.keys = testbed.scan(&Scan::range(..))?.len() as u64;
+                report.keys = testbed.scan(&ScanResult::range(..))?.len() as u64;
                 measured
             }
-            Work::Workload(run) => {
+            MeasuredWork::Workload(run) => {
                 let loading = bar("load", Some(run.stream.keys.len()));
                 match plan.load {
                     LoadName::Bulk => {
@@ -107,14 +111,14 @@ impl Plan {
                 loading.finish_and_clear();
                 if let Some(warm_up) = plan.warm_up {
                     let filling = bar("first warm-up", Some(warm_up));
-                    let amount = Amount::Operations(warm_up);
+                    let amount = WorkAmount::Operations(warm_up);
                     let filler = run.only(amount);
                     testbed.measure(&filler, &|done| filling.inc(done))?;
                     filling.finish_and_clear();
                 }
                 let total = match run.amount {
-                    Amount::Operations(operations) => Some(operations + operations / 20),
-                    Amount::Nanoseconds(_) => None,
+                    WorkAmount::Operations(operations) => Some(operations + operations / 20),
+                    WorkAmount::Nanoseconds(_) => None,
                 };
                 let running = bar("warm-up and measurement", total);
                 let measured = testbed.measure(run, &|done| running.inc(done))?;
@@ -136,11 +140,11 @@ impl Plan {
 }
 
 /// Share of lookups that must find a record for a run to say something about lookups.
-const LEAST_FOUND: f64 = 0.5;
+const MIN_FOUND: f64 = 0.5;
 
 /// Warns if most lookups found nothing.
 fn warn_of_misses(report: &Report) {
-    if report.found_ratio.is_none_or(|found| found >= LEAST_FOUND) {
+    if report.found_ratio.is_none_or(|found| found >= MIN_FOUND) {
         return;
     }
     let why = match report.trace_start.as_deref() {

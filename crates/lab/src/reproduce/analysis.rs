@@ -4,13 +4,13 @@
 //! Symbols are the paper's, with the example values of its Table 1.
 
 use super::experiment::ClosedCurve;
-use farleaf_bench::workload::Mix;
+use farleaf_bench::workload::OperationMix;
 
 /// A function by the name that a file has for it.
-pub(super) type Named<T> = (&'static str, fn() -> T);
+pub(super) type NamedFunction<T> = (&'static str, fn() -> T);
 
 /// The formulas that a claim can name.
-pub(super) const FORMULAS: [Named<f64>; 11] = [
+pub(super) const FORMULAS: [NamedFunction<f64>; 11] = [
     ("fanout", fanout),
     ("leaves", leaves),
     ("height", || height(1.0)),
@@ -28,7 +28,7 @@ pub(super) const FORMULAS: [Named<f64>; 11] = [
 ];
 
 /// The computed curves that a figure can name.
-pub(super) const CURVES: [Named<Vec<ClosedCurve>>; 2] =
+pub(super) const CURVES: [NamedFunction<Vec<ClosedCurve>>; 2] =
     [("point queries", || curves(0.0)), ("ranges of 0.1%", || curves(SELECTIVITY))];
 
 const BANDWIDTH: f64 = 50e9;
@@ -91,7 +91,7 @@ fn curves(selectivity: f64) -> Vec<ClosedCurve> {
 
 /// The share of inserts of a mix (Table 3).
 fn inserts(mix: &str) -> f64 {
-    Mix::named(mix).map_or(f64::NAN, |mix| mix.insert_share())
+    OperationMix::named(mix).map_or(f64::NAN, |mix| mix.insert_share())
 }
 
 #[cfg(test)]

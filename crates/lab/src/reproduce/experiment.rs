@@ -4,7 +4,7 @@
 //! `farleaf-lab bench`. A claim is a statement of the paper, with a value computed from the points
 //! and a rule that the value must satisfy.
 
-use crate::plot::Axes;
+use crate::plot::PlotAxes;
 use clap::ValueEnum;
 use farleaf_bench::report::Report;
 use serde::Deserialize;
@@ -12,7 +12,7 @@ use serde::Deserialize;
 /// How large a run is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Scale {
+pub(crate) enum RunScale {
     /// Minutes on one core
     Small,
     /// An hour or so
@@ -21,7 +21,7 @@ pub(crate) enum Scale {
     Paper,
 }
 
-impl Scale {
+impl RunScale {
     /// The name on the command line.
     pub(super) fn name(self) -> &'static str {
         match self {
@@ -35,7 +35,7 @@ impl Scale {
 /// The size of a paper's runs at one scale.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Size {
+pub(super) struct RunSize {
     pub(super) keys: u64,
     /// Operations to measure, if the panel does not define them per client.
     pub(super) operations: u64,
@@ -47,56 +47,56 @@ pub(super) struct Size {
 /// The sizes of a paper's runs.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Sizes {
-    small: Size,
-    medium: Size,
-    paper: Size,
+pub(super) struct PaperSizes {
+    small: RunSize,
+    medium: RunSize,
+    paper: RunSize,
 }
 
-impl Sizes {
-    pub(super) fn at(&self, scale: Scale) -> Size {
+impl PaperSizes {
+    pub(super) fn at(&self, scale: RunScale) -> RunSize {
         match scale {
-            Scale::Small => self.small,
-            Scale::Medium => self.medium,
-            Scale::Paper => self.paper,
+            RunScale::Small => self.small,
+            RunScale::Medium => self.medium,
+            RunScale::Paper => self.paper,
         }
     }
 }
 
 /// A paper and its figures.
 #[derive(Debug)]
-pub(super) struct Paper {
+pub(super) struct PaperFigures {
     /// The name on the command line.
     pub(super) name: String,
     pub(super) citation: String,
-    pub(super) sizes: Sizes,
-    pub(super) figures: Vec<Figure>,
+    pub(super) sizes: PaperSizes,
+    pub(super) figures: Vec<PaperFigure>,
 }
 
 /// One figure or table.
 #[derive(Debug)]
-pub(super) struct Figure {
+pub(super) struct PaperFigure {
     /// The paper's number: `8`, `11a`, or `t2` for a table.
     pub(super) id: String,
     pub(super) title: String,
     /// Options of all points.
     pub(super) options: String,
-    pub(super) panels: Vec<Panel>,
-    pub(super) rows: Vec<Row>,
+    pub(super) panels: Vec<FigurePanel>,
+    pub(super) rows: Vec<FigureRow>,
     /// Label of the x axis.
     pub(super) x: String,
-    pub(super) positions: Vec<At>,
-    pub(super) axes: Axes,
-    pub(super) shape: Shape,
-    pub(super) claims: Vec<Claim>,
+    pub(super) positions: Vec<AxisPosition>,
+    pub(super) axes: PlotAxes,
+    pub(super) shape: FigureShape,
+    pub(super) claims: Vec<PaperClaim>,
 }
 
-impl Figure {
+impl PaperFigure {
     /// The metric that a plot shows.
-    pub(super) fn metric(&self) -> Metric {
+    pub(super) fn metric(&self) -> ReportMetric {
         match self.shape {
-            Shape::Lines(metric) => metric,
-            Shape::Closed(_) | Shape::Statements => Metric::Throughput,
+            FigureShape::Lines(metric) => metric,
+            FigureShape::Closed(_) | FigureShape::Statements => ReportMetric::Throughput,
         }
     }
 }
@@ -104,11 +104,11 @@ impl Figure {
 /// A part of a figure that has its own plot.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Panel {
+pub(super) struct FigurePanel {
     pub(super) name: String,
     #[serde(default)]
     pub(super) options: String,
-    /// Whether records are placed as in [`At::skewed`], instead of evenly.
+    /// Whether records are placed as in [`AxisPosition::skewed`], instead of evenly.
     #[serde(default)]
     pub(super) skewed: bool,
     /// Operations of each client, if the scale does not define them.
@@ -118,7 +118,7 @@ pub(super) struct Panel {
 /// A curve, or a row of a table.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Row {
+pub(super) struct FigureRow {
     pub(super) name: String,
     /// The design; in a file, the name if it is left out. If this version does not have it, it is
     /// listed as missing.
@@ -133,7 +133,7 @@ pub(super) struct Row {
 
 /// A position on the x axis.
 #[derive(Clone, Debug)]
-pub(super) struct At {
+pub(super) struct AxisPosition {
     pub(super) x: f64,
     pub(super) compute_servers: u16,
     /// Threads of each compute server.
@@ -149,9 +149,9 @@ pub(super) struct At {
 
 /// How a figure is shown.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Shape {
+pub(super) enum FigureShape {
     /// This metric, with one curve per row if there are several positions.
-    Lines(Metric),
+    Lines(ReportMetric),
     /// Computed without a run.
     Closed(fn() -> Vec<ClosedCurve>),
     /// Claims only.
@@ -169,7 +169,7 @@ pub(super) struct ClosedCurve {
 /// A figure of a report.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(super) enum Metric {
+pub(super) enum ReportMetric {
     #[default]
     Throughput,
     Reads,
@@ -190,7 +190,7 @@ pub(super) enum Metric {
     PoolOverRaw,
 }
 
-impl Metric {
+impl ReportMetric {
     pub(super) fn of(self, report: &Report) -> f64 {
         let cost = &report.per_operation;
         match self {
@@ -239,7 +239,7 @@ impl Metric {
 
 /// A point of a figure, by its coordinates.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Spot {
+pub(super) struct FigurePosition {
     pub(super) panel: String,
     pub(super) row: String,
     pub(super) x: f64,
@@ -247,13 +247,13 @@ pub(super) struct Spot {
 
 /// What a claim compares.
 #[derive(Clone, Debug)]
-pub(super) enum Value {
+pub(super) enum ClaimValue {
     /// A metric of one point.
-    Of(Metric, Spot),
+    Of(ReportMetric, FigurePosition),
     /// A metric of the first point divided by that of the second.
-    Ratio(Metric, Spot, Spot),
+    Ratio(ReportMetric, FigurePosition, FigurePosition),
     /// In one panel, the smallest ratio of the first row to the second over these positions.
-    Least { metric: Metric, panel: String, rows: [String; 2], from: f64, to: f64 },
+    Least { metric: ReportMetric, panel: String, rows: [String; 2], from: f64, to: f64 },
     /// Computed without a run.
     Closed(fn() -> f64),
     /// A value that this program cannot show, with the reason.
@@ -262,7 +262,7 @@ pub(super) enum Value {
 
 /// The rule that the value must satisfy.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Rule {
+pub(super) enum ClaimRule {
     /// The paper's figure, and the fraction of it by which the value may differ. With zero, the
     /// value must be less than one in a thousand operations.
     Within(f64, f64),
@@ -285,12 +285,12 @@ pub(super) const RATIO: f64 = 1.5;
 
 /// A statement of the paper.
 #[derive(Clone, Debug)]
-pub(super) struct Claim {
+pub(super) struct PaperClaim {
     pub(super) statement: String,
-    pub(super) value: Value,
-    pub(super) rule: Rule,
+    pub(super) value: ClaimValue,
+    pub(super) rule: ClaimRule,
     /// The smallest scale at which the statement can be checked.
-    pub(super) least: Scale,
+    pub(super) least: RunScale,
     /// Why the value differs, or cannot be shown.
     pub(super) because: String,
 }

@@ -19,13 +19,13 @@ mod report;
 mod runner;
 
 use anyhow::Context;
-use claims::{Judged, Verdict, judge};
+use claims::{ClaimVerdict, JudgedClaim, judge};
 use clap::{Args, ValueEnum};
-use experiment::{Figure, Paper, Scale, Size};
+use experiment::{PaperFigure, PaperFigures, RunScale, RunSize};
 use farleaf_command_line::units;
 use farleaf_command_line::usage;
 use papers::PAPERS;
-use points::{Measured, Selection};
+use points::{MeasuredPoint, PointSelection};
 use std::collections::BTreeSet;
 use std::io::Write as _;
 use std::path::PathBuf;
@@ -52,17 +52,17 @@ enum PaperName {
                         Exit codes: 0 success, 1 failure or, with --strict, a statement that differs, 2 invalid \
                         command line."
 )]
-pub(crate) struct Arguments {
+pub(crate) struct ReproduceArguments {
     /// Reproduce this paper [default: all]
     #[arg(value_enum)]
     paper: Option<PaperName>,
     #[command(flatten)]
-    options: Options,
+    options: ExperimentOptions,
 }
 
 /// Options of a run of any experiment.
 #[derive(Debug, Args)]
-pub(crate) struct Options {
+pub(crate) struct ExperimentOptions {
     /// Make only these figures, such as `8` or `11a`, and `t2` for a table
     #[arg(long, value_name = "ID,…", value_delimiter = ',')]
     figure: Vec<String>,
@@ -72,7 +72,7 @@ pub(crate) struct Options {
     /// Load as many records as this: dex 2M, 20M or 200M, trees 200k, 2M or 100M, dlsm 200k, 1M or
     /// 100M
     #[arg(long, value_enum, default_value = "small")]
-    scale: Scale,
+    scale: RunScale,
     /// Run this many points side by side
     #[arg(long, value_name = "N", default_value = "1", value_parser = units::limited::<usize>(1, 256))]
     jobs: usize,
@@ -105,16 +105,16 @@ pub(crate) struct Options {
     out: PathBuf,
 }
 
-impl Options {
+impl ExperimentOptions {
     /// `reproduce trees` with these options.
-    pub(crate) fn figures(self) -> Arguments {
-        Arguments { paper: Some(PaperName::Trees), options: self }
+    pub(crate) fn figures(self) -> ReproduceArguments {
+        ReproduceArguments { paper: Some(PaperName::Trees), options: self }
     }
 }
 
 /// The design that an ablation takes apart.
 #[derive(Clone, Copy, Debug, ValueEnum)]
-enum Part {
+enum AblatedDesign {
     /// Partitions, caches and offloading of DEX
     Dex,
     /// Tables, indexes and the place of merges of dLSM
@@ -126,39 +126,39 @@ enum Part {
 pub(crate) struct Ablation {
     /// Take this design apart
     #[arg(long, value_enum, default_value = "dex")]
-    part: Part,
+    part: AblatedDesign,
     #[command(flatten)]
-    options: Options,
+    options: ExperimentOptions,
 }
 
 impl Ablation {
     /// `reproduce` of the part's paper, limited to these figures if the options name none.
-    pub(crate) fn figures(self) -> Arguments {
+    pub(crate) fn figures(self) -> ReproduceArguments {
         let Self { part, mut options } = self;
         let (paper, figures): (_, &[&str]) = match part {
-            Part::Dex => (PaperName::Dex, &["8", "9", "12", "trace"]),
-            Part::Lsm => (PaperName::Dlsm, &["11", "12", "13"]),
+            AblatedDesign::Dex => (PaperName::Dex, &["8", "9", "12", "trace"]),
+            AblatedDesign::Lsm => (PaperName::Dlsm, &["11", "12", "13"]),
         };
         if options.figure.is_empty() {
             options.figure = figures.iter().map(|id| (*id).to_owned()).collect();
         }
-        Arguments { paper: Some(paper), options }
+        ReproduceArguments { paper: Some(paper), options }
     }
 }
 
 /// A figure with its points and judged claims.
 #[derive(Debug)]
-struct Outcome {
-    paper: &'static Paper,
-    figure: &'static Figure,
-    points: Vec<Measured>,
+struct FigureOutcome {
+    paper: &'static PaperFigures,
+    figure: &'static PaperFigure,
+    points: Vec<MeasuredPoint>,
     /// Why points were left out.
     skipped: Vec<String>,
-    judged: Vec<Judged>,
+    judged: Vec<JudgedClaim>,
 }
 
 /// Runs the experiments; `false` if a statement differs and the options are strict.
-pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<bool> {
+pub(crate) fn run(arguments: &ReproduceArguments) -> anyhow::Result<bool> {
     let selected = selected(arguments)?;
     let arguments = &arguments.options;
     check_designs(arguments, &selected)?;
@@ -180,7 +180,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<bool> {
 
     let mut outcomes = Vec::new();
     for (paper, figure) in selected {
-        let selection = Selection {
+        let selection = PointSelection {
             size: size(paper, arguments),
             seeds: (arguments.seed..arguments.seed + arguments.seeds).collect(),
             designs: &arguments.design,
@@ -188,7 +188,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<bool> {
             real_threads: arguments.real_threads,
         };
         let (points, skipped) = points::points(figure, &selection);
-        outcomes.push(Outcome { paper, figure, points, skipped, judged: Vec::new() });
+        outcomes.push(FigureOutcome { paper, figure, points, skipped, judged: Vec::new() });
     }
     let there = outcomes.iter().flat_map(|outcome| &outcome.points).filter(|p| !p.is_missing);
     let lines: BTreeSet<String> = there.flat_map(|point| point.lines.clone()).collect();
@@ -202,30 +202,34 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<bool> {
     }
     report::write(&outcomes, arguments)?;
     writeln!(std::io::stdout().lock(), "{}", report::summary(&outcomes))?;
-    let differs = outcomes.iter().flat_map(|o| &o.judged).any(|j| j.verdict == Verdict::Differs);
+    let differs =
+        outcomes.iter().flat_map(|o| &o.judged).any(|j| j.verdict == ClaimVerdict::Differs);
     Ok(!(arguments.strict && differs))
 }
 
 /// The figures that the options select.
-fn selected(arguments: &Arguments) -> anyhow::Result<Vec<(&'static Paper, &'static Figure)>> {
+fn selected(
+    arguments: &ReproduceArguments,
+) -> anyhow::Result<Vec<(&'static PaperFigures, &'static PaperFigure)>> {
     let papers = match arguments.paper {
         Some(name) => &PAPERS[name as usize..=name as usize],
         None => &PAPERS[..],
     };
-    let figures = |paper: &'static Paper| paper.figures.iter().map(move |figure| (paper, figure));
+    let figures =
+        |paper: &'static PaperFigures| paper.figures.iter().map(move |figure| (paper, figure));
     let all: Vec<_> = papers.iter().flat_map(figures).collect();
     let asked = &arguments.options.figure;
     if let Some(unknown) = asked.iter().find(|id| all.iter().all(|(_, f)| f.id != **id)) {
         let ids: Vec<&str> = all.iter().map(|(_, figure)| &*figure.id).collect();
         return usage(format!("there is no figure `{unknown}`: there are {}", ids.join(", ")));
     }
-    let is_asked = |(_, figure): &(_, &Figure)| asked.is_empty() || asked.contains(&figure.id);
+    let is_asked = |(_, figure): &(_, &PaperFigure)| asked.is_empty() || asked.contains(&figure.id);
     Ok(all.into_iter().filter(is_asked).collect())
 }
 
 fn check_designs(
-    arguments: &Options,
-    selected: &[(&'static Paper, &'static Figure)],
+    arguments: &ExperimentOptions,
+    selected: &[(&'static PaperFigures, &'static PaperFigure)],
 ) -> anyhow::Result<()> {
     let mut known: Vec<&str> =
         selected.iter().flat_map(|(_, figure)| &figure.rows).map(|row| &*row.design).collect();
@@ -239,7 +243,7 @@ fn check_designs(
     }
 }
 
-fn size(paper: &Paper, arguments: &Options) -> Size {
+fn size(paper: &PaperFigures, arguments: &ExperimentOptions) -> RunSize {
     let mut size = paper.sizes.at(arguments.scale);
     size.keys = arguments.keys.unwrap_or(size.keys);
     if let Some(operations) = arguments.operations {

@@ -4,12 +4,13 @@
 //! rows and positions. Here these are put in, lists of values are expanded, and references are
 //! resolved. A reference to nothing, an unknown key and a name that is used twice are errors.
 
-use super::analysis::{CURVES, FORMULAS, Named};
+use super::analysis::{CURVES, FORMULAS, NamedFunction};
 use super::experiment::{
-    At, BYTES, COUNT, Claim, Figure, Metric, NEAR, Panel, Paper, RATIO, Row, Rule, Scale, Shape,
-    Sizes, Spot, Value,
+    AxisPosition, BYTES, COUNT, ClaimRule, ClaimValue, FigurePanel, FigurePosition, FigureRow,
+    FigureShape, NEAR, PaperClaim, PaperFigure, PaperFigures, PaperSizes, RATIO, ReportMetric,
+    RunScale,
 };
-use crate::plot::{Axes, Axis};
+use crate::plot::{AxisScale, PlotAxes};
 use anyhow::{Context, bail, ensure};
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -25,7 +26,7 @@ const FILES: [(&str, &str); 4] = [
 
 /// The papers, in the order of [`super::PaperName`]. The files are part of the program, and a test
 /// reads them all.
-pub(super) static PAPERS: LazyLock<Vec<Paper>> = LazyLock::new(|| {
+pub(super) static PAPERS: LazyLock<Vec<PaperFigures>> = LazyLock::new(|| {
     let read = |(name, text): (&str, &str)| {
         read(text).unwrap_or_else(|error| panic!("papers/{name}.toml: {error:#}"))
     };
@@ -41,14 +42,14 @@ struct PaperFile {
     /// Options of all points.
     #[serde(default)]
     options: String,
-    sizes: Sizes,
+    sizes: PaperSizes,
     /// Texts that options and reasons name as `{name}`.
     #[serde(default)]
     texts: BTreeMap<String, String>,
     #[serde(default)]
-    panels: BTreeMap<String, Vec<Panel>>,
+    panels: BTreeMap<String, Vec<FigurePanel>>,
     #[serde(default)]
-    rows: BTreeMap<String, Vec<Row>>,
+    rows: BTreeMap<String, Vec<FigureRow>>,
     #[serde(default)]
     positions: BTreeMap<String, Vec<PositionEntry>>,
     figures: Vec<FigureEntry>,
@@ -63,19 +64,19 @@ struct FigureEntry {
     #[serde(default)]
     options: String,
     #[serde(default)]
-    panels: Vec<Item<Panel>>,
+    panels: Vec<FigureListItem<FigurePanel>>,
     #[serde(default)]
-    rows: Vec<Item<Row>>,
+    rows: Vec<FigureListItem<FigureRow>>,
     #[serde(default)]
     x: String,
     /// The base of a logarithmic axis.
     x_log: Option<f64>,
     y_log: Option<f64>,
     #[serde(default)]
-    positions: Vec<Item<PositionEntry>>,
+    positions: Vec<FigureListItem<PositionEntry>>,
     /// What a plot shows, and what a claim compares if it names no metric.
     #[serde(default)]
-    metric: Metric,
+    metric: ReportMetric,
     /// One of [`CURVES`].
     curves: Option<String>,
     #[serde(default)]
@@ -85,7 +86,7 @@ struct FigureEntry {
 /// An element of a figure's list: a group by its name, or an element of its own.
 #[derive(Debug, Deserialize)]
 #[serde(untagged, expecting = "expected the name of a group, or a table with known fields")]
-enum Item<T> {
+enum FigureListItem<T> {
     Group(String),
     Own(T),
 }
@@ -134,7 +135,7 @@ struct ClaimEntry(String, MeasuredEntry, StatedEntry);
 struct MeasuredEntry {
     /// One of [`FORMULAS`], and nothing else.
     formula: Option<String>,
-    metric: Option<Metric>,
+    metric: Option<ReportMetric>,
     panel: Option<String>,
     row: Option<String>,
     /// One position, or the ends of the range over which the smallest ratio counts.
@@ -161,37 +162,37 @@ struct StatedEntry {
     ratio: Option<f64>,
     at_least: Option<f64>,
     at_most: Option<f64>,
-    from: Option<Scale>,
+    from: Option<RunScale>,
     because: String,
 }
 
 impl StatedEntry {
-    fn rules(&self) -> Vec<Rule> {
-        let within = |value: Option<f64>, share| value.map(|value| Rule::Within(value, share));
+    fn rules(&self) -> Vec<ClaimRule> {
+        let within = |value: Option<f64>, share| value.map(|value| ClaimRule::Within(value, share));
         let rules = [
             within(self.count, COUNT),
             within(self.bytes, BYTES),
             within(self.near, NEAR),
-            self.ratio.map(|ratio| Rule::Factor(ratio, RATIO)),
-            self.at_least.map(Rule::AtLeast),
-            self.at_most.map(Rule::AtMost),
+            self.ratio.map(|ratio| ClaimRule::Factor(ratio, RATIO)),
+            self.at_least.map(ClaimRule::AtLeast),
+            self.at_most.map(ClaimRule::AtMost),
         ];
         rules.into_iter().flatten().collect()
     }
 }
 
 /// Reads a paper's file.
-fn read(text: &str) -> anyhow::Result<Paper> {
+fn read(text: &str) -> anyhow::Result<PaperFigures> {
     let file: PaperFile = toml::from_str(text)?;
     let figure =
         |entry: &FigureEntry| file.figure(entry).with_context(|| format!("figure {}", entry.id));
     let figures = file.figures.iter().map(figure).collect::<anyhow::Result<Vec<_>>>()?;
     unique("figure", figures.iter().map(|figure| &figure.id))?;
-    Ok(Paper { name: file.name, citation: file.citation, sizes: file.sizes, figures })
+    Ok(PaperFigures { name: file.name, citation: file.citation, sizes: file.sizes, figures })
 }
 
 impl PaperFile {
-    fn figure(&self, entry: &FigureEntry) -> anyhow::Result<Figure> {
+    fn figure(&self, entry: &FigureEntry) -> anyhow::Result<PaperFigure> {
         let mut panels = spliced(&entry.panels, &self.panels)?;
         for panel in &mut panels {
             panel.options = self.filled(&panel.options, None)?;
@@ -212,13 +213,13 @@ impl PaperFile {
         unique("position", positions.iter().map(|at| at.x))?;
         let lists = [panels.is_empty(), rows.is_empty(), positions.is_empty()];
         let shape = match (lists, &entry.curves) {
-            ([false, false, false], None) => Shape::Lines(entry.metric),
-            ([true, true, true], None) => Shape::Statements,
-            ([true, true, true], Some(name)) => Shape::Closed(named("curve", name, &CURVES)?),
+            ([false, false, false], None) => FigureShape::Lines(entry.metric),
+            ([true, true, true], None) => FigureShape::Statements,
+            ([true, true, true], Some(name)) => FigureShape::Closed(named("curve", name, &CURVES)?),
             _ => bail!("it has panels, rows and positions, or none of them, or curves"),
         };
-        let axis = |log: Option<f64>| log.map_or(Axis::Linear, Axis::Log);
-        let mut figure = Figure {
+        let axis = |log: Option<f64>| log.map_or(AxisScale::Linear, AxisScale::Log);
+        let mut figure = PaperFigure {
             id: entry.id.clone(),
             title: entry.title.clone(),
             options: self.filled(&format!("{} {}", self.options, entry.options), None)?,
@@ -226,7 +227,7 @@ impl PaperFile {
             rows,
             x: entry.x.clone(),
             positions,
-            axes: Axes { x: axis(entry.x_log), y: axis(entry.y_log), top: None },
+            axes: PlotAxes { x: axis(entry.x_log), y: axis(entry.y_log), top: None },
             shape,
             claims: Vec::new(),
         };
@@ -240,12 +241,16 @@ impl PaperFile {
     }
 
     /// Adds the positions of an entry.
-    fn expand(&self, entry: &PositionEntry, positions: &mut Vec<At>) -> anyhow::Result<()> {
+    fn expand(
+        &self,
+        entry: &PositionEntry,
+        positions: &mut Vec<AxisPosition>,
+    ) -> anyhow::Result<()> {
         for &servers in entry.servers.values() {
             for &threads in entry.threads.values() {
                 let all = [f64::from(servers) * f64::from(threads)];
                 for &x in entry.x.as_ref().map_or(&all[..], OneOrMore::values) {
-                    positions.push(At {
+                    positions.push(AxisPosition {
                         x,
                         compute_servers: servers,
                         threads,
@@ -265,21 +270,21 @@ impl PaperFile {
         statement: &str,
         measured: &MeasuredEntry,
         stated: &StatedEntry,
-        figure: &Figure,
-    ) -> anyhow::Result<Claim> {
+        figure: &PaperFigure,
+    ) -> anyhow::Result<PaperClaim> {
         let (value, rule) = match stated.rules()[..] {
             [rule] => (value(measured, figure)?, rule),
             [] if *measured == MeasuredEntry::default() && !stated.because.is_empty() => {
-                (Value::Unsaid, Rule::AtLeast(0.0))
+                (ClaimValue::Unsaid, ClaimRule::AtLeast(0.0))
             }
             [] => bail!("a claim without the paper's value measures nothing and has a reason"),
             _ => bail!("it has more than one of the paper's values"),
         };
-        Ok(Claim {
+        Ok(PaperClaim {
             statement: statement.to_owned(),
             value,
             rule,
-            least: stated.from.unwrap_or(Scale::Small),
+            least: stated.from.unwrap_or(RunScale::Small),
             because: self.filled(&stated.because, None)?,
         })
     }
@@ -301,19 +306,19 @@ impl PaperFile {
 }
 
 /// What a claim compares, with its points.
-fn value(measured: &MeasuredEntry, figure: &Figure) -> anyhow::Result<Value> {
+fn value(measured: &MeasuredEntry, figure: &PaperFigure) -> anyhow::Result<ClaimValue> {
     let MeasuredEntry { formula, metric, panel, row, x, over } = measured;
     if let Some(name) = formula {
         let alone = MeasuredEntry { formula: formula.clone(), ..MeasuredEntry::default() };
         ensure!(*measured == alone, "a formula has no point");
-        return Ok(Value::Closed(named("formula", name, &FORMULAS)?));
+        return Ok(ClaimValue::Closed(named("formula", name, &FORMULAS)?));
     }
     let metric = metric.unwrap_or(figure.metric());
     let panels: Vec<_> = figure.panels.iter().map(|panel| panel.name.clone()).collect();
     let rows: Vec<_> = figure.rows.iter().map(|row| row.name.clone()).collect();
     let xs: Vec<f64> = figure.positions.iter().map(|at| at.x).collect();
     let spot = |panel: Option<&String>, row: Option<&String>, x: Option<&f64>| {
-        anyhow::Ok(Spot {
+        anyhow::Ok(FigurePosition {
             panel: chosen("panel", panel, &panels)?,
             row: chosen("row", row, &rows)?,
             x: chosen("position", x, &xs)?,
@@ -321,20 +326,22 @@ fn value(measured: &MeasuredEntry, figure: &Figure) -> anyhow::Result<Value> {
     };
     match (x.as_ref().map_or(&[][..], OneOrMore::values), over) {
         ([from, to], Some(OtherPoint { panel: None, row: Some(other), x: None })) if from <= to => {
-            let Spot { panel, row, x: from } = spot(panel.as_ref(), row.as_ref(), Some(from))?;
-            let Spot { row: other, x: to, .. } = spot(Some(&panel), Some(other), Some(to))?;
-            Ok(Value::Least { metric, panel, rows: [row, other], from, to })
+            let FigurePosition { panel, row, x: from } =
+                spot(panel.as_ref(), row.as_ref(), Some(from))?;
+            let FigurePosition { row: other, x: to, .. } =
+                spot(Some(&panel), Some(other), Some(to))?;
+            Ok(ClaimValue::Least { metric, panel, rows: [row, other], from, to })
         }
         (x @ ([] | [_]), over) => {
             let first = spot(panel.as_ref(), row.as_ref(), x.first())?;
-            let Some(other) = over else { return Ok(Value::Of(metric, first)) };
+            let Some(other) = over else { return Ok(ClaimValue::Of(metric, first)) };
             let second = spot(
                 other.panel.as_ref().or(Some(&first.panel)),
                 other.row.as_ref().or(Some(&first.row)),
                 other.x.as_ref().or(Some(&first.x)),
             )?;
             ensure!(first != second, "a point is compared with itself");
-            Ok(Value::Ratio(metric, first, second))
+            Ok(ClaimValue::Ratio(metric, first, second))
         }
         _ => bail!("a range of positions has two ends and is over another row"),
     }
@@ -356,14 +363,14 @@ fn chosen<T: PartialEq + Clone + Display>(
 
 /// The elements of a figure's list, with those of its groups.
 fn spliced<T: Clone>(
-    items: &[Item<T>],
+    items: &[FigureListItem<T>],
     groups: &BTreeMap<String, Vec<T>>,
 ) -> anyhow::Result<Vec<T>> {
     let mut all = Vec::new();
     for item in items {
         match item {
-            Item::Own(own) => all.push(own.clone()),
-            Item::Group(name) => {
+            FigureListItem::Own(own) => all.push(own.clone()),
+            FigureListItem::Group(name) => {
                 all.extend_from_slice(groups.get(name).with_context(|| unknown("group", name))?);
             }
         }
@@ -372,7 +379,7 @@ fn spliced<T: Clone>(
 }
 
 /// The function of this name.
-fn named<T>(what: &str, name: &str, all: &[Named<T>]) -> anyhow::Result<fn() -> T> {
+fn named<T>(what: &str, name: &str, all: &[NamedFunction<T>]) -> anyhow::Result<fn() -> T> {
     let found = all.iter().find(|(known, _)| *known == name);
     found.map(|(_, function)| *function).with_context(|| unknown(what, &name))
 }

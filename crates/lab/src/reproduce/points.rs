@@ -1,6 +1,8 @@
 //! The points of a figure: their command lines, and the reports of their runs.
 
-use super::experiment::{At, Figure, Metric, Panel, Row, Size, Spot};
+use super::experiment::{
+    AxisPosition, FigurePanel, FigurePosition, FigureRow, PaperFigure, ReportMetric, RunSize,
+};
 use crate::designs::DesignName;
 use clap::ValueEnum;
 use farleaf_bench::report::Report;
@@ -8,8 +10,8 @@ use std::path::Path;
 
 /// Settings of the command line that apply to all points.
 #[derive(Clone, Debug)]
-pub(super) struct Selection<'a> {
-    pub(super) size: Size,
+pub(super) struct PointSelection<'a> {
+    pub(super) size: RunSize,
     /// Seeds of the runs of each point.
     pub(super) seeds: Vec<u64>,
     /// Designs to run; empty for all.
@@ -21,11 +23,11 @@ pub(super) struct Selection<'a> {
 
 /// One point of a figure, with a report for each seed.
 #[derive(Clone, Debug)]
-pub(super) struct Measured {
+pub(super) struct MeasuredPoint {
     pub(super) figure: String,
     pub(super) panel: String,
-    pub(super) row: Row,
-    pub(super) at: At,
+    pub(super) row: FigureRow,
+    pub(super) at: AxisPosition,
     /// Whether this version lacks the design.
     pub(super) is_missing: bool,
     /// The command lines, one for each seed.
@@ -34,28 +36,28 @@ pub(super) struct Measured {
     pub(super) reports: Vec<Report>,
 }
 
-impl Measured {
+impl MeasuredPoint {
     /// Whether the point is at this position of its figure.
-    pub(super) fn is_at(&self, spot: &Spot) -> bool {
+    pub(super) fn is_at(&self, spot: &FigurePosition) -> bool {
         self.panel == spot.panel && self.row.name == spot.row && self.at.x == spot.x
     }
 
     /// The metric of each seed, ascending.
-    pub(super) fn values(&self, metric: Metric) -> Vec<f64> {
+    pub(super) fn values(&self, metric: ReportMetric) -> Vec<f64> {
         let mut values: Vec<f64> = self.reports.iter().map(|report| metric.of(report)).collect();
         values.sort_by(f64::total_cmp);
         values
     }
 
     /// The median over the seeds; of two middle values, the lower one.
-    pub(super) fn median(&self, metric: Metric) -> Option<f64> {
+    pub(super) fn median(&self, metric: ReportMetric) -> Option<f64> {
         let values = self.values(metric);
         values.get(values.len().checked_sub(1)? / 2).copied()
     }
 
     /// The report with the median throughput.
     pub(super) fn typical(&self) -> Option<&Report> {
-        let middle = self.median(Metric::Throughput)?;
+        let middle = self.median(ReportMetric::Throughput)?;
         self.reports.iter().find(|report| report.throughput_ops_per_s == middle)
     }
 }
@@ -66,11 +68,14 @@ pub(super) fn is_there(design: &str) -> bool {
 }
 
 /// The points of a figure without their reports, and why points were left out.
-pub(super) fn points(figure: &Figure, selection: &Selection<'_>) -> (Vec<Measured>, Vec<String>) {
+pub(super) fn points(
+    figure: &PaperFigure,
+    selection: &PointSelection<'_>,
+) -> (Vec<MeasuredPoint>, Vec<String>) {
     let mut points = Vec::new();
     let mut skipped = Vec::new();
     let asked =
-        |row: &&Row| selection.designs.is_empty() || selection.designs.contains(&row.design);
+        |row: &&FigureRow| selection.designs.is_empty() || selection.designs.contains(&row.design);
     if figure.options.contains("--trace") && selection.trace.is_none() {
         return (points, vec!["its points replay a trace: --trace FILE".to_owned()]);
     }
@@ -86,7 +91,7 @@ pub(super) fn points(figure: &Figure, selection: &Selection<'_>) -> (Vec<Measure
                     skipped.push(format!("`{}` needs the design `{}`", row.name, row.design));
                 }
                 let line = |seed: &u64| line(figure, panel, row, at, *seed, selection);
-                points.push(Measured {
+                points.push(MeasuredPoint {
                     figure: figure.id.clone(),
                     panel: panel.name.clone(),
                     row: row.clone(),
@@ -106,12 +111,12 @@ pub(super) fn points(figure: &Figure, selection: &Selection<'_>) -> (Vec<Measure
 /// The command line of one run. Two words differ from those of `farleaf-lab bench`: `--cache-each
 /// P` gives each compute server a cache of P% of the data, and `scan:P%` scans P% of the records.
 fn line(
-    figure: &Figure,
-    panel: &Panel,
-    row: &Row,
-    at: &At,
+    figure: &PaperFigure,
+    panel: &FigurePanel,
+    row: &FigureRow,
+    at: &AxisPosition,
     seed: u64,
-    selection: &Selection<'_>,
+    selection: &PointSelection<'_>,
 ) -> String {
     let size = &selection.size;
     let keys = ((size.keys as f64 * at.keys).round() as u64).max(1);

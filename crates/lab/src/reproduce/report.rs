@@ -1,10 +1,12 @@
 //! Writes the results of a run: `report.md`, `report.html`, CSV files, command lines and settings.
 
-use super::claims::{Verdict, digits};
-use super::experiment::{ClosedCurve, Metric, Panel, Rule, Shape, Spot, Value};
-use super::points::Measured;
-use super::{Options, Outcome};
-use crate::plot::{Axes, Axis, Bars, Curve, Plot};
+use super::claims::{ClaimVerdict, digits};
+use super::experiment::{
+    ClaimRule, ClaimValue, ClosedCurve, FigurePanel, FigurePosition, FigureShape, ReportMetric,
+};
+use super::points::MeasuredPoint;
+use super::{ExperimentOptions, FigureOutcome};
+use crate::plot::{AxisScale, BarColumn, CurvePlot, PlotAxes, PlotCurve};
 use anyhow::Context;
 use serde_json::json;
 use std::fmt::Write as _;
@@ -15,7 +17,10 @@ const COLUMNS: &str = "figure,panel,row,x,seed,operations_per_s,p50_ns,p99_ns,re
                        remote_operations,retries,hit_ratio,network_bytes_per_s,placement_level,command\n";
 
 /// Writes all files.
-pub(super) fn write(outcomes: &[Outcome], arguments: &Options) -> anyhow::Result<()> {
+pub(super) fn write(
+    outcomes: &[FigureOutcome],
+    arguments: &ExperimentOptions,
+) -> anyhow::Result<()> {
     let out = &arguments.out;
     let data = out.join("data");
     let figures = out.join("figures");
@@ -57,7 +62,7 @@ fn save(path: &Path, text: &str) -> anyhow::Result<()> {
 
 /// The settings of the run and the machine. `environment.json` contains no time, so that equal runs
 /// write equal bytes.
-fn environment(arguments: &Options) -> String {
+fn environment(arguments: &ExperimentOptions) -> String {
     let cores = std::thread::available_parallelism().map_or(0, usize::from);
     let environment = json!({
         "version": env!("CARGO_PKG_VERSION"),
@@ -72,8 +77,8 @@ fn environment(arguments: &Options) -> String {
     format!("{environment:#}\n")
 }
 
-fn csv(outcome: &Outcome) -> String {
-    if let Shape::Closed(compute) = outcome.figure.shape {
+fn csv(outcome: &FigureOutcome) -> String {
+    if let FigureShape::Closed(compute) = outcome.figure.shape {
         let mut text = String::from("figure,panel,row,x,value\n");
         for curve in compute() {
             for (x, y) in curve.points {
@@ -106,7 +111,7 @@ fn csv(outcome: &Outcome) -> String {
                 cost.remote(),
                 cost.retries,
                 report.cache.hit_ratio,
-                Metric::NetworkRate.of(report),
+                ReportMetric::NetworkRate.of(report),
                 report.placement_level.map_or(String::new(), |level| level.to_string()),
                 line.replace('"', "\"\""),
             );
@@ -116,9 +121,9 @@ fn csv(outcome: &Outcome) -> String {
 }
 
 /// The distributions of latencies, with a line for each point, seed and fraction of the operations.
-fn latencies(outcome: &Outcome) -> String {
+fn latencies(outcome: &FigureOutcome) -> String {
     let mut text = String::from("figure,panel,row,x,seed,share,latency_ns\n");
-    for Measured { figure, panel, row, at, reports, .. } in &outcome.points {
+    for MeasuredPoint { figure, panel, row, at, reports, .. } in &outcome.points {
         for report in reports {
             for (share, ns) in &report.latencies {
                 let (seed, row, x) = (report.seed, &row.name, at.x);
@@ -130,12 +135,12 @@ fn latencies(outcome: &Outcome) -> String {
 }
 
 /// The rows of the first table: figure, statement, paper, ours, verdict, why.
-fn verdicts(outcomes: &[Outcome]) -> Vec<[String; 6]> {
+fn verdicts(outcomes: &[FigureOutcome]) -> Vec<[String; 6]> {
     let mut rows = Vec::new();
     for outcome in outcomes {
         for judged in &outcome.judged {
             let stated = match judged.verdict {
-                Verdict::CannotBeSaid if judged.ours.is_none() => "–".to_owned(),
+                ClaimVerdict::CannotBeSaid if judged.ours.is_none() => "–".to_owned(),
                 _ => judged.claim.rule.text(),
             };
             rows.push([
@@ -154,23 +159,23 @@ fn verdicts(outcomes: &[Outcome]) -> Vec<[String; 6]> {
 const HEADER: [&str; 6] = ["figure", "the paper's statement", "paper", "ours", "verdict", "why"];
 
 /// The metrics shown in the tables of points.
-const SHOWN: [Metric; 9] = [
-    Metric::Throughput,
-    Metric::P50,
-    Metric::P99,
-    Metric::Reads,
-    Metric::Writes,
-    Metric::Atomics,
-    Metric::TwoSided,
-    Metric::Bytes,
-    Metric::HitRatio,
+const SHOWN: [ReportMetric; 9] = [
+    ReportMetric::Throughput,
+    ReportMetric::P50,
+    ReportMetric::P99,
+    ReportMetric::Reads,
+    ReportMetric::Writes,
+    ReportMetric::Atomics,
+    ReportMetric::TwoSided,
+    ReportMetric::Bytes,
+    ReportMetric::HitRatio,
 ];
 
 /// The table of a figure's points.
-fn table(outcome: &Outcome) -> (Vec<String>, Vec<Vec<String>>) {
+fn table(outcome: &FigureOutcome) -> (Vec<String>, Vec<Vec<String>>) {
     let mut header = vec!["panel".to_owned(), "row".to_owned(), outcome.figure.x.clone()];
     let mut rows = Vec::new();
-    if let Shape::Closed(compute) = outcome.figure.shape {
+    if let FigureShape::Closed(compute) = outcome.figure.shape {
         header.push("value".to_owned());
         for curve in compute() {
             rows.extend(curve.points.iter().map(|(x, y)| {
@@ -201,8 +206,8 @@ fn markdown_table<H: AsRef<str>, R: AsRef<[String]>>(header: &[H], rows: &[R]) -
     text
 }
 
-fn conditions(arguments: &Options) -> String {
-    let Options { scale, seed, seeds, .. } = arguments;
+fn conditions(arguments: &ExperimentOptions) -> String {
+    let ExperimentOptions { scale, seed, seeds, .. } = arguments;
     format!(
         "Scale {}, {seeds} seed(s) from {seed} on, farleaf {}. In virtual time unless a command says `--fabric local`: \
          figures show proportions (docs/internals/cost-model.md). Ratios may differ by a factor of 1.5, counts by 5%, \
@@ -212,7 +217,7 @@ fn conditions(arguments: &Options) -> String {
     )
 }
 
-fn markdown(outcomes: &[Outcome], arguments: &Options) -> String {
+fn markdown(outcomes: &[FigureOutcome], arguments: &ExperimentOptions) -> String {
     let mut text = format!("# Reproduction\n\n{}\n\n", conditions(arguments));
     text += &markdown_table(&HEADER, &verdicts(outcomes));
     for outcome in outcomes {
@@ -248,7 +253,11 @@ fn html_table<H: AsRef<str>, R: AsRef<[String]>>(header: &[H], rows: &[R]) -> St
     text + "</table>\n"
 }
 
-fn html(outcomes: &[Outcome], arguments: &Options, pictures: &[(&str, &str, String)]) -> String {
+fn html(
+    outcomes: &[FigureOutcome],
+    arguments: &ExperimentOptions,
+    pictures: &[(&str, &str, String)],
+) -> String {
     let mut text = String::from(
         "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>Reproduction</title>\n<style>\
          body{font-family:sans-serif;max-width:70em;margin:2em auto}table{border-collapse:collapse;font-size:85%}\
@@ -277,12 +286,12 @@ fn html(outcomes: &[Outcome], arguments: &Options, pictures: &[(&str, &str, Stri
 }
 
 /// Something to draw.
-enum Picture {
-    Curves(Plot),
-    Bars(Bars),
+enum ReportPicture {
+    Curves(CurvePlot),
+    Bars(BarColumn),
 }
 
-impl Picture {
+impl ReportPicture {
     fn draw(&self, path: &Path) -> anyhow::Result<()> {
         match self {
             Self::Curves(plot) => plot.draw(path),
@@ -292,42 +301,42 @@ impl Picture {
 }
 
 /// The pictures of a figure: curves if it has several positions, bars if it has one.
-fn pictures_of(outcome: &Outcome, arguments: &Options) -> Vec<Picture> {
+fn pictures_of(outcome: &FigureOutcome, arguments: &ExperimentOptions) -> Vec<ReportPicture> {
     match outcome.figure.positions.iter().filter(|at| !at.real).count() {
-        1 => bars(outcome, arguments).into_iter().map(Picture::Bars).collect(),
+        1 => bars(outcome, arguments).into_iter().map(ReportPicture::Bars).collect(),
         _ => {
             let plots = plots(outcome, arguments).into_iter();
-            plots.chain(distributions(outcome, arguments)).map(Picture::Curves).collect()
+            plots.chain(distributions(outcome, arguments)).map(ReportPicture::Curves).collect()
         }
     }
 }
 
 /// Whether a figure is about latencies.
-fn shows_distributions(outcome: &Outcome) -> bool {
-    matches!(outcome.figure.shape, Shape::Lines(Metric::P50 | Metric::P99))
+fn shows_distributions(outcome: &FigureOutcome) -> bool {
+    matches!(outcome.figure.shape, FigureShape::Lines(ReportMetric::P50 | ReportMetric::P99))
 }
 
 /// For figures of latencies: their distribution at the last position, with a plot for each panel.
-fn distributions(outcome: &Outcome, arguments: &Options) -> Vec<Plot> {
+fn distributions(outcome: &FigureOutcome, arguments: &ExperimentOptions) -> Vec<CurvePlot> {
     let figure = outcome.figure;
     let Some(last) = figure.positions.last().filter(|_| shows_distributions(outcome)) else {
         return Vec::new();
     };
-    let plot = |panel: &Panel| {
+    let plot = |panel: &FigurePanel| {
         let points = outcome.points.iter();
         let points = points.filter(|point| point.panel == panel.name && point.at.x == last.x);
-        let curve = |point: &Measured| {
+        let curve = |point: &MeasuredPoint| {
             let latencies = point.typical()?.latencies.iter();
             let points: Vec<_> = latencies.map(|(share, ns)| (*ns as f64, *share)).collect();
             let name = point.row.name.clone();
-            (!points.is_empty()).then(|| Curve { name, points, ..Curve::default() })
+            (!points.is_empty()).then(|| PlotCurve { name, points, ..PlotCurve::default() })
         };
-        Plot {
+        CurvePlot {
             title: format!("{}: {}, {} {}", figure.title, panel.name, last.x, figure.x),
             caption: caption(outcome, arguments),
             x: "latency, ns",
             y: "share of the operations",
-            axes: Axes { x: Axis::Log(10.0), y: Axis::Linear, top: Some(1.0) },
+            axes: PlotAxes { x: AxisScale::Log(10.0), y: AxisScale::Linear, top: Some(1.0) },
             curves: points.filter_map(curve).collect(),
             dots: false,
             marks: Vec::new(),
@@ -338,7 +347,7 @@ fn distributions(outcome: &Outcome, arguments: &Options) -> Vec<Plot> {
 }
 
 /// One plot for each panel, with a bar for each row.
-fn bars(outcome: &Outcome, arguments: &Options) -> Vec<Bars> {
+fn bars(outcome: &FigureOutcome, arguments: &ExperimentOptions) -> Vec<BarColumn> {
     let metric = outcome.figure.metric();
     let panels = outcome.figure.panels.iter().map(|panel| {
         let points = outcome.points.iter().filter(|p| p.panel == panel.name && !p.at.real);
@@ -346,7 +355,7 @@ fn bars(outcome: &Outcome, arguments: &Options) -> Vec<Bars> {
             let value = point.median(metric)?;
             Some((point.row.name.clone(), value, digits(value)))
         });
-        Bars {
+        BarColumn {
             title: format!("{}: {}, {}", outcome.figure.title, panel.name, metric.label()),
             caption: caption(outcome, arguments),
             bars: bar.collect(),
@@ -355,20 +364,28 @@ fn bars(outcome: &Outcome, arguments: &Options) -> Vec<Bars> {
     panels.filter(|bars| !bars.bars.is_empty()).collect()
 }
 
-fn caption(outcome: &Outcome, arguments: &Options) -> String {
+fn caption(outcome: &FigureOutcome, arguments: &ExperimentOptions) -> String {
     format!("{}, scale {}", outcome.paper.name, arguments.scale.name())
 }
 
 /// The paper's values for a metric of a row, as points. Each is a figure, or a ratio multiplied by
 /// our figure for the row in its denominator.
-fn stated(outcome: &Outcome, metric: Metric, panel: &str, row: &str) -> Vec<(f64, f64)> {
-    let ours = |spot: &Spot| outcome.points.iter().find(|point| point.is_at(spot))?.median(metric);
+fn stated(
+    outcome: &FigureOutcome,
+    metric: ReportMetric,
+    panel: &str,
+    row: &str,
+) -> Vec<(f64, f64)> {
+    let ours = |spot: &FigurePosition| {
+        outcome.points.iter().find(|point| point.is_at(spot))?.median(metric)
+    };
     let claims =
         outcome.figure.claims.iter().filter_map(|claim| match (&claim.value, claim.rule) {
-            (Value::Of(of, spot), Rule::Within(paper, _)) => Some((of, spot, paper)),
-            (Value::Ratio(of, over, under), Rule::Factor(paper, _) | Rule::Within(paper, _)) => {
-                Some((of, over, ours(under)? * paper))
-            }
+            (ClaimValue::Of(of, spot), ClaimRule::Within(paper, _)) => Some((of, spot, paper)),
+            (
+                ClaimValue::Ratio(of, over, under),
+                ClaimRule::Factor(paper, _) | ClaimRule::Within(paper, _),
+            ) => Some((of, over, ours(under)? * paper)),
             _ => None,
         });
     let of_row =
@@ -377,10 +394,10 @@ fn stated(outcome: &Outcome, metric: Metric, panel: &str, row: &str) -> Vec<(f64
 }
 
 /// One plot for each panel with curves of two or more points.
-fn plots(outcome: &Outcome, arguments: &Options) -> Vec<Plot> {
+fn plots(outcome: &FigureOutcome, arguments: &ExperimentOptions) -> Vec<CurvePlot> {
     let figure = outcome.figure;
-    let mut panels: Vec<(String, &'static str, Vec<Curve>)> = Vec::new();
-    let mut add = |panel: &str, y, curve: Curve| {
+    let mut panels: Vec<(String, &'static str, Vec<PlotCurve>)> = Vec::new();
+    let mut add = |panel: &str, y, curve: PlotCurve| {
         if curve.points.len() < 2 {
             return;
         }
@@ -389,9 +406,13 @@ fn plots(outcome: &Outcome, arguments: &Options) -> Vec<Plot> {
             None => panels.push((panel.to_owned(), y, vec![curve])),
         }
     };
-    if let Shape::Closed(compute) = figure.shape {
+    if let FigureShape::Closed(compute) = figure.shape {
         for ClosedCurve { panel, row, points } in compute() {
-            add(panel, "queries/s", Curve { name: row.to_owned(), points, ..Curve::default() });
+            add(
+                panel,
+                "queries/s",
+                PlotCurve { name: row.to_owned(), points, ..PlotCurve::default() },
+            );
         }
     }
     let metric = figure.metric();
@@ -401,13 +422,13 @@ fn plots(outcome: &Outcome, arguments: &Options) -> Vec<Plot> {
                 let points = outcome.points.iter();
                 points.filter(|p| p.panel == panel.name && p.row.name == row.name && !p.at.real)
             };
-            let median = |point: &Measured| Some((point.at.x, point.median(metric)?));
-            let span = |point: &Measured| {
+            let median = |point: &MeasuredPoint| Some((point.at.x, point.median(metric)?));
+            let span = |point: &MeasuredPoint| {
                 let values = point.values(metric);
                 let (low, high) = (*values.first()?, *values.last()?);
                 (low < high).then_some((point.at.x, low, high))
             };
-            let curve = Curve {
+            let curve = PlotCurve {
                 name: row.name.clone(),
                 points: of_curve().filter_map(median).collect(),
                 spans: of_curve().filter_map(span).collect(),
@@ -416,7 +437,7 @@ fn plots(outcome: &Outcome, arguments: &Options) -> Vec<Plot> {
             add(&panel.name, metric.label(), curve);
         }
     }
-    let plot = |(panel, y, curves): (String, &'static str, Vec<Curve>)| Plot {
+    let plot = |(panel, y, curves): (String, &'static str, Vec<PlotCurve>)| CurvePlot {
         title: format!("{}: {panel}", figure.title),
         caption: match curves.iter().all(|curve| curve.stated.is_empty()) {
             true => caption(outcome, arguments),
@@ -433,7 +454,7 @@ fn plots(outcome: &Outcome, arguments: &Options) -> Vec<Plot> {
 }
 
 /// The verdicts as readable text, one line each, and their number.
-pub(super) fn summary(outcomes: &[Outcome]) -> String {
+pub(super) fn summary(outcomes: &[FigureOutcome]) -> String {
     let mut text = String::new();
     for [figure, statement, stated, ours, verdict, why] in verdicts(outcomes) {
         let why = if why.is_empty() { why } else { format!(": {why}") };
@@ -442,7 +463,12 @@ pub(super) fn summary(outcomes: &[Outcome]) -> String {
     }
     let count =
         |verdict| outcomes.iter().flat_map(|o| &o.judged).filter(|j| j.verdict == verdict).count();
-    let counts = [Verdict::Holds, Verdict::Differs, Verdict::CannotBeSaid, Verdict::NotRun]
-        .map(|verdict| format!("{} {}", count(verdict), verdict.name()));
+    let counts = [
+        ClaimVerdict::Holds,
+        ClaimVerdict::Differs,
+        ClaimVerdict::CannotBeSaid,
+        ClaimVerdict::NotRun,
+    ]
+    .map(|verdict| format!("{} {}", count(verdict), verdict.name()));
     text + &counts.join(", ")
 }

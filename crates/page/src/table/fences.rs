@@ -23,14 +23,14 @@
 //!
 //! *Thread safety*: plain values, over private copies of words.
 
-use super::key::{Key, KeyBuf};
-use super::packed::{self, Packer, half, halves, joined, take};
+use super::key::{KeyBuf, TableKey};
+use super::packed::{self, BytePacker, half, halves, joined, take};
 use std::cmp::Ordering;
 use std::ops::Range;
 
 /// Where a new group begins; always at a new key (lsm.B4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Grouping {
+pub(super) enum FenceGrouping {
     /// After this number of records.
     Records(u32),
     /// Before the record that would exceed this number of words.
@@ -51,7 +51,7 @@ fn head_of(first: u64, bytes: usize) -> u64 {
 /// Collects fences while records are written.
 #[derive(Debug)]
 pub(super) struct FenceWriter {
-    grouping: Grouping,
+    grouping: FenceGrouping,
     keeps_lengths: bool,
     /// The fences of all groups but the first, and where each ends.
     fences: Vec<u8>,
@@ -63,7 +63,7 @@ pub(super) struct FenceWriter {
 }
 
 impl FenceWriter {
-    pub(super) fn new(grouping: Grouping, keeps_lengths: bool) -> Self {
+    pub(super) fn new(grouping: FenceGrouping, keeps_lengths: bool) -> Self {
         Self {
             grouping,
             keeps_lengths,
@@ -78,11 +78,16 @@ impl FenceWriter {
 
     /// Returns the position of a record of `words` words in its group. `previous` is the preceding
     /// key.
-    pub(super) fn push(&mut self, previous: Option<Key<'_>>, key: Key<'_>, words: u32) -> u32 {
+    pub(super) fn push(
+        &mut self,
+        previous: Option<TableKey<'_>>,
+        key: TableKey<'_>,
+        words: u32,
+    ) -> u32 {
         let (group_record, group_word) = halves(self.starts.last().copied().unwrap_or(0));
         let is_full = match self.grouping {
-            Grouping::Records(records) => self.records - group_record >= records,
-            Grouping::Words(limit) => self.words - group_word + words > limit,
+            FenceGrouping::Records(records) => self.records - group_record >= records,
+            FenceGrouping::Words(limit) => self.words - group_word + words > limit,
         };
         match previous {
             None => self.starts.push(0),
@@ -120,7 +125,7 @@ impl FenceWriter {
         };
         let prefix = first.iter().zip(last).take_while(|(one, two)| one == two).count();
         let mut prefix_words = Vec::new();
-        let mut packer = Packer::new(&mut prefix_words);
+        let mut packer = BytePacker::new(&mut prefix_words);
         packer.push_bytes(&first[..prefix]);
         packer.finish();
         let (mut heads, mut ends) = (vec![0; groups.min(1)], vec![0; groups.min(1)]);
@@ -137,7 +142,7 @@ impl FenceWriter {
         let mut tails = Vec::new();
         if !tail_bytes.is_empty() {
             push_halves(&ends, &mut tails);
-            let mut packer = Packer::new(&mut tails);
+            let mut packer = BytePacker::new(&mut tails);
             packer.push_bytes(&tail_bytes);
             packer.finish();
         }
@@ -158,7 +163,7 @@ impl FenceWriter {
         match bits {
             0 => {}
             16 => {
-                let mut packer = Packer::new(out);
+                let mut packer = BytePacker::new(out);
                 self.lengths.iter().for_each(|&length| packer.push(length.into(), 2));
                 packer.finish();
             }
@@ -168,13 +173,13 @@ impl FenceWriter {
 }
 
 fn push_halves(numbers: &[u32], out: &mut Vec<u64>) {
-    let mut packer = Packer::new(out);
+    let mut packer = BytePacker::new(out);
     numbers.iter().for_each(|&number| packer.push(number.into(), 4));
     packer.finish();
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Lengths<'a> {
+enum FenceLengths<'a> {
     Unknown,
     Equal(u32),
     Each16(&'a [u64]),
@@ -183,18 +188,18 @@ enum Lengths<'a> {
 
 /// The fences in a section's words.
 #[derive(Clone, Copy, Debug)]
-pub struct Fences<'a> {
+pub struct SsTableFences<'a> {
     records: u32,
     data_words: u32,
-    prefix: Key<'a>,
+    prefix: TableKey<'a>,
     heads: &'a [u64],
     starts: &'a [u64],
     /// The end of each group's tail, and the tails.
     tails: (&'a [u64], &'a [u64]),
-    lengths: Lengths<'a>,
+    lengths: FenceLengths<'a>,
 }
 
-impl<'a> Fences<'a> {
+impl<'a> SsTableFences<'a> {
     /// Opens the fences of a section that consists of exactly these words. The cost does not depend
     /// on the size.
     pub fn open(words: &'a [u64]) -> Option<Self> {
@@ -207,7 +212,7 @@ impl<'a> Fences<'a> {
             return None;
         }
         let prefix_bytes = (fixed[2] >> 48) as usize;
-        let prefix = Key::new(take(&mut rest, prefix_bytes.div_ceil(8))?, prefix_bytes)?;
+        let prefix = TableKey::new(take(&mut rest, prefix_bytes.div_ceil(8))?, prefix_bytes)?;
         let heads = take(&mut rest, groups)?;
         let starts = take(&mut rest, groups)?;
         let tails = match fixed[2] as u32 as usize {
@@ -215,10 +220,10 @@ impl<'a> Fences<'a> {
             count => take(&mut rest, count)?.split_at_checked(groups.div_ceil(2))?,
         };
         let lengths = match ((fixed[2] >> 32) as u16, each) {
-            (0, 0) => Lengths::Unknown,
-            (0, each) => Lengths::Equal(each),
-            (16, 0) => Lengths::Each16(take(&mut rest, (records as usize).div_ceil(4))?),
-            (32, 0) => Lengths::Each32(take(&mut rest, (records as usize).div_ceil(2))?),
+            (0, 0) => FenceLengths::Unknown,
+            (0, each) => FenceLengths::Equal(each),
+            (16, 0) => FenceLengths::Each16(take(&mut rest, (records as usize).div_ceil(4))?),
+            (32, 0) => FenceLengths::Each32(take(&mut rest, (records as usize).div_ceil(2))?),
             _ => return None,
         };
         rest.is_empty().then_some(Self {
@@ -244,7 +249,7 @@ impl<'a> Fences<'a> {
 
     /// The only group that may have `key`. For keys below the table's first key, this is the first
     /// group.
-    pub fn group_of(self, key: Key<'_>) -> usize {
+    pub fn group_of(self, key: TableKey<'_>) -> usize {
         let prefix_bytes = self.prefix.bytes();
         match key.first(prefix_bytes).cmp(&self.prefix) {
             Ordering::Less => return 0,
@@ -267,7 +272,7 @@ impl<'a> Fences<'a> {
     /// Compares the tail of a group's fence with `key`, starting at byte `at`, if the heads are
     /// equal.
     #[cold]
-    fn order_of_tail(self, group: usize, key: Key<'_>, at: usize, head: u64) -> Ordering {
+    fn order_of_tail(self, group: usize, key: TableKey<'_>, at: usize, head: u64) -> Ordering {
         if head & 0xff != LONGER {
             return Ordering::Equal;
         }
@@ -309,13 +314,13 @@ impl<'a> Fences<'a> {
             return None;
         }
         let length = |record: u32| match self.lengths {
-            Lengths::Unknown => 0,
-            Lengths::Equal(each) => each,
-            Lengths::Each16(words) => packed::load(words, record as usize * 2) as u16 as u32,
-            Lengths::Each32(words) => half(words, record as usize),
+            FenceLengths::Unknown => 0,
+            FenceLengths::Equal(each) => each,
+            FenceLengths::Each16(words) => packed::load(words, record as usize * 2) as u16 as u32,
+            FenceLengths::Each32(words) => half(words, record as usize),
         };
         let before: u64 = match self.lengths {
-            Lengths::Equal(each) => u64::from(each) * u64::from(place),
+            FenceLengths::Equal(each) => u64::from(each) * u64::from(place),
             _ => (first..record).map(|record| u64::from(length(record))).sum(),
         };
         let begin = u64::from(words.start) + before;

@@ -3,8 +3,8 @@
 //!
 //! A table consists of words: records in order, then its index, then a footer.
 //! `docs/internals/lsm.md` draws the bytes and numbers the invariants (lsm.B1 …, lsm.J5 …). All
-//! functions work on private copies of words, and fail with [`Damaged`] on words that a table
-//! cannot hold.
+//! functions work on private copies of words, and fail with [`DamagedSsTable`] on words that a
+//! table cannot hold.
 
 mod blocks;
 mod builder;
@@ -25,23 +25,26 @@ mod record;
 mod sections;
 mod survive;
 
-pub use blocks::{Picked, pick};
-pub use builder::{Builder, Finishing, GROUP_RECORDS, IndexKind, Refused};
-pub use cursor::{Cursor, Run};
-pub use damaged::{Damaged, Part};
-pub use fences::Fences;
-pub use filter::{Bloom, MAX_BLOOM_BITS};
-pub use footer::{FOOTER_WORDS, Footer, MAX_TABLE_WORDS};
+pub use blocks::{VisibleVersion, pick};
+pub use builder::{GROUP_RECORDS, IndexKind, RefusedRecord, SsTableBuilder, SsTableFinisher};
+pub use cursor::{RecordCursor, RecordRun};
+pub use damaged::{DamagedSsTable, SsTablePart};
+pub use fences::SsTableFences;
+pub use filter::{BloomFilter, MAX_BLOOM_BITS};
+pub use footer::{FOOTER_WORDS, MAX_TABLE_WORDS, SsTableFooter};
 pub use full_index::FullIndex;
-pub use job::{JobTable, MergeJob};
-pub use key::{Key, KeyBuf, MAX_KEY_BYTES, in_table_order};
-pub use locate::{Locate, Place, build_locate};
-pub use merge::{Merge, MergeCounts, MergeError, MergeOptions, Progress};
-pub use meta::{Clip, ExtentRun, MAX_RUNS, Meta};
-pub use meta::{push_key, take_key};
-pub use placed::{Placed, VersionChange};
-pub use record::{
-    HEADER_WORDS, Kind, MAX_SEQUENCE, MAX_VALUE_BYTES, Record, record_words, words_needed,
+pub use job::{CompactionOrder, JobSsTable};
+pub use key::{KeyBuf, MAX_KEY_BYTES, TableKey, in_table_order};
+pub use locate::{GroupPlace, LocateFunction, build_locate};
+pub use merge::{
+    Compaction, CompactionCounts, CompactionError, CompactionOptions, CompactionProgress,
 };
-pub use sections::{Found, Index};
-pub use survive::{Below, Survival};
+pub use meta::{ExtentRun, MAX_RUNS, SsTableClip, SsTableMeta};
+pub use meta::{push_key, take_key};
+pub use placed::{PlacedSsTable, VersionChange};
+pub use record::{
+    HEADER_WORDS, MAX_SEQUENCE, MAX_VALUE_BYTES, RecordKind, SsTableRecord, record_words,
+    words_needed,
+};
+pub use sections::{SsTableIndex, SsTableLookup};
+pub use survive::{LowerLevels, Survival};

@@ -12,24 +12,27 @@
 //!
 //! *Thread safety*: belongs to its endpoint's thread; tasks of that thread share it.
 
-use super::block_space::{BlockSpace, Coming, EditUnderWay, InHand, LostBlocks, Place, SizeClass};
+use super::block_space::{
+    AwaitedBlocks, BlockEditInFlight, BlockPlace, BlockSpace, LostBlocks, SizeClass, UnendedBlock,
+};
 use super::chunks::{ChunkClient, ChunkUse};
-use super::former::Step;
+use super::former::FormerStep;
 use super::pages::{BUSY_WAIT_NS, BUSY_WAITS, READ_RETRIES};
 use super::pieces::{both, pieces};
-use super::{Backoff, GRACE_NS, Miss, RemoteError};
+use super::{Backoff, GRACE_NS, MissCause, RemoteError};
 use crate::wire::{LISTED_CHUNKS, PoolRequest};
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Buffer, Fabric, FabricError, GlobalAddr, ServerId};
 use farleaf_page::rules;
-use farleaf_page::{BlockRef, Layout, MOST_BLOCK_BYTES, block_words};
+use farleaf_page::{BlockRef, Layout, MAX_BLOCK_BYTES, block_words};
 use std::collections::VecDeque;
 use std::ops::{Bound, Range};
 
 /// Maximum number of pieces of one block in flight together.
-const PIECES_TOGETHER: usize = 4;
-/// Free pieces of this size that former lives have left go back to the memory servers, in bytes.
-const LEAST_RETURNED_BYTES: u64 = 4096;
+const PIECES_PER_BATCH: usize = 4;
+/// Free pieces of this size that former incarnations have left go back to the memory servers, in
+/// bytes.
+const MIN_RETURNED_BYTES: u64 = 4096;
 /// How long to wait before looking again whether other tasks have freed memory.
 const OTHERS_WAIT_NS: u64 = 1_000_000;
 /// Attempts to write a block.
@@ -54,7 +57,7 @@ impl<F: Fabric, L: Layout> BlockClient<F, L> {
         self.chunks.rpc().fabric()
     }
 
-    /// Writes a block with `value`, at most [`MOST_BLOCK_BYTES`]. It belongs to the caller until a
+    /// Writes a block with `value`, at most [`MAX_BLOCK_BYTES`]. It belongs to the caller until a
     /// leaf refers to it.
     ///
     /// # Errors
@@ -68,7 +71,10 @@ impl<F: Fabric, L: Layout> BlockClient<F, L> {
     ///
     /// # Errors
     /// As [`BlockClient::write`].
-    pub async fn write_in_hand(&self, value: &[u8]) -> Result<(BlockRef, InHand), RemoteError> {
+    pub async fn write_in_hand(
+        &self,
+        value: &[u8],
+    ) -> Result<(BlockRef, UnendedBlock), RemoteError> {
         let (class, words) = (SizeClass::of(value.len()), block_words(value));
         let mut outcome = Err(RemoteError::OutOfMemory { server: ServerId::new(0) });
         for server in self.space.servers(self.fabric().memory_servers()) {
@@ -88,7 +94,7 @@ impl<F: Fabric, L: Layout> BlockClient<F, L> {
         &self,
         server: ServerId,
         class: SizeClass,
-    ) -> Result<(GlobalAddr, InHand), RemoteError> {
+    ) -> Result<(GlobalAddr, UnendedBlock), RemoteError> {
         let mut wanted = self.chunk_bytes.max(class.bytes());
         loop {
             if let Some((place, in_hand)) =
@@ -112,7 +118,7 @@ impl<F: Fabric, L: Layout> BlockClient<F, L> {
 
     /// WRITEs a new block.
     async fn fill(&self, block: BlockRef, words: &[u64]) -> Result<(), RemoteError> {
-        let (place, server) = (Place::of(block), block.at.server());
+        let (place, server) = (BlockPlace::of(block), block.at.server());
         if self.fabric().breaks(rules::BLOCKS_FIRST) {
             for piece in pieces(words.len()) {
                 let buffer = self.fabric().buffer(piece.len() * 8)?;
@@ -147,7 +153,7 @@ impl<F: Fabric, L: Layout> BlockClient<F, L> {
         let mut outcome = Ok(());
         let mut in_flight = VecDeque::new();
         for piece in pieces(words.len()) {
-            if in_flight.len() == PIECES_TOGETHER {
+            if in_flight.len() == PIECES_PER_BATCH {
                 outcome = both(outcome, self.next(&mut in_flight).await);
             }
             if outcome.is_err() {
@@ -206,17 +212,17 @@ impl<F: Fabric, L: Layout> BlockClient<F, L> {
     /// whether that reference is recent enough (blocks.X5).
     ///
     /// # Errors
-    /// [`Miss::Restart`] if another block is there, or none.
-    pub async fn read(&self, block: BlockRef, since_ns: u64) -> Result<(Vec<u8>, bool), Miss> {
+    /// [`MissCause::Restart`] if another block is there, or none.
+    pub async fn read(&self, block: BlockRef, since_ns: u64) -> Result<(Vec<u8>, bool), MissCause> {
         let trusts = self.fabric().breaks(rules::BLOCKS_CHECKED);
         if !self.is_sensible(block) {
-            return Err(Miss::Restart);
+            return Err(MissCause::Restart);
         }
         let words = self.read_words(block).await?;
         let is_recent = self.now_ns().saturating_sub(since_ns) <= GRACE_NS / 2;
         let matches = BlockRef::new(block.at, block.bytes, words.iter().copied()) == block;
         if !matches && !trusts {
-            return Err(Miss::Restart);
+            return Err(MissCause::Restart);
         }
         let mut value = Vec::with_capacity(words.len() * 8);
         words.iter().for_each(|word| value.extend_from_slice(&word.to_le_bytes()));
@@ -226,13 +232,13 @@ impl<F: Fabric, L: Layout> BlockClient<F, L> {
 
     /// Whether a block can be there. A leaf that another program wrote can contain anything.
     fn is_sensible(&self, block: BlockRef) -> bool {
-        block.bytes <= MOST_BLOCK_BYTES
+        block.bytes <= MAX_BLOCK_BYTES
             && !block.at.is_null()
             && block.at.offset().is_multiple_of(8)
             && block.at.server().number() < self.fabric().memory_servers()
     }
 
-    async fn read_words(&self, block: BlockRef) -> Result<Vec<u64>, Miss> {
+    async fn read_words(&self, block: BlockRef) -> Result<Vec<u64>, MissCause> {
         let mut backoff = Backoff::default();
         let mut outcome = Err(FabricError::NoBuffer { bytes: block.bytes });
         for _ in 0..READ_RETRIES {
@@ -259,7 +265,7 @@ impl<F: Fabric, L: Layout> BlockClient<F, L> {
         let mut left = pieces(block.words()).peekable();
         let mut waits = 0;
         while !in_flight.is_empty() || left.peek().is_some() {
-            while in_flight.len() < PIECES_TOGETHER
+            while in_flight.len() < PIECES_PER_BATCH
                 && let Some(piece) = left.peek()
                 && let Ok(buffer) = self.fabric().buffer(piece.len() * 8)
             {
@@ -286,7 +292,7 @@ impl<F: Fabric, L: Layout> BlockClient<F, L> {
 
     /// Frees a block to which no leaf has referred.
     pub fn give_back(&self, block: BlockRef) {
-        self.space.give_back(Place::of(block));
+        self.space.give_back(BlockPlace::of(block));
     }
 
     /// Takes back a block whose reference an operation has removed from its leaf. Returns whether
@@ -299,13 +305,13 @@ impl<F: Fabric, L: Layout> BlockClient<F, L> {
             self.give_back(block);
             return false;
         }
-        let place = Place::of(block);
+        let place = BlockPlace::of(block);
         !self.space.lose_of_former(place) && self.space.lose(place)
     }
 
-    /// Takes over the chunks that former lives of this endpoint's compute server have left. They
-    /// must be fenced, and everything that they left half done must be finished. Call it before
-    /// anything of this life is written.
+    /// Takes over the chunks that former incarnations of this endpoint's compute server have left.
+    /// They must be fenced, and everything that they left half done must be finished. Call it
+    /// before anything of this life is written.
     ///
     /// # Errors
     /// [`RemoteError`] if a memory server does not answer.
@@ -331,15 +337,15 @@ impl<F: Fabric, L: Layout> BlockClient<F, L> {
             return Ok(());
         }
         for server in self.chunks.rpc().servers() {
-            self.chunks.rpc().expect_done_harmless(server, &PoolRequest::ForgetChunks).await?;
+            self.chunks.rpc().expect_done_idempotent(server, &PoolRequest::ForgetChunks).await?;
         }
         Ok(())
     }
 
-    /// Stops looking for free blocks of former lives, because leaves with references to them are
-    /// about to leave the range. A scan of the rest of the range would miss these references, and
-    /// the leaves may come back. So this precedes the release, and the search of this life ends
-    /// even if the leaves stay. The next life searches these chunks again, unless the memory
+    /// Stops looking for free blocks of former incarnations, because leaves with references to them
+    /// are about to leave the range. A scan of the rest of the range would miss these references,
+    /// and the leaves may come back. So this precedes the release, and the search of this life ends
+    /// even if the leaves stay. The next incarnation searches these chunks again, unless the memory
     /// servers have been told meanwhile that they are shared ([`BlockClient::share_chunks`]).
     pub fn give_up_former(&self) {
         self.space.give_up_former();
@@ -347,12 +353,12 @@ impl<F: Fabric, L: Layout> BlockClient<F, L> {
 
     /// Begins an edit that may take references out of leaves.
     #[inline]
-    pub fn edit(&self) -> Option<EditUnderWay<'_>> {
+    pub fn edit(&self) -> Option<BlockEditInFlight<'_>> {
         self.space.edit()
     }
 
-    /// What is to be done about chunks of former lives; `None` if there are none.
-    pub fn former_step(&self) -> Option<Step> {
+    /// What is to be done about chunks of former incarnations; `None` if there are none.
+    pub fn former_step(&self) -> Option<FormerStep> {
         self.space.former_step()
     }
 
@@ -371,17 +377,17 @@ impl<F: Fabric, L: Layout> BlockClient<F, L> {
     }
 
     /// Uses what a round has found, after the grace period that begins now: all leaves have just
-    /// been written back. Larger pieces go back to the memory servers, for the next life, which
-    /// writes before it has found anything, and for others.
+    /// been written back. Larger pieces go back to the memory servers, for the next incarnation,
+    /// which writes before it has found anything, and for others.
     pub async fn use_found(&self) {
         self.fabric().sleep(GRACE_NS).await;
-        let mut found = self.space.use_found(LEAST_RETURNED_BYTES.min(self.chunk_bytes / 4));
+        let mut found = self.space.use_found(MIN_RETURNED_BYTES.min(self.chunk_bytes / 4));
         found.sort_unstable();
         for pieces in found.chunk_by(|(one, _), (other, _)| one.server() == other.server()) {
             let server = pieces[0].0.server();
             for pieces in pieces.chunks(LISTED_CHUNKS) {
                 // Sent once: had it another effect later, the pieces could be in use by then. If it
-                // has none, the next life finds them.
+                // has none, the next incarnation finds them.
                 let request = PoolRequest::ReturnPieces { pieces: pieces.to_vec() };
                 match self.chunks.rpc().ask(server, &request).await {
                     Ok(_) | Err(RemoteError::Indeterminate(_) | RemoteError::BadReply { .. }) => {}
@@ -406,14 +412,14 @@ impl<F: Fabric, L: Layout> BlockClient<F, L> {
     /// Waits for what other tasks may free, or for resting blocks, after an operation has found no
     /// memory since [`BlockClient::frees`] returned `seen`. Returns what it has waited for; lost
     /// blocks are left to the caller.
-    pub async fn wait_for_memory(&self, seen: u64) -> Coming {
+    pub async fn wait_for_memory(&self, seen: u64) -> AwaitedBlocks {
         let coming = self.space.coming(seen);
         match coming {
-            Coming::FromOthers => self.fabric().sleep(OTHERS_WAIT_NS).await,
-            Coming::At(due_ns) => {
+            AwaitedBlocks::FromOthers => self.fabric().sleep(OTHERS_WAIT_NS).await,
+            AwaitedBlocks::At(due_ns) => {
                 self.fabric().sleep(due_ns.saturating_sub(self.now_ns())).await;
             }
-            Coming::Free | Coming::Lost | Coming::Never => {}
+            AwaitedBlocks::Free | AwaitedBlocks::Lost | AwaitedBlocks::Never => {}
         }
         coming
     }

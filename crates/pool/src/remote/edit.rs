@@ -1,8 +1,8 @@
 //! Changes of one page: edit a private image, lock the page, write it.
 
-use super::{Change, Image, Miss, PageClient, PageCopy};
+use super::{MissCause, PageChange, PageClient, PageCopy, PageImage};
 use farleaf_fabric::{Fabric, Work};
-use farleaf_page::{Answer, Layout, LeafEdit, LeafOutcome, OwnedValue};
+use farleaf_page::{EditAnswer, Layout, LeafEdit, LeafOutcome, OwnedValue};
 
 impl<F: Fabric, L: Layout> PageClient<F, L> {
     /// Applies `edit` to the leaf that `copy` was read from, if the leaf still equals the copy: one
@@ -15,8 +15,8 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         &self,
         copy: &PageCopy<L>,
         edit: LeafEdit<&L::Key, &L::Value>,
-    ) -> Result<Option<Answer<OwnedValue<L>>>, Miss> {
-        let image = Image::of(copy.page());
+    ) -> Result<Option<EditAnswer<OwnedValue<L>>>, MissCause> {
+        let image = PageImage::of(copy.page());
         match edit.apply(image.page()) {
             LeafOutcome::Nothing(answer) => Ok(Some(answer)),
             LeafOutcome::Changed { answer, .. } => {
@@ -31,10 +31,11 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     /// equals the copy: one CAS and three WRITEs.
     ///
     /// # Errors
-    /// [`Miss::Restart`] if the page has changed or is locked; nothing has changed in that case.
-    pub async fn replace(&self, copy: &PageCopy<L>, image: Image<L>) -> Result<(), Miss> {
+    /// [`MissCause::Restart`] if the page has changed or is locked; nothing has changed in that
+    /// case.
+    pub async fn replace(&self, copy: &PageCopy<L>, image: PageImage<L>) -> Result<(), MissCause> {
         let locked = self.lock(copy).await?;
         self.fabric().charge(Work::ChangeNode).await;
-        Ok(self.commit(Change::new(locked, copy, image)).await?)
+        Ok(self.commit(PageChange::new(locked, copy, image)).await?)
     }
 }

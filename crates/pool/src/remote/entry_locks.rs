@@ -22,7 +22,7 @@ use farleaf_page::LockWord;
 use std::collections::{BTreeMap, VecDeque};
 
 /// A lock that is handed over, and how many times it was.
-pub(super) type Handed = (LockWord, u32);
+pub(super) type HandedLock = (LockWord, u32);
 
 /// The entry locks as clients of one compute server see them.
 #[derive(Debug, Default)]
@@ -36,16 +36,16 @@ pub struct EntryLocks {
     is_exclusive: bool,
     /// Whether a free lock has the word of its last acquisition, instead of 0 (entries.V1).
     has_versions: bool,
-    queues: Mutex<BTreeMap<GlobalAddr, Queue>>,
+    queues: Mutex<BTreeMap<GlobalAddr, LockQueue>>,
 }
 
 /// The clients that want a leaf's lock, by ticket.
 #[derive(Debug)]
-struct Queue {
+struct LockQueue {
     turn: u64,
     waiting: VecDeque<u64>,
     /// The lock, for the client whose turn it is.
-    handed: Option<Handed>,
+    handed: Option<HandedLock>,
 }
 
 impl EntryLocks {
@@ -114,7 +114,7 @@ impl EntryLocks {
         match queues.get_mut(&at) {
             Some(queue) => queue.waiting.push_back(ticket),
             None => {
-                let queue = Queue { turn: ticket, waiting: VecDeque::new(), handed: None };
+                let queue = LockQueue { turn: ticket, waiting: VecDeque::new(), handed: None };
                 queues.insert(at, queue);
             }
         }
@@ -122,7 +122,7 @@ impl EntryLocks {
     }
 
     /// Whether it is the ticket's turn, and the lock if it was handed over.
-    pub(super) fn turn(&self, at: GlobalAddr, ticket: u64) -> Option<Option<Handed>> {
+    pub(super) fn turn(&self, at: GlobalAddr, ticket: u64) -> Option<Option<HandedLock>> {
         let mut queues = lock(&self.queues);
         let queue = queues.get_mut(&at).filter(|queue| queue.turn == ticket)?;
         Some(queue.handed.take())
@@ -131,12 +131,12 @@ impl EntryLocks {
     /// Whether a lock that was handed over `in_a_row` times should go to another client that waits
     /// (entries.H2).
     pub(super) fn is_for_next(&self, at: GlobalAddr, in_a_row: u32) -> bool {
-        let is_wanted = |queue: &Queue| !queue.waiting.is_empty();
+        let is_wanted = |queue: &LockQueue| !queue.waiting.is_empty();
         in_a_row < self.most_in_a_row && lock(&self.queues).get(&at).is_some_and(is_wanted)
     }
 
     /// Gives the lock to the next client, if one waits.
-    pub(super) fn hand_over(&self, at: GlobalAddr, handed: Handed) -> bool {
+    pub(super) fn hand_over(&self, at: GlobalAddr, handed: HandedLock) -> bool {
         let mut queues = lock(&self.queues);
         let Some(queue) = queues.get_mut(&at) else { return false };
         let Some(next) = queue.waiting.pop_front() else { return false };
@@ -146,7 +146,7 @@ impl EntryLocks {
 
     /// Gives a ticket back. If the lock was handed to this ticket and not taken, the next client
     /// gets it; if none waits, it is returned.
-    pub(super) fn leave(&self, at: GlobalAddr, ticket: u64) -> Option<Handed> {
+    pub(super) fn leave(&self, at: GlobalAddr, ticket: u64) -> Option<HandedLock> {
         let mut queues = lock(&self.queues);
         let queue = queues.get_mut(&at)?;
         if queue.turn != ticket {

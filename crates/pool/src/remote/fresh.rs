@@ -9,7 +9,7 @@
 //!
 //! *Thread safety*: private to one task.
 
-use super::{Image, PageClient, RemoteError};
+use super::{PageClient, PageImage, RemoteError};
 use farleaf_fabric::{Buffer, Fabric, GlobalAddr, ServerId};
 use farleaf_page::{Layout, LockWord};
 use std::collections::VecDeque;
@@ -18,9 +18,9 @@ use std::collections::VecDeque;
 const WRITE_RETRIES: u32 = 16;
 
 /// A WRITE in flight, with the image to write again if it fails.
-struct Written<F: Fabric, L> {
+struct FreshWrite<F: Fabric, L> {
     at: GlobalAddr,
-    image: Image<L>,
+    image: PageImage<L>,
     operation: F::Op<Buffer>,
 }
 
@@ -45,7 +45,7 @@ impl<F: Fabric> FreshNode<F> {
 /// Writes new pages.
 pub struct FreshWriter<'a, F: Fabric, L: Layout> {
     pages: &'a PageClient<F, L>,
-    in_flight: VecDeque<Written<F, L>>,
+    in_flight: VecDeque<FreshWrite<F, L>>,
     nodes: Vec<GlobalAddr>,
     /// Whether a WRITE that is no longer in flight may still land.
     in_doubt: bool,
@@ -104,7 +104,11 @@ impl<'a, F: Fabric, L: Layout> FreshWriter<'a, F, L> {
     ///
     /// # Errors
     /// [`RemoteError`] if an older page could not be written.
-    pub async fn write(&mut self, node: FreshNode<F>, image: Image<L>) -> Result<(), RemoteError> {
+    pub async fn write(
+        &mut self,
+        node: FreshNode<F>,
+        image: PageImage<L>,
+    ) -> Result<(), RemoteError> {
         let FreshNode { at, word } = node;
         let most = (self.pages.fabric().depth() / 3).max(1);
         while self.in_flight.len() >= most {
@@ -115,12 +119,12 @@ impl<'a, F: Fabric, L: Layout> FreshWriter<'a, F, L> {
             Err(_) => self.pages.fresh_word(at).await?,
         };
         let operation = self.pages.post_fresh_page(at, found, &image).await?;
-        self.in_flight.push_back(Written { at, image, operation });
+        self.in_flight.push_back(FreshWrite { at, image, operation });
         Ok(())
     }
 
     async fn finish_oldest(&mut self) -> Result<(), RemoteError> {
-        let Some(Written { at, image, operation }) = self.in_flight.pop_front() else {
+        let Some(FreshWrite { at, image, operation }) = self.in_flight.pop_front() else {
             return Ok(());
         };
         let mut outcome = operation.await;
@@ -162,7 +166,7 @@ impl<'a, F: Fabric, L: Layout> FreshWriter<'a, F, L> {
     /// settled, the nodes are lost.
     pub async fn abort(mut self) {
         let mut settled = !self.in_doubt;
-        for Written { at, operation, .. } in std::mem::take(&mut self.in_flight) {
+        for FreshWrite { at, operation, .. } in std::mem::take(&mut self.in_flight) {
             if operation.await.is_err() {
                 settled &= self.pages.fabric().reset(at.server()).await.is_ok();
             }

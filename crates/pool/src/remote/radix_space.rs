@@ -13,13 +13,13 @@
 use super::RemoteError;
 use super::chunks::{ChunkClient, ChunkUse};
 use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
-use farleaf_page::{LEAF_SPACE, Layout, LeafRoom, NODE_SPACE};
+use farleaf_page::{LEAF_SPACE, Layout, LeafMemory, NODE_SPACE};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 
 /// Memory for a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct NodeRoom {
+pub struct NodeMemory {
     /// Where the node begins.
     pub at: GlobalAddr,
     /// How many words were ever written there. The others are zero.
@@ -28,15 +28,15 @@ pub struct NodeRoom {
 
 /// The memory of one endpoint on one memory server.
 #[derive(Debug, Default)]
-struct Room {
+struct RadixMemory {
     /// The rest of the chunk.
     rest: Option<(GlobalAddr, u64)>,
     /// Leaves by the bytes that they take.
     leaves: BTreeMap<u64, Vec<GlobalAddr>>,
-    nodes: Vec<NodeRoom>,
+    nodes: Vec<NodeMemory>,
 }
 
-impl Room {
+impl RadixMemory {
     fn carve(&mut self, bytes: u64) -> Option<GlobalAddr> {
         let (at, left) = self.rest.filter(|(_, left)| *left >= bytes)?;
         self.rest = Some((at.plus(bytes), left - bytes));
@@ -52,8 +52,8 @@ impl Room {
         self.leaves.entry(bytes).or_default().push(at);
     }
 
-    fn node(&mut self) -> Option<NodeRoom> {
-        let room = |at| NodeRoom { at, used_words: 0 };
+    fn node(&mut self) -> Option<NodeMemory> {
+        let room = |at| NodeMemory { at, used_words: 0 };
         self.nodes.pop().or_else(|| self.carve(NODE_SPACE).map(room))
     }
 
@@ -71,7 +71,7 @@ impl Room {
 pub(super) struct RadixSpace<F: Fabric, L: Layout> {
     chunks: ChunkClient<F, L>,
     chunk_bytes: u64,
-    rooms: Vec<RefCell<Room>>,
+    rooms: Vec<RefCell<RadixMemory>>,
     next_server: Cell<u16>,
 }
 
@@ -93,10 +93,10 @@ impl<F: Fabric, L: Layout> RadixSpace<F, L> {
     ///
     /// # Errors
     /// [`RemoteError::OutOfMemory`] if none has.
-    pub(super) async fn leaf(&self, size: u8) -> Result<LeafRoom, RemoteError> {
-        let bytes = LeafRoom::space(size);
+    pub(super) async fn leaf(&self, size: u8) -> Result<LeafMemory, RemoteError> {
+        let bytes = LeafMemory::space(size);
         let at = self.take(bytes, |room| room.leaf(bytes)).await?;
-        Ok(LeafRoom { at, size })
+        Ok(LeafMemory { at, size })
     }
 
     /// Memory for one of the smallest leaves on `server`.
@@ -104,21 +104,21 @@ impl<F: Fabric, L: Layout> RadixSpace<F, L> {
     /// # Errors
     /// [`RemoteError::OutOfMemory`] if it has no room.
     pub(super) async fn leaf_on(&self, server: ServerId) -> Result<GlobalAddr, RemoteError> {
-        self.take_on(server, LEAF_SPACE, &|room: &mut Room| room.leaf(LEAF_SPACE)).await
+        self.take_on(server, LEAF_SPACE, &|room: &mut RadixMemory| room.leaf(LEAF_SPACE)).await
     }
 
     /// Memory for a node, on the next server in turn that has room.
     ///
     /// # Errors
     /// [`RemoteError::OutOfMemory`] if none has.
-    pub(super) async fn node(&self) -> Result<NodeRoom, RemoteError> {
-        self.take(NODE_SPACE, Room::node).await
+    pub(super) async fn node(&self) -> Result<NodeMemory, RemoteError> {
+        self.take(NODE_SPACE, RadixMemory::node).await
     }
 
     async fn take<T>(
         &self,
         bytes: u64,
-        from: impl Fn(&mut Room) -> Option<T>,
+        from: impl Fn(&mut RadixMemory) -> Option<T>,
     ) -> Result<T, RemoteError> {
         let servers = self.rooms.len() as u16;
         let mut outcome = Err(RemoteError::OutOfMemory { server: ServerId::new(0) });
@@ -137,7 +137,7 @@ impl<F: Fabric, L: Layout> RadixSpace<F, L> {
         &self,
         server: ServerId,
         needed: u64,
-        from: &impl Fn(&mut Room) -> Option<T>,
+        from: &impl Fn(&mut RadixMemory) -> Option<T>,
     ) -> Result<T, RemoteError> {
         let room = &self.rooms[server.index()];
         loop {
@@ -154,13 +154,13 @@ impl<F: Fabric, L: Layout> RadixSpace<F, L> {
     }
 
     /// Takes a leaf's memory back (radix.M2).
-    pub(super) fn give_back_leaf(&self, leaf: LeafRoom) {
+    pub(super) fn give_back_leaf(&self, leaf: LeafMemory) {
         let mut room = self.rooms[leaf.at.server().index()].borrow_mut();
-        room.add_leaf(LeafRoom::space(leaf.size), leaf.at);
+        room.add_leaf(LeafMemory::space(leaf.size), leaf.at);
     }
 
     /// Takes a node's memory back (radix.M2).
-    pub(super) fn give_back_node(&self, room: NodeRoom) {
+    pub(super) fn give_back_node(&self, room: NodeMemory) {
         self.rooms[room.at.server().index()].borrow_mut().nodes.push(room);
     }
 }

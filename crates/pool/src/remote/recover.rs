@@ -21,12 +21,12 @@
 //! *Thread safety*: belongs to its endpoint's thread; any number of clients may recover the same
 //! page.
 
-use super::commit::{Committed, Rewrite};
+use super::commit::{CommitState, PageRewrite};
 use super::identity::REGISTRAR;
 use super::pages::READ_RETRIES;
 use super::pieces::pieces;
 use super::redo::{Redo, RedoPage};
-use super::{Image, Miss, PageClient, RemoteError};
+use super::{MissCause, PageClient, PageImage, RemoteError};
 use crate::wire::{LOG_SLOTS, OwnerRequest, Refusal, Reply, Request, log_slot_bytes};
 use farleaf_fabric::{Fabric, GlobalAddr};
 use farleaf_page::rules;
@@ -38,7 +38,7 @@ const STABLE_NS: u64 = 100_000;
 
 /// The client that left the pages: a dead one, or this one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Gone {
+struct LostClient {
     owner: u16,
 }
 
@@ -61,7 +61,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     async fn tell_dead(&self, compute_server: u16, fenced: bool) -> Result<(), RemoteError> {
         let request = Request::from(OwnerRequest::DeclareDead { compute_server, fenced });
         // Declaring them dead twice is harmless.
-        self.rpc.expect_done_harmless(REGISTRAR, &request).await
+        self.rpc.expect_done_idempotent(REGISTRAR, &request).await
     }
 
     /// Handles a page that blocks an operation and has `word` in its word 0: recovers it if its
@@ -92,7 +92,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
             return Ok(true); // this client's own doubts are settled before every retry
         }
         let state =
-            match self.rpc.ask_harmless(REGISTRAR, &OwnerRequest::OwnerState { owner }).await {
+            match self.rpc.ask_idempotent(REGISTRAR, &OwnerRequest::OwnerState { owner }).await {
                 Ok(Reply::Owner { dead, compute_server, fenced, .. }) => {
                     let dead = dead || self.fabric().breaks(rules::DEAD_IF_DECLARED);
                     dead.then_some((compute_server, fenced))
@@ -110,20 +110,20 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
                 self.retrying(fence).await?;
             }
         }
-        match self.recover(Gone { owner }, at).await {
+        match self.recover(LostClient { owner }, at).await {
             Ok(()) => Ok(true),
-            Err(Miss::Restart) => Ok(false),
-            Err(Miss::Failed(error)) => Err(error),
+            Err(MissCause::Restart) => Ok(false),
+            Err(MissCause::Failed(error)) => Err(error),
         }
     }
 
     /// Settles a doubt of this client about a page.
-    pub(super) async fn recover_own(&self, at: GlobalAddr) -> Result<(), Miss> {
+    pub(super) async fn recover_own(&self, at: GlobalAddr) -> Result<(), MissCause> {
         let Some(owner) = self.identity.owner() else { return Ok(()) };
         for server in self.rpc.servers() {
             self.retrying(async || Ok(self.fabric().reset(server).await?)).await?;
         }
-        self.recover(Gone { owner }, at).await
+        self.recover(LostClient { owner }, at).await
     }
 
     async fn retrying<T>(
@@ -141,7 +141,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         outcome
     }
 
-    async fn recover(&self, gone: Gone, at: GlobalAddr) -> Result<(), Miss> {
+    async fn recover(&self, gone: LostClient, at: GlobalAddr) -> Result<(), MissCause> {
         if self.radix_leaves {
             return self.recover_leaf(gone.owner, at).await;
         }
@@ -188,13 +188,13 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         }
         let is_own = self.identity.owner() == Some(gone.owner);
         if is_own && word.is_locked() && !is_complete {
-            return Err(Miss::Restart); // its entry has yet to be found
+            return Err(MissCause::Restart); // its entry has yet to be found
         }
         if word.is_locked() && is_complete && !self.fabric().breaks(rules::UNTOUCHED_UNLOCKED) {
             let free = word.unlocked_by(gone.owner);
             let swap = self.fabric().compare_swap(at, word.to_bits(), free.to_bits()).await;
             // If the outcome is unknown, the next attempt will find it out.
-            swap.map_err(|_| Miss::Restart)?;
+            swap.map_err(|_| MissCause::Restart)?;
         }
         Ok(())
     }
@@ -202,7 +202,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     /// The clients of a compute server that were declared dead, latest first.
     async fn dead_owners(&self, compute_server: u16) -> Result<Vec<u16>, RemoteError> {
         let request = Request::from(OwnerRequest::DeadOwners { compute_server });
-        match self.rpc.ask_harmless(REGISTRAR, &request).await? {
+        match self.rpc.ask_idempotent(REGISTRAR, &request).await? {
             Reply::Owners(owners) => Ok(owners),
             _ => Err(RemoteError::BadReply { server: REGISTRAR }),
         }
@@ -222,7 +222,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
                     continue; // finished already; the page may have been reused
                 }
                 // Other clients may be recovering the page as well.
-                self.attempts(async || self.recover(Gone { owner }, page.at).await).await?;
+                self.attempts(async || self.recover(LostClient { owner }, page.at).await).await?;
             }
         }
         Ok(())
@@ -237,7 +237,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     pub async fn half_written(
         &self,
         compute_server: u16,
-    ) -> Result<Vec<(GlobalAddr, Image<L>)>, RemoteError> {
+    ) -> Result<Vec<(GlobalAddr, PageImage<L>)>, RemoteError> {
         // After failed WRITEs, a node has entries of several versions; the latest one counts.
         let mut last = BTreeMap::<GlobalAddr, RedoPage>::new();
         for owner in self.dead_owners(compute_server).await? {
@@ -302,7 +302,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     }
 
     /// Finishes one page of a dead client's entry, unless it is finished already.
-    async fn finish_for(&self, gone: Gone, redo: &RedoPage) -> Result<(), Miss> {
+    async fn finish_for(&self, gone: LostClient, redo: &RedoPage) -> Result<(), MissCause> {
         let found = self.read_raw(redo.at).await?;
         let word = found.word();
         if !self.belongs(word, gone, redo, found.is_complete()) {
@@ -312,19 +312,19 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
                 || (word.version() == redo.version && !found.is_complete());
             return if under_way && !self.fabric().breaks(rules::SURVIVORS_AWAITED) {
                 self.suspect.set(Some((redo.at, word)));
-                Err(Miss::Restart)
+                Err(MissCause::Restart)
             } else {
                 Ok(())
             };
         }
-        let Some(after) = redo.apply(found.page()) else { return Err(Miss::Restart) };
+        let Some(after) = redo.apply(found.page()) else { return Err(MissCause::Restart) };
         let owner = self.prepare_log(redo.at.server()).await?;
         let own_doubt = owner == gone.owner;
         // If a client settles its own doubt, it has already marked the page.
         let hold = match self.hold(redo.at) {
             Some(hold) => hold,
             None if own_doubt => self.hold_again(redo.at),
-            None => return Err(Miss::Restart),
+            None => return Err(MissCause::Restart),
         };
         let mut slot = self.slot(redo.at.server(), None).await?;
         let taken = word.locked_by(owner);
@@ -345,27 +345,33 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
             self.fabric().reset(redo.at.server()).await?;
             slot.keep = false;
             drop(self.certain(hold));
-            return Err(Miss::Restart);
+            return Err(MissCause::Restart);
         }
         let locked = if taken == word {
             self.already_locked(hold, redo.at, word)
         } else {
             let locked = self.swap_lock(hold, redo.at, word, taken).await;
             // If another client holds the lock, nothing has changed.
-            slot.keep = !matches!(locked, Err(Miss::Restart));
+            slot.keep = !matches!(locked, Err(MissCause::Restart));
             locked?
         };
-        let rewrite = Rewrite { at: redo.at, held: taken, after, redo: entry };
+        let rewrite = PageRewrite { at: redo.at, held: taken, after, redo: entry };
         // The entry has been written above.
         let written = self.write_unlock(redo.at, &rewrite.after).await;
         match self.finish_commit(written, slot, vec![locked], vec![rewrite]).await {
-            Committed::Now => Ok(()),
-            Committed::Later(error) => Err(error.into()),
+            CommitState::Now => Ok(()),
+            CommitState::Later(error) => Err(error.into()),
         }
     }
 
     /// Whether a page with this word is an unfinished page of the entry.
-    fn belongs(&self, word: LockWord, gone: Gone, redo: &RedoPage, is_complete: bool) -> bool {
+    fn belongs(
+        &self,
+        word: LockWord,
+        gone: LostClient,
+        redo: &RedoPage,
+        is_complete: bool,
+    ) -> bool {
         let breaks = |rule| self.fabric().breaks(rule);
         let held = word.version() + 1 == redo.version && !breaks(rules::HELD_PAGES_FINISHED);
         let again = word.version() == redo.version && !breaks(rules::RELOCKED_PAGES_FINISHED);

@@ -6,27 +6,29 @@
 //!
 //! *Thread safety*: plain values.
 
-use super::table::{Table, messages};
+use super::table::{MessageTable, messages};
 use farleaf_fabric::{MAX_MESSAGE_BYTES, Message};
-use farleaf_page::{Answer, Layout, LeafEdit, OwnedKey, OwnedValue, Put, TooLong, check_bounds};
+use farleaf_page::{
+    EditAnswer, Layout, LeafEdit, LengthError, OwnedKey, OwnedValue, PutField, check_bounds,
+};
 use std::ops::Bound;
 
 /// The longest value in a message between a client and a compute server, in bytes.
-pub const MOST_VALUE_BYTES: usize = 60 << 10;
+pub const MAX_VALUE_BYTES: usize = 60 << 10;
 /// More than a message has besides values: the longest key of any layout, lengths and tags.
 const REST_BYTES: usize = 4096;
 // A compare-exchange has two values.
-const _: () = assert!(2 * MOST_VALUE_BYTES + REST_BYTES <= MAX_MESSAGE_BYTES);
+const _: () = assert!(2 * MAX_VALUE_BYTES + REST_BYTES <= MAX_MESSAGE_BYTES);
 
 /// Whether a record can be sent to a compute server, whose limit on values may be lower.
 ///
 /// # Errors
-/// [`TooLong`] if it cannot.
+/// [`LengthError`] if it cannot.
 #[inline]
-pub fn check_sent<L: Layout>(key: &L::Key, value: &L::Value) -> Result<(), TooLong> {
+pub fn check_sent<L: Layout>(key: &L::Key, value: &L::Value) -> Result<(), LengthError> {
     L::check_key(key)?;
-    let (bytes, most) = (L::value_length(value), MOST_VALUE_BYTES);
-    if bytes <= most { Ok(()) } else { Err(TooLong::Value { bytes, most }) }
+    let (bytes, most) = (L::value_length(value), MAX_VALUE_BYTES);
+    if bytes <= most { Ok(()) } else { Err(LengthError::Value { bytes, most }) }
 }
 
 /// The number of no bulk load: a compute server that ends halts without one.
@@ -146,7 +148,7 @@ messages! {
         /// Done, without a result.
         0 => Done,
         /// The result of an edit that changes nothing.
-        1 => Edited(answer: Answer<OwnedValue<L>>),
+        1 => Edited(answer: EditAnswer<OwnedValue<L>>),
         /// Records of a scan.
         2 => Records {
             /// Where the scan continues, on this compute server or the next; `None` at the end.
@@ -197,7 +199,7 @@ messages! {
             /// The incarnation that acknowledges it (client.N4).
             incarnation: u64,
             /// The result.
-            answer: Answer<OwnedValue<L>>,
+            answer: EditAnswer<OwnedValue<L>>,
         },
         /// The keys of a batch are set.
         10 => Upserted {
@@ -293,13 +295,13 @@ messages! {
     }
 }
 
-impl From<TooLong> for ErrorCode {
-    fn from(error: TooLong) -> Self {
+impl From<LengthError> for ErrorCode {
+    fn from(error: LengthError) -> Self {
         match error {
-            TooLong::Key { bytes, most } => {
+            LengthError::Key { bytes, most } => {
                 Self::KeyTooLong { bytes: bytes as u64, most: most as u64 }
             }
-            TooLong::Value { bytes, most } => {
+            LengthError::Value { bytes, most } => {
                 Self::ValueTooLong { bytes: bytes as u64, most: most as u64 }
             }
         }
@@ -311,12 +313,12 @@ impl<L: Layout> ClientRequest<L> {
     /// accepts any length.
     ///
     /// # Errors
-    /// [`TooLong`] if not.
+    /// [`LengthError`] if not.
     #[inline]
     pub fn check(
         &self,
-        record: impl Fn(&L::Key, &L::Value) -> Result<(), TooLong>,
-    ) -> Result<(), TooLong> {
+        record: impl Fn(&L::Key, &L::Value) -> Result<(), LengthError>,
+    ) -> Result<(), LengthError> {
         match self {
             Self::Edit(edit) => edit.as_ref().check_by::<L>(record),
             Self::UpsertAll { records } | Self::LoadAppend { records, .. } => {

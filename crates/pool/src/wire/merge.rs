@@ -12,14 +12,14 @@ messages! {
     /// A request about a merge that this memory server runs. A shard of an LSM index numbers the
     /// jobs of a lane ascending, and has one of them at a time; every request can be repeated.
     #[derive(Clone, Debug, PartialEq, Eq)]
-    pub enum MergeRequest {
+    pub enum CompactionRequest {
         /// Begins a job. Its steps are requests of their own.
         32 => Begin {
             /// The shard.
             owner: u64,
             /// The job's number.
             job: u64,
-            /// What to merge: [`MergeJob::encode`](farleaf_page::table::MergeJob::encode).
+            /// What to merge: [`MergeJob::encode`](farleaf_page::table::CompactionOrder::encode).
             words: Vec<u64> as rest,
         },
         /// Makes the next step, of at most 256 KiB of input. Answered by

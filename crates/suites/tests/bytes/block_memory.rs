@@ -14,17 +14,17 @@ use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::SimConfig;
 use farleaf_index::blocks::{BlockOptions, Blocks};
 use farleaf_index::{Design, IndexError, RangeIndex};
-use farleaf_page::{Action, Bytes, LeafEdit};
+use farleaf_page::{Bytes, EditAction, LeafEdit};
 use farleaf_pool::remote::RpcClient;
-use farleaf_suites::conformance::Setup;
+use farleaf_suites::conformance::SuiteSetup;
 use farleaf_suites::providers::{AnyProvider, local, sim};
 
 type Small = Bytes<128>;
 
 fn small<O: Clone>(
-    setup: Setup<'_, AnyProvider, O>,
+    setup: SuiteSetup<'_, AnyProvider, O>,
     most_lost: usize,
-) -> Setup<'_, AnyProvider, BlockOptions<O>> {
+) -> SuiteSetup<'_, AnyProvider, BlockOptions<O>> {
     let mut setup = with_blocks(setup);
     (setup.memory_servers, setup.server.pool_bytes) = (1, 1 << 20);
     setup.options.chunk_bytes = 1 << 16;
@@ -34,7 +34,7 @@ fn small<O: Clone>(
 
 fn dex_on(
     provider: &AnyProvider,
-) -> Setup<'_, AnyProvider, BlockOptions<<Dex as Design<Small>>::Options>> {
+) -> SuiteSetup<'_, AnyProvider, BlockOptions<<Dex as Design<Small>>::Options>> {
     let mut setup = small(dex(provider, caches()[1]), 1 << 20);
     setup.options.design.boundaries = vec![];
     setup
@@ -42,7 +42,7 @@ fn dex_on(
 
 /// 40 values of 4,000 bytes in 1 MiB; no number of lost blocks makes a flush due.
 fn replaces_at_the_brim<D: Design<Small>>(
-    setup: &Setup<'_, AnyProvider, BlockOptions<D::Options>>,
+    setup: &SuiteSetup<'_, AnyProvider, BlockOptions<D::Options>>,
     together: usize,
 ) {
     let cluster = setup.with_index::<Small, Blocks<D>>();
@@ -53,7 +53,7 @@ fn replaces_at_the_brim<D: Design<Small>>(
             let value = vec![(client * 60 + round) as u8; 4_000];
             let keys: Vec<[u8; 1]> =
                 (0..together).map(|at| [((client * 7 + round + at) % 40) as u8]).collect();
-            let edit = |key: &'_ [u8; 1]| (*key, Action::Upsert(&value[..]));
+            let edit = |key: &'_ [u8; 1]| (*key, EditAction::Upsert(&value[..]));
             let edits: Vec<_> = keys.iter().map(edit).collect();
             let edits: Vec<_> = edits
                 .iter()
@@ -77,10 +77,10 @@ fn operations_wait_for_the_flush_that_frees_memory() {
     replaces_at_the_brim::<Dex>(&dex_on(&sim), 8);
 }
 
-/// The story: the next life of a compute server that was killed inserted 64 values at a time into a
-/// pool of 16 MiB, two thirds of which were free. Each operation that found no node, or no place
-/// for its block, requested a chunk for itself: the first of them took all memory for blocks, the
-/// others found none for nodes, and every insertion was refused from then on.
+/// The story: the next incarnation of a compute server that was killed inserted 64 values at a time
+/// into a pool of 16 MiB, two thirds of which were free. Each operation that found no node, or no
+/// place for its block, requested a chunk for itself: the first of them took all memory for blocks,
+/// the others found none for nodes, and every insertion was refused from then on.
 #[test]
 fn operations_beside_one_another_share_a_chunk() {
     for provider in [sim(SimConfig::default()), local(LocalConfig::default())] {
@@ -93,7 +93,7 @@ fn operations_beside_one_another_share_a_chunk() {
             let index = <Blocks<Dex> as Design<Small>>::open(fabric, compute).await.unwrap();
             let keys: Vec<[u8; 2]> = (0..128_u16).map(u16::to_be_bytes).collect();
             for keys in keys.chunks(64) {
-                let action = Action::Insert(&[7; 3_000][..]);
+                let action = EditAction::Insert(&[7; 3_000][..]);
                 let edits: Vec<_> =
                     keys.iter().map(|key| LeafEdit { key: &key[..], action }).collect();
                 for outcome in index.execute_all(&edits).await {

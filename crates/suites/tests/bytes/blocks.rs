@@ -8,12 +8,14 @@ use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::{Faults, SimConfig, Slow, Verb};
 use farleaf_fabric::{Cluster, Fabric};
 use farleaf_index::blocks::{BlockIndex, BlockOptions, Blocks};
-use farleaf_index::{Design, Exchange, IndexAdmin, IndexError, RangeIndex, Scan};
+use farleaf_index::{Design, Exchange, IndexAdmin, IndexError, RangeIndex, ScanResult};
 use farleaf_page::rules::KnownRule;
-use farleaf_page::{Action, Answer, Bytes, LeafEdit, MOST_BLOCK_BYTES, Named, TooLong};
+use farleaf_page::{
+    Bytes, EditAction, EditAnswer, LeafEdit, LengthError, MAX_BLOCK_BYTES, NamedLayout,
+};
 use farleaf_pool::remote::GRACE_NS;
 use farleaf_pool::server::MemoryServerConfig;
-use farleaf_suites::conformance::{self, Setup};
+use farleaf_suites::conformance::{self, SuiteSetup};
 use farleaf_suites::providers::spent;
 use farleaf_suites::providers::{AnyProvider, local, rough, sim, tcp};
 use farleaf_suites::strings::{loads, random_operations};
@@ -37,16 +39,16 @@ fn blocks<O>(design: O) -> BlockOptions<O> {
 
 /// A setup with blocks, and with room for the values of all tests.
 pub(super) fn with_blocks<O: Clone>(
-    setup: Setup<'_, AnyProvider, O>,
-) -> Setup<'_, AnyProvider, BlockOptions<O>> {
-    let Setup { provider, options, memory_servers, server } = setup;
+    setup: SuiteSetup<'_, AnyProvider, O>,
+) -> SuiteSetup<'_, AnyProvider, BlockOptions<O>> {
+    let SuiteSetup { provider, options, memory_servers, server } = setup;
     let server = MemoryServerConfig { pool_bytes: 64 << 20, ..server };
-    Setup { provider, options: blocks(options), memory_servers, server }
+    SuiteSetup { provider, options: blocks(options), memory_servers, server }
 }
 
 /// The suite of all designs with named values, most of which are in blocks.
-fn conforms<L: Named + farleaf_page::Layout<Key = [u8], Value = [u8]>, D: Design<L>>(
-    setup: Setup<'_, AnyProvider, D::Options>,
+fn conforms<L: NamedLayout + farleaf_page::Layout<Key = [u8], Value = [u8]>, D: Design<L>>(
+    setup: SuiteSetup<'_, AnyProvider, D::Options>,
 ) {
     conformance::run::<L, Blocks<D>, _>(&with_blocks(setup));
 }
@@ -60,7 +62,7 @@ fn coarse_conforms() {
     for provider in &providers() {
         let options = suite::range::<Small>();
         let server = suite::server();
-        conforms::<Small, Coarse>(Setup { provider, options, memory_servers: 3, server });
+        conforms::<Small, Coarse>(SuiteSetup { provider, options, memory_servers: 3, server });
     }
 }
 
@@ -75,7 +77,7 @@ fn hybrid_conforms() {
         let boundaries = vec![Small::key_named(u64::MAX / 3), Small::key_named(u64::MAX / 3 * 2)];
         let options =
             HybridOptions { chunk_nodes_log2: 4, ..HybridOptions::with_boundaries(boundaries) };
-        conforms::<Small, Hybrid>(Setup { options, ..hybrid(provider) });
+        conforms::<Small, Hybrid>(SuiteSetup { options, ..hybrid(provider) });
     }
 }
 
@@ -182,12 +184,12 @@ fn a_cached_block_costs_no_read() {
         // All keys in one call, including absent ones.
         let keys: Vec<[u8; 1]> = (0..200).map(|key| [key]).collect();
         let lookups: Vec<LeafEdit<&[u8], &[u8]>> =
-            keys.iter().map(|key| LeafEdit { key: &key[..], action: Action::Get }).collect();
+            keys.iter().map(|key| LeafEdit { key: &key[..], action: EditAction::Get }).collect();
         let answers = index.execute_all(&lookups).await;
         assert_eq!(answers.len(), 200);
         for (number, answer) in (0_u8..).zip(answers) {
             let found = (number < 100).then(|| vec![number; 500]);
-            assert_eq!(answer, Ok(Answer { applied: number < 100, found }));
+            assert_eq!(answer, Ok(EditAnswer { applied: number < 100, found }));
         }
     });
 }
@@ -201,7 +203,7 @@ fn replaced_blocks_are_used_again() {
     replaces::<Dex>(with_blocks(dex(provider, caches()[1])));
 }
 
-fn replaces<D: Design<Small>>(mut setup: Setup<'_, AnyProvider, BlockOptions<D::Options>>) {
+fn replaces<D: Design<Small>>(mut setup: SuiteSetup<'_, AnyProvider, BlockOptions<D::Options>>) {
     setup.server.pool_bytes = 1 << 20;
     setup.options.chunk_bytes = 1 << 16;
     let cluster = setup.with_index::<Small, Blocks<D>>();
@@ -239,9 +241,9 @@ fn the_limit_is_a_mebibyte() {
     let compute = &<Blocks<Fine> as Design<Small>>::compute(&setup.options).unwrap();
     cluster.run_one(|fabric| async move {
         let index = <Blocks<Fine> as Design<Small>>::open(fabric, compute).await.unwrap();
-        let most = MOST_BLOCK_BYTES;
+        let most = MAX_BLOCK_BYTES;
         let (longest, long) = (vec![5; most], vec![5; most + 1]);
-        let error = IndexError::from(TooLong::Value { bytes: most + 1, most });
+        let error = IndexError::from(LengthError::Value { bytes: most + 1, most });
         assert_eq!(index.insert(b"k", &long).await, Err(error.clone()));
         assert_eq!(index.compare_exchange(b"k", &long, b"").await, Err(error.clone()));
         assert_eq!(index.compare_exchange(b"k", b"", &long).await, Err(error.clone()));
@@ -249,7 +251,7 @@ fn the_limit_is_a_mebibyte() {
         let records = short.chain([(b"b".to_vec(), long)]);
         assert_eq!(index.bulk_load(records, 1.0).await, Err(error));
         assert!(compute.usage().chunk_bytes > 0, "some blocks were written");
-        assert_eq!(index.scan(&Scan::range(..)).await, Ok(vec![]));
+        assert_eq!(index.scan(&ScanResult::range(..)).await, Ok(vec![]));
         assert_eq!(compute.usage().blocks_in_use, 0, "a failed load leaves nothing");
 
         assert_eq!(index.insert(b"k", &longest).await, Ok(true));

@@ -4,10 +4,10 @@ use farleaf_dex::cache::CacheOptions;
 use farleaf_dex::{Dex, DexOptions};
 use farleaf_fabric::sim::{Faults, LastWords, SimConfig};
 use farleaf_fabric::{Cluster, Fabric};
-use farleaf_index::{Design, IndexError, RangeIndex, Scan};
+use farleaf_index::{Design, IndexError, RangeIndex, ScanResult};
 use farleaf_page::{Bytes, Layout};
 use farleaf_pool::server::MemoryServerConfig;
-use farleaf_suites::conformance::Setup;
+use farleaf_suites::conformance::SuiteSetup;
 use farleaf_suites::providers::{sim, simulated};
 
 type Small = Bytes<128>;
@@ -23,13 +23,13 @@ fn options() -> DexOptions<Vec<u8>> {
 
 /// In the pool, a leaf is full to its last word. In the cache, its records have shrunk, others were
 /// added, and a split gave it a high fence for which the copy in the pool has no room: nothing in
-/// that copy lies above the fence. After a crash, the next life trims the copy to that fence. It
-/// once failed to do so, and a scan ended at the old fence.
+/// that copy lies above the fence. After a crash, the next incarnation trims the copy to that
+/// fence. It once failed to do so, and a scan ended at the old fence.
 #[test]
 fn a_full_leaf_can_be_trimmed_to_a_longer_fence() {
     let provider = sim(SimConfig::default());
     let setup =
-        Setup { provider: &provider, options: options(), memory_servers: 2, server: config() };
+        SuiteSetup { provider: &provider, options: options(), memory_servers: 2, server: config() };
     let cluster = setup.with_index::<Small, Dex>();
     let options = &setup.options;
     let keys = |number: u8| [b'a' + number];
@@ -61,8 +61,8 @@ fn a_full_leaf_can_be_trimmed_to_a_longer_fence() {
     cluster.run_one(|fabric| async move {
         let pool = <Dex as Design<Small>>::compute(options).unwrap();
         let index = <Dex as Design<Small>>::open(fabric, &pool).await.unwrap();
-        let found = index.scan(&Scan::range(..)).await.unwrap();
-        let mut reversed = index.scan(&Scan::range(..).reverse()).await.unwrap();
+        let found = index.scan(&ScanResult::range(..)).await.unwrap();
+        let mut reversed = index.scan(&ScanResult::range(..).reverse()).await.unwrap();
         reversed.reverse();
         assert_eq!(found, reversed);
         for (key, value) in &found {
@@ -77,7 +77,7 @@ fn a_full_leaf_can_be_trimmed_to_a_longer_fence() {
         for number in 0..5 {
             assert!(index.update(&keys(number), &[3; 100]).await.unwrap());
         }
-        assert_eq!(index.scan(&Scan::range(..)).await.unwrap().len(), found.len());
+        assert_eq!(index.scan(&ScanResult::range(..)).await.unwrap().len(), found.len());
     });
 }
 
@@ -102,8 +102,12 @@ fn no_death_within_a_write_mixes_values() {
             give_up_after_ns: 20_000_000_000,
             ..SimConfig::default()
         });
-        let setup =
-            Setup { provider: &provider, options: options(), memory_servers: 1, server: config() };
+        let setup = SuiteSetup {
+            provider: &provider,
+            options: options(),
+            memory_servers: 1,
+            server: config(),
+        };
         let cluster = setup.with_index::<Small, Dex>();
         let options = &setup.options;
         const KEYS: u8 = 16;
@@ -169,7 +173,7 @@ fn no_death_within_a_write_mixes_values() {
 fn the_last_slot_of_a_full_leaf_can_be_written_alone() {
     let provider = sim(SimConfig::default());
     let setup =
-        Setup { provider: &provider, options: options(), memory_servers: 1, server: config() };
+        SuiteSetup { provider: &provider, options: options(), memory_servers: 1, server: config() };
     let cluster = setup.with_index::<Small, Dex>();
     let options = &setup.options;
     cluster.run_one(|fabric| async move {
@@ -181,6 +185,6 @@ fn the_last_slot_of_a_full_leaf_can_be_written_alone() {
             assert!(index.update(&[key], b"").await.unwrap());
             index.flush().await.unwrap();
         }
-        assert_eq!(index.scan(&Scan::range(..)).await.unwrap().len(), 130);
+        assert_eq!(index.scan(&ScanResult::range(..)).await.unwrap().len(), 130);
     });
 }

@@ -8,12 +8,12 @@ use farleaf_dex::{Dex, DexOptions};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::{LastWords, SimConfig};
 use farleaf_fabric::{Cluster, Fabric};
-use farleaf_index::{Design, IndexAdmin, RangeIndex, Scan};
+use farleaf_index::{Design, IndexAdmin, RangeIndex, ScanResult};
 use farleaf_page::Bytes;
 use farleaf_pool::server::MemoryServerConfig;
-use farleaf_suites::conformance::Setup;
+use farleaf_suites::conformance::SuiteSetup;
 use farleaf_suites::providers::{AnyProvider, local, rough, sim, simulated};
-use farleaf_suites::strings::{Key, Model, key, loads, long_prefix, random_operations};
+use farleaf_suites::strings::{StringKey, StringModel, key, loads, long_prefix, random_operations};
 use farleaf_trees::fine::{Fine, FineOptions};
 use farleaf_trees::hybrid::{Hybrid, HybridOptions};
 use farleaf_trees::smart::{PSmart, PSmartOptions, Smart, SmartOptions};
@@ -23,18 +23,20 @@ pub(super) fn server() -> MemoryServerConfig {
     MemoryServerConfig { pool_bytes: 32 << 20, chunk_bytes: 1 << 16, ..Default::default() }
 }
 
-pub(super) fn fine(provider: &AnyProvider) -> Setup<'_, AnyProvider, FineOptions> {
+pub(super) fn fine(provider: &AnyProvider) -> SuiteSetup<'_, AnyProvider, FineOptions> {
     let options =
         FineOptions { chunk_nodes_log2: 4, leaves_per_head: 30, ..FineOptions::default() };
-    Setup { provider, options, memory_servers: 3, server: server() }
+    SuiteSetup { provider, options, memory_servers: 3, server: server() }
 }
 
 /// The middle share begins among keys that share a long prefix.
-pub(super) fn hybrid(provider: &AnyProvider) -> Setup<'_, AnyProvider, HybridOptions<Key>> {
+pub(super) fn hybrid(
+    provider: &AnyProvider,
+) -> SuiteSetup<'_, AnyProvider, HybridOptions<StringKey>> {
     let boundaries = vec![long_prefix(b"key-0000000050"), b"q".to_vec()];
     let options =
         HybridOptions { chunk_nodes_log2: 4, ..HybridOptions::with_boundaries(boundaries) };
-    Setup { provider, options, memory_servers: 3, server: server() }
+    SuiteSetup { provider, options, memory_servers: 3, server: server() }
 }
 
 /// The longest value of the designs without blocks.
@@ -60,17 +62,17 @@ fn fine_simulated() {
     loads::<128, Fine>(&fine(&rough(7)), inline::<128>());
 }
 
-fn smart(provider: &AnyProvider) -> Setup<'_, AnyProvider, SmartOptions> {
+fn smart(provider: &AnyProvider) -> SuiteSetup<'_, AnyProvider, SmartOptions> {
     let options = SmartOptions { chunk_bytes: 1 << 14, ..SmartOptions::default() };
     let server = MemoryServerConfig { pool_bytes: 64 << 20, ..server() };
-    Setup { provider, options, memory_servers: 3, server }
+    SuiteSetup { provider, options, memory_servers: 3, server }
 }
 
-fn p_smart(provider: &AnyProvider) -> Setup<'_, AnyProvider, PSmartOptions<Key>> {
+fn p_smart(provider: &AnyProvider) -> SuiteSetup<'_, AnyProvider, PSmartOptions<StringKey>> {
     let boundaries = vec![long_prefix(b"key-0000000050"), b"q".to_vec()];
-    let Setup { options, memory_servers, server, .. } = smart(provider);
+    let SuiteSetup { options, memory_servers, server, .. } = smart(provider);
     let options = PSmartOptions { smart: options, boundaries };
-    Setup { provider, options, memory_servers, server }
+    SuiteSetup { provider, options, memory_servers, server }
 }
 
 #[test]
@@ -114,8 +116,8 @@ fn hybrid_simulated() {
 /// The keys that a client has changed before it dies, and the change that was in flight.
 #[derive(Clone, Debug, Default)]
 struct Known {
-    model: Model,
-    in_flight: Option<(Key, Option<Vec<u8>>)>,
+    model: StringModel,
+    in_flight: Option<(StringKey, Option<Vec<u8>>)>,
 }
 
 /// A client that loads, empties and collects an index, and dies at WRITE number `write`. Returns
@@ -126,14 +128,14 @@ where
     O: Clone + Sync,
 {
     let provider = rough(write);
-    let setup = Setup { provider: &provider, options, memory_servers: 2, server: server() };
+    let setup = SuiteSetup { provider: &provider, options, memory_servers: 2, server: server() };
     let cluster = setup.with_index::<Bytes<W>, D>();
     let compute = &D::compute(&setup.options).unwrap();
     let known = &Mutex::new(Known::default());
     simulated(&cluster).kill_compute_servers_at_write(vec![1], write, last_words);
     cluster.run(&[1], |fabric, _| async move {
         let index = D::open(fabric.clone(), compute).await.unwrap();
-        let change = async |key: Key, value: Option<Vec<u8>>| {
+        let change = async |key: StringKey, value: Option<Vec<u8>>| {
             known.lock().unwrap().in_flight = Some((key.clone(), value.clone()));
             match &value {
                 Some(value) => index.upsert(&key, value).await.unwrap(),
@@ -167,7 +169,8 @@ where
         index.declare_dead(1).await.unwrap();
         let Known { model, in_flight } = &known.lock().unwrap().clone();
         for round in 0..2 {
-            let found: Model = index.scan(&Scan::range(..)).await.unwrap().into_iter().collect();
+            let found: StringModel =
+                index.scan(&ScanResult::range(..)).await.unwrap().into_iter().collect();
             for number in 0..40 {
                 let key = key(number, 0, Bytes::<W>::max_key());
                 let is_right = |held: Option<&Vec<u8>>| {
@@ -186,7 +189,7 @@ where
             }
             index.collect().await.unwrap();
         }
-        assert_eq!(index.scan(&Scan::range(..)).await.unwrap().len(), 40);
+        assert_eq!(index.scan(&ScanResult::range(..)).await.unwrap().len(), 40);
     });
     lived
 }
@@ -232,7 +235,7 @@ fn hybrid_survives_a_death_at_any_write() {
     deaths::<512, Hybrid, _>(&options(), 2, 300);
 }
 
-fn dex_options(cache: CacheOptions) -> DexOptions<Key> {
+fn dex_options(cache: CacheOptions) -> DexOptions<StringKey> {
     let boundaries = vec![long_prefix(b"key-0000000050"), b"q".to_vec()];
     DexOptions {
         chunk_nodes_log2: 4,
@@ -244,10 +247,10 @@ fn dex_options(cache: CacheOptions) -> DexOptions<Key> {
 pub(super) fn dex(
     provider: &AnyProvider,
     cache: CacheOptions,
-) -> Setup<'_, AnyProvider, DexOptions<Key>> {
+) -> SuiteSetup<'_, AnyProvider, DexOptions<StringKey>> {
     let options = dex_options(cache);
     let server = MemoryServerConfig { chunk_bytes: 1 << 18, ..server() };
-    Setup { provider, options, memory_servers: 3, server }
+    SuiteSetup { provider, options, memory_servers: 3, server }
 }
 
 /// The smallest possible cache, and one with room for all nodes.
@@ -281,11 +284,11 @@ fn dex_simulated() {
 type Small = Bytes<128>;
 
 /// 1,000 records with values of eight bytes, in one compute server's cache.
-fn small_records() -> Model {
+fn small_records() -> StringModel {
     (0..1_000).map(|number| (key(number, 0, 100), vec![1; 8])).collect()
 }
 
-fn one_server() -> DexOptions<Key> {
+fn one_server() -> DexOptions<StringKey> {
     DexOptions { boundaries: vec![], ..dex_options(caches()[1]) }
 }
 
@@ -294,14 +297,14 @@ fn one_server() -> DexOptions<Key> {
 #[test]
 fn dex_writes_back_what_has_changed() {
     let provider = sim(SimConfig::default());
-    let setup = Setup { options: one_server(), ..dex(&provider, caches()[1]) };
+    let setup = SuiteSetup { options: one_server(), ..dex(&provider, caches()[1]) };
     let cluster = setup.with_index::<Small, Dex>();
     let pool = &<Dex as Design<Small>>::compute(&setup.options).unwrap();
     cluster.run_one(|fabric| async move {
         let index = <Dex as Design<Small>>::open(fabric.clone(), pool).await.unwrap();
         let model = small_records();
         index.bulk_load(model.clone().into_iter(), 0.7).await.unwrap();
-        assert_eq!(index.scan(&Scan::range(..)).await.unwrap().len(), 1_000);
+        assert_eq!(index.scan(&ScanResult::range(..)).await.unwrap().len(), 1_000);
         index.flush().await.unwrap();
         let written = async || {
             let before = fabric.counters().snapshot();
@@ -336,10 +339,10 @@ fn dex_dies_between_the_writes_of_a_leaf() {
     let mut halves = 0;
     for write in 0..60 {
         let provider = rough(write);
-        let setup = Setup { options: one_server(), ..dex(&provider, caches()[1]) };
+        let setup = SuiteSetup { options: one_server(), ..dex(&provider, caches()[1]) };
         let cluster = setup.with_index::<Small, Dex>();
         let options = &setup.options;
-        let changed: Vec<Key> = (6..1_000)
+        let changed: Vec<StringKey> = (6..1_000)
             .step_by(33)
             .map(|number| [&key(number, 0, 100)[..], &[7]].concat())
             .collect();
@@ -362,8 +365,8 @@ fn dex_dies_between_the_writes_of_a_leaf() {
         let added = cluster.run(&[2], |fabric, _| async move {
             let pool = <Dex as Design<Small>>::compute(options).unwrap();
             let index = <Dex as Design<Small>>::open(fabric, &pool).await.unwrap();
-            let found = index.scan(&Scan::range(..)).await.unwrap();
-            let mut found: Model = found.into_iter().collect();
+            let found = index.scan(&ScanResult::range(..)).await.unwrap();
+            let mut found: StringModel = found.into_iter().collect();
             let mut added = 0;
             for key in changed {
                 let got = index.get(key).await.unwrap();

@@ -4,10 +4,10 @@ use farleaf_dex::cache::CacheOptions;
 use farleaf_dex::{Dex, DexOptions};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::{Cluster, Fabric};
-use farleaf_index::{Design, IndexError, RangeIndex, Scan};
+use farleaf_index::{Design, IndexError, RangeIndex, ScanResult};
 use farleaf_page::Bytes;
 use farleaf_pool::server::MemoryServerConfig;
-use farleaf_suites::conformance::Setup;
+use farleaf_suites::conformance::SuiteSetup;
 use farleaf_suites::providers::local;
 use farleaf_trees::coarse::{Coarse, CoarseOptions, Partitioning};
 use farleaf_trees::fine::{Fine, FineOptions};
@@ -26,7 +26,7 @@ fn loaded<D: Design<Small>>(
 ) -> f64 {
     let provider = &local(LocalConfig::default());
     let server = MemoryServerConfig { pool_bytes: 64 << 20, ..Default::default() };
-    let setup = Setup { provider, options, memory_servers, server };
+    let setup = SuiteSetup { provider, options, memory_servers, server };
     let cluster = setup.with_index::<Small, D>();
     let compute = &D::compute(&setup.options).unwrap();
     cluster.run_one(|fabric| async move {
@@ -35,7 +35,7 @@ fn loaded<D: Design<Small>>(
         let count = index.bulk_load(records.iter().cloned(), fill).await.unwrap();
         let cost = fabric.counters().snapshot() - before;
         assert_eq!(count, records.len() as u64);
-        assert!(index.scan(&Scan::range(..)).await.unwrap() == *records);
+        assert!(index.scan(&ScanResult::range(..)).await.unwrap() == *records);
         for (key, value) in records.iter().step_by(7) {
             assert_eq!(index.get(key).await.unwrap().as_ref(), Some(value));
         }
@@ -144,13 +144,13 @@ fn a_load_that_runs_out_of_memory_shows_nothing() {
                 ..Default::default()
             };
             let options = options.clone();
-            let setup = Setup { provider, options, memory_servers: 2, server };
+            let setup = SuiteSetup { provider, options, memory_servers: 2, server };
             let cluster = setup.with_index::<Small, Coarse>();
             let records = &records[..count];
             let was_loaded = cluster.run_one(|fabric| async move {
                 let index = <Coarse as Design<Small>>::open(fabric, &()).await.unwrap();
                 let loaded = index.bulk_load(records.iter().cloned(), 0.9).await;
-                let found = index.scan(&Scan::range(..)).await.unwrap();
+                let found = index.scan(&ScanResult::range(..)).await.unwrap();
                 match loaded {
                     Ok(loaded) => assert!(loaded == count as u64 && found == records),
                     Err(error) => assert!(found.is_empty(), "{error}, {} records", found.len()),
@@ -175,7 +175,7 @@ fn an_endpoint_has_room_for_all_writes_of_a_leaf() {
     for depth in [2, 3] {
         let provider = &local(LocalConfig { depth, ..LocalConfig::default() });
         let (options, server) = (dex(vec![]), MemoryServerConfig::default());
-        let setup = Setup { provider, options, memory_servers: 1, server };
+        let setup = SuiteSetup { provider, options, memory_servers: 1, server };
         let cluster = setup.start::<Small>();
         let options = &setup.options;
         let compute = &<Dex as Design<Small>>::compute(options).unwrap();

@@ -7,10 +7,10 @@ use farleaf_dex::{Dex, DexOptions};
 use farleaf_dlsm::{Dlsm, DlsmOptions};
 use farleaf_fabric::Cluster;
 use farleaf_fabric::local::LocalConfig;
-use farleaf_index::{Design, RangeIndex, Scan};
+use farleaf_index::{Design, RangeIndex, ScanResult};
 use farleaf_page::Bytes;
 use farleaf_pool::server::MemoryServerConfig;
-use farleaf_suites::conformance::Setup;
+use farleaf_suites::conformance::SuiteSetup;
 use farleaf_trees::chime::{Chime, ChimeOptions};
 use farleaf_trees::coarse::{Coarse, CoarseOptions, Partitioning};
 use farleaf_trees::fine::{Fine, FineOptions};
@@ -29,7 +29,7 @@ where
     let server =
         MemoryServerConfig { pool_bytes: 256 << 20, chunk_bytes: 4096, ..Default::default() };
     let provider = &LocalConfig::default();
-    let setup = Setup { provider, options, memory_servers: 1, server };
+    let setup = SuiteSetup { provider, options, memory_servers: 1, server };
     let cluster = setup.with_index::<Small, D>();
     let compute = &D::compute(&setup.options).unwrap();
     let key = &key;
@@ -40,7 +40,7 @@ where
             assert_eq!(index.insert(key, &number.to_le_bytes()).await, Ok(true));
         }
         keys.sort_unstable();
-        let found = index.scan(&Scan::range(..)).await.unwrap();
+        let found = index.scan(&ScanResult::range(..)).await.unwrap();
         assert!(found.iter().map(|(key, _)| &key[..]).eq(keys.iter().map(|key| &key[..])));
         index.flush().await.unwrap();
     });

@@ -15,13 +15,14 @@
 
 use super::FineIndex;
 use crate::one_sided::{
-    BlinkTree, Collect, CollectCursor, JoinPair, Pair, compact, join_below, lock_all, sparse_pair,
+    BlinkTree, Collect, CollectCursor, CollectOutcome, JoinPair, compact, join_below, lock_all,
+    sparse_pair,
 };
 use farleaf_fabric::{Fabric, GlobalAddr, Work};
 use farleaf_index::IndexError;
 use farleaf_page::rules;
-use farleaf_page::{Layout, MAX_LEVEL, OwnedKey, Probe, are_too_empty};
-use farleaf_pool::remote::{Change, Image, Miss, PageCopy, RemoteError};
+use farleaf_page::{DescentProbe, Layout, MAX_LEVEL, OwnedKey, are_too_empty};
+use farleaf_pool::remote::{MissCause, PageChange, PageCopy, PageImage, RemoteError};
 
 /// Maximum number of passes of a collection. Each pass empties one more level.
 const MAX_PASSES: u32 = 2 * MAX_LEVEL as u32;
@@ -81,10 +82,10 @@ impl<F: Fabric, L: Layout> JoinPair for FineIndex<F, L> {
         &self.tree
     }
 
-    async fn join_pair(&self, parent: &PageCopy<L>, slot: usize) -> Result<bool, Miss> {
+    async fn join_pair(&self, parent: &PageCopy<L>, slot: usize) -> Result<bool, MissCause> {
         let Some([left, right]) = sparse_pair(self, parent, slot).await? else { return Ok(false) };
         let joined = self.join(parent, slot, &left, &right).await?;
-        Ok(!matches!(joined, Pair::Untouched))
+        Ok(!matches!(joined, CollectOutcome::Untouched))
     }
 }
 
@@ -96,7 +97,7 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
         level: u8,
         key: &L::Key,
         merged: &mut u64,
-    ) -> Result<Option<Option<OwnedKey<L>>>, Miss> {
+    ) -> Result<Option<Option<OwnedKey<L>>>, MissCause> {
         let root = self.tree.pages.read(self.tree.root_pointer()).await?;
         if root.page().level() <= level {
             return Ok(None);
@@ -112,21 +113,21 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
         level: u8,
         key: &L::Key,
         merged: &mut u64,
-    ) -> Result<Option<OwnedKey<L>>, Miss> {
-        let parent = self.tree.descend(Probe::At(key), level + 1).await?;
+    ) -> Result<Option<OwnedKey<L>>, MissCause> {
+        let parent = self.tree.descend(DescentProbe::At(key), level + 1).await?;
         let count = parent.page().count();
-        let first = L::inner_slot(parent.page(), Probe::At(key));
+        let first = L::inner_slot(parent.page(), DescentProbe::At(key));
         let mut left: Option<PageCopy<L>> = None;
         for start in (first..count).step_by(CHILDREN_AHEAD) {
             let slots = start..(start + CHILDREN_AHEAD).min(count);
             let child = |slot| parent.pointer(L::inner_child(parent.page(), slot));
             let posted = slots.clone().map(|slot| self.tree.pages.post_together(child(slot)));
-            let posted: Vec<_> = posted.collect::<Result<_, Miss>>()?;
+            let posted: Vec<_> = posted.collect::<Result<_, MissCause>>()?;
             for (slot, read) in slots.zip(posted) {
                 let mut copy = self.tree.pages.finish_read(read).await?;
                 self.tree.pages.fabric().charge(Work::VisitNode).await;
                 if copy.page().level() != level {
-                    return Err(Miss::Restart);
+                    return Err(MissCause::Restart);
                 }
                 if level == 0 && copy.page().deleted_count() > 0 {
                     compact(&self.tree.pages, &copy).await?;
@@ -137,12 +138,12 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
                 {
                     let again = L::inner_key(parent.page(), slot - 1);
                     match self.join(&parent, slot - 1, left, &copy).await? {
-                        Pair::Untouched => {}
-                        Pair::Merged => {
+                        CollectOutcome::Untouched => {}
+                        CollectOutcome::Merged => {
                             *merged += 1;
                             return Ok(Some(again));
                         }
-                        Pair::Rebalanced(separator) => return Ok(Some(separator)),
+                        CollectOutcome::Rebalanced(separator) => return Ok(Some(separator)),
                     }
                 }
                 left = Some(copy);
@@ -158,13 +159,13 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
         slot: usize,
         left: &PageCopy<L>,
         right: &PageCopy<L>,
-    ) -> Result<Pair<OwnedKey<L>>, Miss> {
+    ) -> Result<CollectOutcome<OwnedKey<L>>, MissCause> {
         let unknown = left.page().sibling() != right.at();
         if unknown && !self.tree.pages.fabric().breaks(rules::NEIGHBOURS_ONLY) {
             return self.remove_head_between(left, right).await;
         }
         let joined = join_below(&self.tree.pages, parent, slot, left, right).await?;
-        if matches!(joined, Pair::Merged) {
+        if matches!(joined, CollectOutcome::Merged) {
             self.tree.pages.retire(right.at());
         }
         Ok(joined)
@@ -176,15 +177,15 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
         &self,
         left: &PageCopy<L>,
         right: &PageCopy<L>,
-    ) -> Result<Pair<OwnedKey<L>>, Miss> {
+    ) -> Result<CollectOutcome<OwnedKey<L>>, MissCause> {
         let between = self.tree.pages.read(left.pointer(left.page().sibling())).await?;
         let page = between.page();
         if !page.is_head() || page.sibling() != right.at() {
-            return Ok(Pair::Untouched);
+            return Ok(CollectOutcome::Untouched);
         }
         self.remove_head(left, &between).await?;
         // The head is gone as intended, but the copies are outdated now.
-        Err(Miss::Restart)
+        Err(MissCause::Restart)
     }
 
     /// Removes the head behind `leaf` from the chain.
@@ -192,13 +193,13 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
         &self,
         leaf: &PageCopy<L>,
         head: &PageCopy<L>,
-    ) -> Result<(), Miss> {
-        let (before, gone) = (Image::of(leaf.page()), Image::of(head.page()));
+    ) -> Result<(), MissCause> {
+        let (before, gone) = (PageImage::of(leaf.page()), PageImage::of(head.page()));
         before.page().set_sibling(head.page().sibling());
         gone.page().set_dead();
         let [leaf_lock, head_lock] = lock_all(&self.tree.pages, [leaf, head]).await?;
         let changes =
-            vec![Change::new(leaf_lock, leaf, before), Change::new(head_lock, head, gone)];
+            vec![PageChange::new(leaf_lock, leaf, before), PageChange::new(head_lock, head, gone)];
         self.tree.pages.commit_together(changes).await?;
         self.tree.pages.retire(head.at());
         Ok(())
@@ -206,7 +207,7 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
 
     /// Collects the root at the end of a pass: compacts it if it is a leaf, or moves the content of
     /// an only child into it. Returns whether it did the latter.
-    async fn collect_root(&self) -> Result<bool, Miss> {
+    async fn collect_root(&self) -> Result<bool, MissCause> {
         let root = self.tree.pages.read(self.tree.root_pointer()).await?;
         self.tree.set_root_level(root.page().level());
         if root.page().level() == 0 {
@@ -225,13 +226,13 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
         if split && !self.tree.pages.fabric().breaks(rules::WHOLE_CHILD_ONLY) {
             return Ok(false);
         }
-        let (top, gone) = (Image::of(root.page()), Image::of(child.page()));
+        let (top, gone) = (PageImage::of(root.page()), PageImage::of(child.page()));
         top.page().copy_content(child.page());
         gone.page().set_dead();
         let [root_lock, child_lock] = lock_all(&self.tree.pages, [&root, &child]).await?;
         self.tree.pages.fabric().charge(Work::RestructureNode).await;
         let changes =
-            vec![Change::new(child_lock, &child, gone), Change::new(root_lock, &root, top)];
+            vec![PageChange::new(child_lock, &child, gone), PageChange::new(root_lock, &root, top)];
         self.tree.pages.commit_together(changes).await?;
         self.tree.pages.retire(child_at);
         self.tree.set_root_level(root.page().level() - 1);

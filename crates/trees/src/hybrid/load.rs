@@ -6,26 +6,28 @@
 //! *Invariant*: hybrid.Z1. Nothing reachable points to a loaded leaf before all of them are
 //! written.
 
-use super::{HybridIndex, Part, empty_leaf};
+use super::{HybridIndex, HybridShare, empty_leaf};
 use farleaf_fabric::{Fabric, FabricError, GlobalAddr, ServerId, Uncertainty};
-use farleaf_index::{Ascending, IndexError, check_fill};
-use farleaf_page::{Layout, OwnedKey, OwnedValue, Probe, filled_weight};
-use farleaf_pool::remote::{Change, FreshNode, FreshWriter, Image, Miss, PageCopy, RemoteError};
+use farleaf_index::{AscendingCheck, IndexError, check_fill};
+use farleaf_page::{DescentProbe, Layout, OwnedKey, OwnedValue, filled_weight};
+use farleaf_pool::remote::{
+    FreshNode, FreshWriter, MissCause, PageChange, PageCopy, PageImage, RemoteError,
+};
 use farleaf_pool::wire::{RecordRoom, Refusal, TreeRequest};
 
 /// Maximum number of small records in one message.
 const BATCH_RECORDS: usize = 2048;
 
 /// A leaf under construction: the existing first leaf of its share, or a new one.
-struct Open<F: Fabric, L: Layout> {
+struct OpenLeaf<F: Fabric, L: Layout> {
     share: usize,
     node: Option<FreshNode<F>>,
-    image: Image<L>,
+    image: PageImage<L>,
     filling: L::Filling,
 }
 
 /// A load in progress.
-struct Load<'a, F: Fabric, L: Layout> {
+struct HybridLoad<'a, F: Fabric, L: Layout> {
     index: &'a HybridIndex<F, L>,
     writer: FreshWriter<'a, F, L>,
     /// Target weight of a leaf.
@@ -33,9 +35,9 @@ struct Load<'a, F: Fabric, L: Layout> {
     fill_permille: u16,
     /// The load's number.
     number: u64,
-    open: Option<Open<F, L>>,
+    open: Option<OpenLeaf<F, L>>,
     /// The new content of the first leaves, by share.
-    firsts: Vec<(usize, Image<L>)>,
+    firsts: Vec<(usize, PageImage<L>)>,
     /// The low ends and addresses of leaves of the current share that have not been sent to its
     /// server yet.
     batch: Vec<(OwnedKey<L>, OwnedValue<L>)>,
@@ -45,13 +47,13 @@ struct Load<'a, F: Fabric, L: Layout> {
     begun: Vec<ServerId>,
 }
 
-impl<'a, F: Fabric, L: Layout> Load<'a, F, L> {
-    fn part(&self, share: usize) -> &'a Part<OwnedKey<L>> {
+impl<'a, F: Fabric, L: Layout> HybridLoad<'a, F, L> {
+    fn part(&self, share: usize) -> &'a HybridShare<OwnedKey<L>> {
         &self.index.parts[share]
     }
 
     async fn append(&mut self, key: &L::Key, value: &L::Value) -> Result<(), RemoteError> {
-        let share = self.index.server_of(Probe::At(key)).index();
+        let share = self.index.server_of(DescentProbe::At(key)).index();
         match &self.open {
             Some(open) if open.share == share => {
                 // A leaf that begins with the last record of the previous one may have no room for
@@ -65,7 +67,7 @@ impl<'a, F: Fabric, L: Layout> Load<'a, F, L> {
             }
             _ => {
                 self.end_share().await?;
-                let Part { low, high, first } = self.part(share);
+                let HybridShare { low, high, first } = self.part(share);
                 let image = empty_leaf::<L>(
                     *first,
                     L::key(low),
@@ -73,7 +75,7 @@ impl<'a, F: Fabric, L: Layout> Load<'a, F, L> {
                     GlobalAddr::NULL,
                 );
                 let filling = L::Filling::default();
-                self.open = Some(Open { share, node: None, image, filling });
+                self.open = Some(OpenLeaf { share, node: None, image, filling });
             }
         }
         match self.add((key, value)) {
@@ -85,14 +87,16 @@ impl<'a, F: Fabric, L: Layout> Load<'a, F, L> {
     /// Adds a record to the open leaf; `false` if the leaf is full.
     fn add(&mut self, record: (&L::Key, &L::Value)) -> bool {
         let fill = self.fill;
-        self.open.as_mut().is_some_and(|Open { image, filling, .. }| {
+        self.open.as_mut().is_some_and(|OpenLeaf { image, filling, .. }| {
             L::fill_leaf(filling, image.page(), record, fill)
         })
     }
 
     /// Ends the open leaf before a record with key `next`, and opens the next one of its share.
     async fn next_leaf(&mut self, next: &L::Key) -> Result<(), RemoteError> {
-        let Some(Open { share, node, image, filling }) = self.open.take() else { return Ok(()) };
+        let Some(OpenLeaf { share, node, image, filling }) = self.open.take() else {
+            return Ok(());
+        };
         let low = L::fill_separator(&filling, next);
         let (low, back) = match L::fill_leaf_end(filling, image.page(), Some(L::key(&low))) {
             Some((early, record)) => (early, Some(record)),
@@ -105,7 +109,7 @@ impl<'a, F: Fabric, L: Layout> Load<'a, F, L> {
     /// record.
     async fn open_next(
         &mut self,
-        (share, before, content): (usize, Option<FreshNode<F>>, Image<L>),
+        (share, before, content): (usize, Option<FreshNode<F>>, PageImage<L>),
         low: OwnedKey<L>,
         back: Option<(OwnedKey<L>, OwnedValue<L>)>,
     ) -> Result<(), RemoteError> {
@@ -121,7 +125,7 @@ impl<'a, F: Fabric, L: Layout> Load<'a, F, L> {
         }
         self.batch.push((low.to_owned(), value));
         let filling = L::Filling::default();
-        self.open = Some(Open { share, node: Some(node), image, filling });
+        self.open = Some(OpenLeaf { share, node: Some(node), image, filling });
         self.write(share, before, content).await?;
         match back {
             Some((key, value)) if !self.add((L::key(&key), L::value(&value))) => {
@@ -136,7 +140,7 @@ impl<'a, F: Fabric, L: Layout> Load<'a, F, L> {
         &mut self,
         share: usize,
         node: Option<FreshNode<F>>,
-        image: Image<L>,
+        image: PageImage<L>,
     ) -> Result<(), RemoteError> {
         match node {
             Some(node) => self.writer.write(node, image).await?,
@@ -147,7 +151,7 @@ impl<'a, F: Fabric, L: Layout> Load<'a, F, L> {
 
     /// Closes the last leaf of a share, before the first of the next one.
     async fn end_share(&mut self) -> Result<(), RemoteError> {
-        while let Some(Open { share, node, image, filling }) = self.open.take() {
+        while let Some(OpenLeaf { share, node, image, filling }) = self.open.take() {
             let high = self.part(share).high.as_ref().map(L::key);
             if let Some((low, record)) = L::fill_leaf_end(filling, image.page(), high) {
                 self.open_next((share, node, image), low, Some(record)).await?;
@@ -229,7 +233,7 @@ impl<'a, F: Fabric, L: Layout> Load<'a, F, L> {
 
     async fn abort(self) {
         self.abort_trees().await;
-        if let Some(Open { node: Some(node), .. }) = self.open {
+        if let Some(OpenLeaf { node: Some(node), .. }) = self.open {
             node.settle().await;
         }
         self.writer.abort().await;
@@ -247,7 +251,7 @@ impl<F: Fabric, L: Layout> HybridIndex<F, L> {
             self.pages.attempts(async || self.check_empty(share).await.map(drop)).await?;
         }
         let fill_permille = (fill * 1000.0).round() as u16;
-        let mut load = Load {
+        let mut load = HybridLoad {
             index: self,
             writer: FreshWriter::new(&self.pages),
             fill: filled_weight::<L>(fill_permille.into()),
@@ -261,7 +265,7 @@ impl<F: Fabric, L: Layout> HybridIndex<F, L> {
         };
         let mut is_shown = false;
         let outcome = async {
-            let mut order = Ascending::<L>::default();
+            let mut order = AscendingCheck::<L>::default();
             for record in source {
                 let (key, value) = record?;
                 order.take(&key, &value)?;
@@ -293,7 +297,7 @@ impl<F: Fabric, L: Layout> HybridIndex<F, L> {
     }
 
     /// Checks that a share is in its initial state: a single, empty leaf, which is returned.
-    async fn check_empty(&self, share: usize) -> Result<PageCopy<L>, Miss> {
+    async fn check_empty(&self, share: usize) -> Result<PageCopy<L>, MissCause> {
         let server = ServerId::new(share as u16);
         let first = self.pages.read(self.first_of(server)).await?;
         if first.page().live_count() == 0 && L::high(first.page()) == self.part(server).high {
@@ -302,14 +306,14 @@ impl<F: Fabric, L: Layout> HybridIndex<F, L> {
         Err(RemoteError::Refused { server, refusal: Refusal::NotEmpty }.into())
     }
 
-    async fn show_first(&self, share: usize, image: &Image<L>) -> Result<(), Miss> {
+    async fn show_first(&self, share: usize, image: &PageImage<L>) -> Result<(), MissCause> {
         let first = self.check_empty(share).await?;
         self.replace(&first, image).await
     }
 
     /// Restores the first leaf of a share to its content before the load.
-    async fn hide_first(&self, share: usize) -> Result<(), Miss> {
-        let Part { low, high, first } = &self.parts[share];
+    async fn hide_first(&self, share: usize) -> Result<(), MissCause> {
+        let HybridShare { low, high, first } = &self.parts[share];
         let next = self.parts.get(share + 1).map_or(GlobalAddr::NULL, |part| part.first);
         let empty = empty_leaf::<L>(*first, L::key(low), high.as_ref().map(L::key), next);
         let shown = self.pages.read(self.first_of(ServerId::new(share as u16))).await?;
@@ -317,10 +321,10 @@ impl<F: Fabric, L: Layout> HybridIndex<F, L> {
     }
 
     /// Replaces the content of a leaf if it still equals the copy.
-    async fn replace(&self, leaf: &PageCopy<L>, image: &Image<L>) -> Result<(), Miss> {
+    async fn replace(&self, leaf: &PageCopy<L>, image: &PageImage<L>) -> Result<(), MissCause> {
         let locked = self.pages.lock(leaf).await?;
-        let content = Image::<L>::of(leaf.page());
+        let content = PageImage::<L>::of(leaf.page());
         content.page().copy_content(image.page());
-        Ok(self.pages.commit(Change::new(locked, leaf, content)).await?)
+        Ok(self.pages.commit(PageChange::new(locked, leaf, content)).await?)
     }
 }

@@ -38,8 +38,8 @@ pub use options::HybridOptions;
 use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
 use farleaf_index::{Design, IndexError};
 use farleaf_page::{DesignId, Layout, OwnedKey};
-use farleaf_pool::remote::{Image, PageClient, Partitioning, RemoteError, RpcClient, ShareMap};
-use farleaf_pool::wire::{Refusal, Reply, Share, TreeRequest};
+use farleaf_pool::remote::{PageClient, PageImage, Partitioning, RemoteError, RpcClient, ShareMap};
+use farleaf_pool::wire::{Refusal, Reply, TreeRequest, TreeShare};
 use std::cell::RefCell;
 
 /// The hybrid design.
@@ -62,7 +62,7 @@ impl<L: Layout> Design<L> for Hybrid {
         let make = async |firsts: &[GlobalAddr]| {
             let nexts = firsts.iter().skip(1).copied().chain([GlobalAddr::NULL]);
             let leaves = firsts.iter().zip(nexts).zip(&shares).filter_map(|((at, next), share)| {
-                let Share::Range { low, high } = share else { return None };
+                let TreeShare::Range { low, high } = share else { return None };
                 Some(empty_leaf::<L>(*at, L::key(low), high.as_ref().map(L::key), next))
             });
             Ok::<_, IndexError>(leaves.collect())
@@ -70,7 +70,7 @@ impl<L: Layout> Design<L> for Hybrid {
         let firsts = pages.write_roots(fabric.memory_servers(), make).await?;
         let create_tree = async |server: ServerId| {
             let share = shares[server.index()].clone();
-            match pages.rpc().ask_harmless(server, &TreeRequest::Create { share }).await {
+            match pages.rpc().ask_idempotent(server, &TreeRequest::Create { share }).await {
                 // No other client creates a tree in a claimed pool, so an existing tree is from
                 // this call.
                 Ok(Reply::Done)
@@ -97,7 +97,7 @@ impl<L: Layout> Design<L> for Hybrid {
             let (found, options) = rpc.claimed(server, DesignId::Hybrid).await?;
             word = options;
             firsts.push(found.first_leaf);
-            match rpc.ask_harmless(server, &TreeRequest::Describe).await? {
+            match rpc.ask_idempotent(server, &TreeRequest::Describe).await? {
                 Reply::Description(Some(share)) => shares.push(share),
                 Reply::Description(None) => {
                     return Err(IndexError::Refused { server, refusal: Refusal::NoTree });
@@ -110,8 +110,11 @@ impl<L: Layout> Design<L> for Hybrid {
         };
         let lows = std::iter::once(L::min_key()).chain(boundaries.iter().cloned());
         let highs = boundaries.iter().cloned().map(Some).chain(std::iter::once(None));
-        let parts =
-            lows.zip(highs).zip(firsts).map(|((low, high), first)| Part { low, high, first });
+        let parts = lows.zip(highs).zip(firsts).map(|((low, high), first)| HybridShare {
+            low,
+            high,
+            first,
+        });
         Ok(HybridIndex {
             pages: PageClient::new(fabric, options::chunk_bytes(word)),
             parts: parts.collect(),
@@ -126,8 +129,8 @@ fn empty_leaf<L: Layout>(
     low: &L::Key,
     high: Option<&L::Key>,
     sibling: GlobalAddr,
-) -> Image<L> {
-    let image = Image::empty();
+) -> PageImage<L> {
+    let image = PageImage::empty();
     image.page().format_empty(at, 0, low, high);
     image.page().set_sibling(sibling);
     image
@@ -135,7 +138,7 @@ fn empty_leaf<L: Layout>(
 
 /// The share of one memory server.
 #[derive(Clone, Debug)]
-struct Part<K> {
+struct HybridShare<K> {
     low: K,
     high: Option<K>,
     /// The leaf at `low`, which is never removed (Y2).
@@ -147,7 +150,7 @@ struct Part<K> {
 pub struct HybridIndex<F: Fabric, L: Layout> {
     pages: PageClient<F, L>,
     /// The shares, by memory server.
-    parts: Vec<Part<OwnedKey<L>>>,
+    parts: Vec<HybridShare<OwnedKey<L>>>,
     /// New leaves of this client that the servers have refused to record so far.
     pending: RefCell<Vec<(OwnedKey<L>, GlobalAddr)>>,
 }

@@ -1,15 +1,15 @@
 //! The part of collection that all one-sided designs share: which sparse neighbours are joined,
 //! how, and collection in the background.
 
-use super::Locate;
+use super::LeafLocator;
 use farleaf_fabric::{Fabric, Work};
 use farleaf_index::IndexError;
 use farleaf_page::rules;
 use farleaf_page::{Layout, OwnedKey, Page, merge};
-use farleaf_pool::remote::{Change, Image, Locked, Miss, PageClient, PageCopy};
+use farleaf_pool::remote::{LockedPage, MissCause, PageChange, PageClient, PageCopy, PageImage};
 
 /// How a design collects: removes deleted records, joins sparse nodes, and frees nodes.
-pub trait Collect: Locate {
+pub trait Collect: LeafLocator {
     /// Runs the collection to completion.
     ///
     /// # Errors
@@ -60,9 +60,9 @@ impl<K> Default for CollectCursor<K> {
 }
 
 /// The new content of two neighbours.
-pub(crate) struct Joined<L: Layout> {
-    pub(crate) left: Image<L>,
-    pub(crate) right: Image<L>,
+pub(crate) struct JoinedNodes<L: Layout> {
+    pub(crate) left: PageImage<L>,
+    pub(crate) right: PageImage<L>,
     /// The new low end of the right node. `None` if the left node gets all entries and the right
     /// one is dead.
     pub(crate) separator: Option<OwnedKey<L>>,
@@ -77,8 +77,8 @@ pub(crate) fn join<F: Fabric, L: Layout>(
     left: Page<'_, L>,
     right: Page<'_, L>,
     fits: impl Fn(&L::Key) -> bool,
-) -> Option<Joined<L>> {
-    let (lower, upper) = (Image::of(left), Image::of(right));
+) -> Option<JoinedNodes<L>> {
+    let (lower, upper) = (PageImage::of(left), PageImage::of(right));
     if left.level() == 0 {
         L::leaf_compact(lower.page());
         L::leaf_compact(upper.page());
@@ -97,11 +97,11 @@ pub(crate) fn join<F: Fabric, L: Layout>(
         Some(L::rebalance(lower.page(), upper.page(), fits)?)
     };
     let left_loses = lower.page().count() < before;
-    Some(Joined { left: lower, right: upper, separator, left_loses })
+    Some(JoinedNodes { left: lower, right: upper, separator, left_loses })
 }
 
 /// The result of processing two neighbours.
-pub(crate) enum Pair<K> {
+pub(crate) enum CollectOutcome<K> {
     Untouched,
     /// The right one is dead, and nothing points to it.
     Merged,
@@ -118,33 +118,33 @@ pub(crate) async fn join_below<F: Fabric, L: Layout>(
     slot: usize,
     left: &PageCopy<L>,
     right: &PageCopy<L>,
-) -> Result<Pair<OwnedKey<L>>, Miss> {
-    let above = Image::of(parent.page());
-    let Some(Joined { left: lower, right: upper, separator, left_loses }) =
+) -> Result<CollectOutcome<OwnedKey<L>>, MissCause> {
+    let above = PageImage::of(parent.page());
+    let Some(JoinedNodes { left: lower, right: upper, separator, left_loses }) =
         join(pages, left.page(), right.page(), |separator| {
             L::inner_can_set_key(parent.page(), slot + 1, separator)
         })
     else {
-        return Ok(Pair::Untouched);
+        return Ok(CollectOutcome::Untouched);
     };
     match &separator {
         None => L::inner_remove(above.page(), slot + 1),
         Some(separator) if !L::inner_set_key(above.page(), slot + 1, L::key(separator)) => {
-            return Ok(Pair::Untouched); // `join` has asked, so this does not happen
+            return Ok(CollectOutcome::Untouched); // `join` has asked, so this does not happen
         }
         Some(_) => {}
     }
     let [parent_lock, left_lock, right_lock] = lock_all(pages, [parent, left, right]).await?;
     pages.fabric().charge(Work::RestructureNode).await;
     pages.fabric().charge(Work::ChangeNode).await;
-    let above = Change::new(parent_lock, parent, above);
-    let lower = Change::new(left_lock, left, lower);
-    let upper = Change::new(right_lock, right, upper);
+    let above = PageChange::new(parent_lock, parent, above);
+    let lower = PageChange::new(left_lock, left, lower);
+    let upper = PageChange::new(right_lock, right, upper);
     let changes = if left_loses { vec![lower, above, upper] } else { vec![upper, above, lower] };
     pages.commit_together(changes).await?;
     Ok(match separator {
-        Some(separator) => Pair::Rebalanced(separator),
-        None => Pair::Merged,
+        Some(separator) => CollectOutcome::Rebalanced(separator),
+        None => CollectOutcome::Merged,
     })
 }
 
@@ -152,8 +152,8 @@ pub(crate) async fn join_below<F: Fabric, L: Layout>(
 pub(crate) async fn compact<F: Fabric, L: Layout>(
     pages: &PageClient<F, L>,
     leaf: &PageCopy<L>,
-) -> Result<(), Miss> {
-    let image = Image::of(leaf.page());
+) -> Result<(), MissCause> {
+    let image = PageImage::of(leaf.page());
     if L::leaf_compact(image.page()) > 0 {
         pages.replace(leaf, image).await?;
     }
@@ -164,7 +164,7 @@ pub(crate) async fn compact<F: Fabric, L: Layout>(
 pub(crate) async fn lock_all<'a, F: Fabric, L: Layout, const N: usize>(
     pages: &'a PageClient<F, L>,
     copies: [&PageCopy<L>; N],
-) -> Result<[Locked<'a>; N], Miss> {
+) -> Result<[LockedPage<'a>; N], MissCause> {
     let mut locks = Vec::with_capacity(N);
     for copy in copies {
         match pages.lock(copy).await {
@@ -177,7 +177,7 @@ pub(crate) async fn lock_all<'a, F: Fabric, L: Layout, const N: usize>(
             }
         }
     }
-    locks.try_into().map_err(|_| Miss::Restart)
+    locks.try_into().map_err(|_| MissCause::Restart)
 }
 
 /// Collects alongside the operations of this and other clients until `stop` returns true, with a

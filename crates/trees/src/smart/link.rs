@@ -5,17 +5,17 @@
 
 use super::SmartIndex;
 use super::cache::SlotOf;
-use super::find::{Gap, Place};
+use super::find::{LeafGap, SlotPlace};
 use farleaf_fabric::{Fabric, GlobalAddr, Work};
-use farleaf_page::{Layout, LeafCopy, LeafRoom, NodeCopy, NodeSize, Slot};
-use farleaf_pool::remote::{Miss, NodeRoom, RemoteError, Swapped};
+use farleaf_page::{Layout, LeafCopy, LeafMemory, NodeCopy, NodeSize, RadixSlot};
+use farleaf_pool::remote::{MissCause, NodeMemory, RemoteError, SlotSwap};
 use smallvec::SmallVec;
 
 /// Memory that an operation has taken and no slot leads to, as far as it knows.
 #[derive(Debug, Default)]
-pub(super) struct Spare {
-    pub(super) leaf: Option<LeafRoom>,
-    pub(super) node: Option<NodeRoom>,
+pub(super) struct SpareMemory {
+    pub(super) leaf: Option<LeafMemory>,
+    pub(super) node: Option<NodeMemory>,
     /// Whether a slot may lead there all the same.
     pub(super) in_doubt: bool,
 }
@@ -27,22 +27,22 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
     /// not linked.
     ///
     /// # Errors
-    /// [`Miss::Restart`] if another client was faster. [`RemoteError::Indeterminate`] if the leaf
-    /// may be linked, now or later; `spare` is empty then.
+    /// [`MissCause::Restart`] if another client was faster. [`RemoteError::Indeterminate`] if the
+    /// leaf may be linked, now or later; `spare` is empty then.
     pub(super) async fn link(
         &self,
         record: (&[u8], &[u8]),
-        gap: Gap<'_>,
-        spare: &mut Spare,
-    ) -> Result<(), Miss> {
+        gap: LeafGap<'_>,
+        spare: &mut SpareMemory,
+    ) -> Result<(), MissCause> {
         let leaf = self.spare_leaf(record, spare).await?;
         match gap {
-            Gap::Free(place) => self.link_at(record, place, leaf, spare).await,
-            Gap::Full(node) => {
+            LeafGap::Free(place) => self.link_at(record, place, leaf, spare).await,
+            LeafGap::Full(node) => {
                 let place = self.grow(node, record.0).await?;
                 self.link_at(record, place, leaf, spare).await
             }
-            Gap::Above { mut place, common, byte, reverse } => {
+            LeafGap::Above { mut place, common, byte, reverse } => {
                 // A node has only so much of its path: others above it have the rest.
                 while common - place.known() > self.form.most_tail() {
                     let depth = place.known() + self.form.most_tail();
@@ -65,9 +65,9 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
     pub(super) async fn spare_leaf(
         &self,
         (key, value): (&[u8], &[u8]),
-        spare: &mut Spare,
-    ) -> Result<LeafRoom, Miss> {
-        let size = LeafRoom::size_for(self.form, key, value).ok_or(TOO_LARGE)?;
+        spare: &mut SpareMemory,
+    ) -> Result<LeafMemory, MissCause> {
+        let size = LeafMemory::size_for(self.form, key, value).ok_or(TOO_LARGE)?;
         if let Some(leaf) = spare.leaf.take_if(|leaf| leaf.size < size) {
             self.radix.give_back_leaf(leaf);
         }
@@ -82,23 +82,23 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
     async fn link_node(
         &self,
         record: (&[u8], &[u8]),
-        place: Place<'_>,
-        leaf: Option<LeafRoom>,
+        place: SlotPlace<'_>,
+        leaf: Option<LeafMemory>,
         (depth, byte): (usize, u8),
-        spare: &mut Spare,
-    ) -> Result<NodeCopy, Miss> {
+        spare: &mut SpareMemory,
+    ) -> Result<NodeCopy, MissCause> {
         let room = match spare.node {
             Some(room) => room,
             None => *spare.node.insert(self.radix.take_node_room().await?),
         };
         self.fabric().charge(Work::RestructureNode).await;
-        let slot = leaf.map_or(Slot::FREE, |leaf| Slot::leaf(record.0[depth], leaf));
+        let slot = leaf.map_or(RadixSlot::FREE, |leaf| RadixSlot::leaf(record.0[depth], leaf));
         let slots = vec![place.slot.with_byte(byte).to_bits(), slot.to_bits(), 0, 0];
         let content = (&record.0[..depth], NodeSize::SMALLEST, slots);
         let node = NodeCopy::made(self.form, room.at, place.at, content);
         let mut words: SmallVec<[u64; 8]> = node.words().collect();
         words.resize(words.len().max(room.used_words), 0);
-        spare.node = Some(NodeRoom { used_words: words.len(), ..room });
+        spare.node = Some(NodeMemory { used_words: words.len(), ..room });
         let mut parts: SmallVec<[_; 2]> = SmallVec::new();
         parts.push((room.at, words));
         if let Some(leaf) = leaf {
@@ -106,7 +106,7 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
             parts.push((leaf.at, new.words()));
         }
         self.write(&parts, spare).await?;
-        let slot = Slot::node(place.slot.byte(), room.at, NodeSize::SMALLEST);
+        let slot = RadixSlot::node(place.slot.byte(), room.at, NodeSize::SMALLEST);
         self.swap(&place, slot, leaf.is_some(), spare).await?;
         self.cache(record.0).admit(&node);
         Ok(node)
@@ -115,26 +115,26 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
     async fn link_at(
         &self,
         record: (&[u8], &[u8]),
-        place: Place<'_>,
-        leaf: LeafRoom,
-        spare: &mut Spare,
-    ) -> Result<(), Miss> {
+        place: SlotPlace<'_>,
+        leaf: LeafMemory,
+        spare: &mut SpareMemory,
+    ) -> Result<(), MissCause> {
         self.fabric().charge(Work::ChangeNode).await;
         let new_leaf = LeafCopy::first(self.form, leaf, place.at, record);
         self.write(&[(leaf.at, new_leaf.words())], spare).await?;
-        self.swap(&place, Slot::leaf(place.byte(), leaf), true, spare).await
+        self.swap(&place, RadixSlot::leaf(place.byte(), leaf), true, spare).await
     }
 
     /// WRITEs what no slot leads to yet.
     pub(super) async fn write(
         &self,
         parts: &[(GlobalAddr, SmallVec<[u64; 8]>)],
-        spare: &mut Spare,
-    ) -> Result<(), Miss> {
+        spare: &mut SpareMemory,
+    ) -> Result<(), MissCause> {
         let written = self.radix.write_unlinked(parts).await;
         if written.is_err() {
             // WRITEs to this memory may still land.
-            *spare = Spare::default();
+            *spare = SpareMemory::default();
         }
         Ok(written?)
     }
@@ -142,13 +142,13 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
     /// Makes a slot lead to a new leaf or node, `with_leaf` if the new leaf is there.
     async fn swap(
         &self,
-        place: &Place<'_>,
-        to: Slot,
+        place: &SlotPlace<'_>,
+        to: RadixSlot,
         with_leaf: bool,
-        spare: &mut Spare,
-    ) -> Result<(), Miss> {
+        spare: &mut SpareMemory,
+    ) -> Result<(), MissCause> {
         match self.radix.swap_slot(place.at, place.slot, to).await {
-            Ok(Swapped::Done) => {
+            Ok(SlotSwap::Done) => {
                 if spare.node.is_some_and(|room| room.at == to.at()) {
                     spare.node = None;
                 }
@@ -158,22 +158,22 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
                 self.note(place, to);
                 Ok(())
             }
-            Ok(Swapped::Not) => {
+            Ok(SlotSwap::Not) => {
                 // Whatever is there now is not cached.
                 self.forget(place);
-                Err(Miss::Restart)
+                Err(MissCause::Restart)
             }
-            Ok(Swapped::Unknown) if !with_leaf => {
+            Ok(SlotSwap::Unknown) if !with_leaf => {
                 spare.node = None; // lost, or in the tree
-                Err(Miss::Restart)
+                Err(MissCause::Restart)
             }
-            Ok(Swapped::Unknown) => {
+            Ok(SlotSwap::Unknown) => {
                 spare.in_doubt = true;
-                Err(Miss::Restart)
+                Err(MissCause::Restart)
             }
             Err(error) => {
                 if let RemoteError::Indeterminate(_) = error {
-                    *spare = Spare::default();
+                    *spare = SpareMemory::default();
                 }
                 Err(error.into())
             }
@@ -182,26 +182,26 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
 
     /// Makes room in a node of which all slots are in use: the first slot of the next size
     /// (smart.N5).
-    async fn grow<'k>(&self, node: NodeCopy, key: &'k [u8]) -> Result<Place<'k>, Miss> {
+    async fn grow<'k>(&self, node: NodeCopy, key: &'k [u8]) -> Result<SlotPlace<'k>, MissCause> {
         let header = node.header.clone();
-        let size = header.size.grown().ok_or(Miss::Restart)?;
+        let size = header.size.grown().ok_or(MissCause::Restart)?;
         let mut grown = header.clone();
         grown.size = size;
         let place = node.at.plus(8);
         let (from, to) = (header.to_bits(self.form), grown.to_bits(self.form));
-        if self.radix.swap_word(place, from, to).await? == Swapped::Not {
-            return Err(Miss::Restart);
+        if self.radix.swap_word(place, from, to).await? == SlotSwap::Not {
+            return Err(MissCause::Restart);
         }
         let number = header.size.slots();
         let mut node = NodeCopy { header: grown, ..node };
         node.slots.resize(size.slots(), 0);
         self.cache(key).admit(&node);
         let of = SlotOf { depth: header.depth, number };
-        Ok(Place::free(node.slot_place(number), of, key))
+        Ok(SlotPlace::free(node.slot_place(number), of, key))
     }
 
     /// Takes back what an operation has not linked (radix.M2).
-    pub(super) fn give_back(&self, spare: Spare) {
+    pub(super) fn give_back(&self, spare: SpareMemory) {
         if spare.in_doubt {
             return;
         }

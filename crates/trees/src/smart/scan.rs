@@ -12,17 +12,18 @@
 use super::SmartIndex;
 use super::cache::KnownNode;
 use farleaf_fabric::{Buffer, Fabric, FabricError, GlobalAddr, Work};
-use farleaf_index::{IndexError, Scan};
+use farleaf_index::{IndexError, ScanResult};
 use farleaf_page::{
-    Child, Layout, LeafCopy, LeafRoom, NodeCopy, NodeSize, Octets, Slot, just_after, just_before,
+    Layout, LeafCopy, LeafMemory, NodeCopy, NodeSize, Octets, RadixChild, RadixSlot, just_after,
+    just_before,
 };
-use farleaf_pool::remote::{Miss, node_of};
+use farleaf_pool::remote::{MissCause, node_of};
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Bound;
 
 /// The rest of a scan: keys from `low`, to those that begin with `high`, included.
 #[derive(Clone, Debug)]
-struct Rest {
+struct RestOfScan {
     low: Octets,
     high: Octets,
     reverse: bool,
@@ -34,9 +35,9 @@ fn is_up_to(low: &[u8], high: &[u8]) -> bool {
     low[..both] <= high[..both]
 }
 
-impl Rest {
+impl RestOfScan {
     /// `None` if no key is within the bounds.
-    fn of(scan: &Scan<Octets>) -> Option<Self> {
+    fn of(scan: &ScanResult<Octets>) -> Option<Self> {
         let low = match &scan.lower {
             Bound::Unbounded => Octets::new(),
             Bound::Included(key) => key.clone(),
@@ -101,43 +102,43 @@ impl Rest {
     /// The children of a node that may have keys of the range, in the order of the scan.
     ///
     /// # Errors
-    /// [`Miss::Restart`] if two slots are for the same byte, which only a damaged node has
+    /// [`MissCause::Restart`] if two slots are for the same byte, which only a damaged node has
     /// (smart.N2).
-    fn children(&self, node: &NodeCopy) -> Result<Vec<Slot>, Miss> {
+    fn children(&self, node: &NodeCopy) -> Result<Vec<RadixSlot>, MissCause> {
         let slots = node.in_use().map(|(_, slot)| slot);
         let wanted = slots.filter(|slot| self.wants(&node.path, slot.byte()));
-        let mut slots: Vec<Slot> = wanted.collect();
+        let mut slots: Vec<RadixSlot> = wanted.collect();
         slots.sort_unstable_by_key(|slot| self.place_of(slot.byte()));
         match slots.windows(2).any(|pair| pair[0].byte() == pair[1].byte()) {
-            true => Err(Miss::Restart),
+            true => Err(MissCause::Restart),
             false => Ok(slots),
         }
     }
 
     /// Those of a node's leaves that may have keys of the range, in the order of the scan.
-    fn wanted(&self, path: &[u8], mut leaves: Vec<Slot>) -> Vec<LeafRoom> {
+    fn wanted(&self, path: &[u8], mut leaves: Vec<RadixSlot>) -> Vec<LeafMemory> {
         leaves.retain(|slot| self.wants(path, slot.byte()));
         leaves.sort_unstable_by_key(|slot| self.place_of(slot.byte()));
-        leaves.into_iter().map(Slot::leaf_room).collect()
+        leaves.into_iter().map(RadixSlot::leaf_room).collect()
     }
 }
 
 /// What is next in a scan.
 #[derive(Clone, Debug)]
-enum Next {
+enum NextInScan {
     /// A node, and what the path begins with that it must have.
     Node(GlobalAddr, NodeSize, Octets),
-    Leaf(LeafRoom),
+    Leaf(LeafMemory),
     Record(Octets, Octets),
 }
 
-impl Next {
+impl NextInScan {
     /// What a slot leads to; `None` if it is free. `parent` is the path of the slot's node.
-    fn of(slot: Slot, parent: Option<&[u8]>) -> Option<Self> {
+    fn of(slot: RadixSlot, parent: Option<&[u8]>) -> Option<Self> {
         match slot.child() {
-            Child::None => None,
-            Child::Leaf => Some(Self::Leaf(slot.leaf_room())),
-            Child::Node(size) => {
+            RadixChild::None => None,
+            RadixChild::Leaf => Some(Self::Leaf(slot.leaf_room())),
+            RadixChild::Node(size) => {
                 let known = parent.map(|path| path.iter().copied().chain([slot.byte()]).collect());
                 Some(Self::Node(slot.at(), size, known.unwrap_or_default()))
             }
@@ -155,20 +156,20 @@ impl Next {
 
 /// A copy of what is next.
 #[derive(Debug)]
-enum Copied {
+enum CopiedNode {
     Node(NodeCopy),
     Leaf(LeafCopy),
 }
 
 /// Leaves that were read together with the node that leads to them.
-type Early = BTreeMap<GlobalAddr, LeafCopy>;
+type EarlyLeaves = BTreeMap<GlobalAddr, LeafCopy>;
 
 impl<F: Fabric, L: Layout> SmartIndex<F, L> {
     pub(super) async fn records(
         &self,
-        scan: &Scan<Octets>,
+        scan: &ScanResult<Octets>,
     ) -> Result<Vec<(Octets, Octets)>, IndexError> {
-        let (mut rest, mut records) = (Rest::of(scan), Vec::new());
+        let (mut rest, mut records) = (RestOfScan::of(scan), Vec::new());
         let attempt = async || self.go_on(&mut rest, scan.limit, &mut records).await;
         self.radix.attempts(attempt).await?;
         Ok(records)
@@ -177,10 +178,10 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
     /// Scans until nothing of `rest` is left or there are `limit` records.
     async fn go_on(
         &self,
-        rest: &mut Option<Rest>,
+        rest: &mut Option<RestOfScan>,
         limit: usize,
         records: &mut Vec<(Octets, Octets)>,
-    ) -> Result<(), Miss> {
+    ) -> Result<(), MissCause> {
         while let Some(range) = rest.clone()
             && records.len() < limit
         {
@@ -188,13 +189,13 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
             let (path, mut ahead, leaves) = match self.cache(&first).node_of(&first) {
                 Some(KnownNode { at, size, path, leaves }) => {
                     let leaves = range.wanted(&path, leaves);
-                    let node = Next::Node(at, size, path.clone());
+                    let node = NextInScan::Node(at, size, path.clone());
                     (path, VecDeque::from([node]), leaves)
                 }
                 None => {
                     let slot = self.radix.read_slot(self.root).await?;
                     self.cache(&first).note_root(slot);
-                    (Octets::new(), Next::of(slot, None).into_iter().collect(), Vec::new())
+                    (Octets::new(), NextInScan::of(slot, None).into_iter().collect(), Vec::new())
                 }
             };
             let mut leaves = Some(leaves);
@@ -203,8 +204,8 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
                 let leaves = leaves.take().unwrap_or_default();
                 self.read_ahead(&range, room, &mut ahead, leaves).await?;
                 while records.len() < limit
-                    && let Some(Next::Record(key, value)) =
-                        ahead.pop_front_if(|next| matches!(next, Next::Record(..)))
+                    && let Some(NextInScan::Record(key, value)) =
+                        ahead.pop_front_if(|next| matches!(next, NextInScan::Record(..)))
                 {
                     *rest = range.behind(&key);
                     records.push((key, value));
@@ -221,20 +222,20 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
     /// `leaves` with it, which the first node is likely to lead to.
     async fn read_ahead(
         &self,
-        range: &Rest,
+        range: &RestOfScan,
         room: usize,
-        ahead: &mut VecDeque<Next>,
-        leaves: Vec<LeafRoom>,
-    ) -> Result<(), Miss> {
+        ahead: &mut VecDeque<NextInScan>,
+        leaves: Vec<LeafMemory>,
+    ) -> Result<(), MissCause> {
         let most = room.min((self.fabric().depth() / 2).max(1));
         let (mut posted, mut weight) = (Vec::new(), 0);
         while weight < most
             && let Some(next) = ahead.front()
         {
             let operation = match next {
-                Next::Node(at, size, _) => self.post_node(*at, *size).map(Some),
-                Next::Leaf(leaf) => self.radix.post_leaf(*leaf).map(Some),
-                Next::Record(..) => Ok(None),
+                NextInScan::Node(at, size, _) => self.post_node(*at, *size).map(Some),
+                NextInScan::Leaf(leaf) => self.radix.post_leaf(*leaf).map(Some),
+                NextInScan::Record(..) => Ok(None),
             };
             // Without a buffer, the first READ waits for one.
             let operation = match operation {
@@ -258,17 +259,17 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
             };
             // No buffer is kept while a READ that is repeated may wait for one (R5).
             let copy = match (&next, buffer) {
-                (Next::Leaf(leaf), Some(buffer)) => {
-                    self.radix.leaf_in(*leaf, &buffer).map(Copied::Leaf)
+                (NextInScan::Leaf(leaf), Some(buffer)) => {
+                    self.radix.leaf_in(*leaf, &buffer).map(CopiedNode::Leaf)
                 }
-                (Next::Node(at, ..), Some(buffer)) => {
-                    node_of(self.form, *at, &buffer).map(Copied::Node)
+                (NextInScan::Node(at, ..), Some(buffer)) => {
+                    node_of(self.form, *at, &buffer).map(CopiedNode::Node)
                 }
                 _ => None,
             };
             read.push((next, copy));
         }
-        let mut early = Early::new();
+        let mut early = EarlyLeaves::new();
         for (at, operation) in early_posted {
             if let Some(buffer) = outcome_of(operation.await)?
                 && let Some(leaf) = self.radix.leaf_in(at, &buffer)
@@ -288,37 +289,37 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
     /// Appends to `content` what a node or a leaf has of the range. READs it if there is no copy.
     async fn open(
         &self,
-        range: &Rest,
-        next: Next,
-        copy: Option<Copied>,
-        early: &Early,
-        content: &mut Vec<Next>,
-    ) -> Result<(), Miss> {
+        range: &RestOfScan,
+        next: NextInScan,
+        copy: Option<CopiedNode>,
+        early: &EarlyLeaves,
+        content: &mut Vec<NextInScan>,
+    ) -> Result<(), MissCause> {
         match (next, copy) {
-            (record @ Next::Record(..), _) => content.push(record),
-            (Next::Leaf(_), Some(Copied::Leaf(leaf))) => {
+            (record @ NextInScan::Record(..), _) => content.push(record),
+            (NextInScan::Leaf(_), Some(CopiedNode::Leaf(leaf))) => {
                 content.extend(self.record_of(range, leaf).await?);
             }
-            (Next::Leaf(at), _) => {
+            (NextInScan::Leaf(at), _) => {
                 let leaf = self.radix.read_leaf(at).await?;
                 content.extend(self.record_of(range, leaf).await?);
             }
-            (Next::Node(at, size, known), copy) => {
+            (NextInScan::Node(at, size, known), copy) => {
                 let mut node = match copy {
-                    Some(Copied::Node(node)) => node,
+                    Some(CopiedNode::Node(node)) => node,
                     _ => self.radix.read_radix_node(at, size).await?,
                 };
                 while node.slots.len() < node.header.size.slots() {
                     node = self.radix.read_radix_node(at, node.header.size).await?;
                 }
-                node.path = node.header.path_below(&known).ok_or(Miss::Restart)?; // smart.S1
+                node.path = node.header.path_below(&known).ok_or(MissCause::Restart)?; // smart.S1
                 self.cache(&range.nearest(&node.path)).admit(&node);
                 for slot in range.children(&node)? {
                     match early.get(&slot.at()) {
-                        Some(leaf) if slot.child() == Child::Leaf => {
+                        Some(leaf) if slot.child() == RadixChild::Leaf => {
                             content.extend(self.record_of(range, leaf.clone()).await?);
                         }
-                        _ => content.extend(Next::of(slot, Some(&node.path))),
+                        _ => content.extend(NextInScan::of(slot, Some(&node.path))),
                     }
                 }
             }
@@ -327,16 +328,20 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
     }
 
     /// The record of a leaf, or of the one that took its place, if it is in the range.
-    async fn record_of(&self, range: &Rest, leaf: LeafCopy) -> Result<Option<Next>, Miss> {
+    async fn record_of(
+        &self,
+        range: &RestOfScan,
+        leaf: LeafCopy,
+    ) -> Result<Option<NextInScan>, MissCause> {
         let mut leaf = leaf;
         while let Some(larger) = leaf.moved() {
             if larger.leaf_words() <= leaf.room.words() {
-                return Err(Miss::Restart); // radix.B4
+                return Err(MissCause::Restart); // radix.B4
             }
             leaf = self.radix.read_leaf(larger.leaf_room()).await?;
         }
         let value = leaf.found().filter(|_| range.has(&leaf.key));
-        Ok(value.map(|value| Next::Record(leaf.key, value)))
+        Ok(value.map(|value| NextInScan::Record(leaf.key, value)))
     }
 
     fn post_node(&self, at: GlobalAddr, size: NodeSize) -> Result<F::Op<Buffer>, FabricError> {
@@ -345,7 +350,7 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
 }
 
 /// What was read; `None` if that has to be repeated.
-fn outcome_of(outcome: Result<Buffer, FabricError>) -> Result<Option<Buffer>, Miss> {
+fn outcome_of(outcome: Result<Buffer, FabricError>) -> Result<Option<Buffer>, MissCause> {
     match outcome {
         Ok(buffer) => Ok(Some(buffer)),
         Err(FabricError::Indeterminate { .. } | FabricError::QueueFull { .. }) => Ok(None),
@@ -390,8 +395,9 @@ mod tests {
                     std::ops::RangeBounds::contains(&(lower.clone(), upper.clone()), *key)
                 };
                 let mut expected: Vec<&Octets> = keys.iter().filter(is_within).collect();
-                let scan = Scan { lower: lower.clone(), upper: upper.clone(), reverse, limit: 999 };
-                let (mut rest, mut found) = (Rest::of(&scan), Vec::new());
+                let scan =
+                    ScanResult { lower: lower.clone(), upper: upper.clone(), reverse, limit: 999 };
+                let (mut rest, mut found) = (RestOfScan::of(&scan), Vec::new());
                 while let Some(range) = rest {
                     let first = range.first();
                     let is_known = |path: &&Vec<u8>| path.len() <= most && first.starts_with(path);

@@ -9,7 +9,7 @@
 //!
 //! *Thread safety*: belongs to its client's thread.
 
-use farleaf_cluster::client::Client;
+use farleaf_cluster::client::ClusterClient;
 use farleaf_cluster::layouts::ClusterLayout;
 use farleaf_index::{Encoded, IndexError, RangeIndex};
 use farleaf_page::{Layout, OwnedRecord};
@@ -19,7 +19,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 /// Number of lanes, and so of requests in flight; below, the records of a request.
 const LANES: usize = 8;
-const RECORDS_TOGETHER: usize = 1024;
+const RECORDS_PER_BATCH: usize = 1024;
 /// Maximum number and size of the rows that are kept between two flushes.
 const KEPT_RECORDS: usize = 1 << 20;
 const KEPT_BYTES: usize = 64 << 20;
@@ -29,7 +29,7 @@ const ATTEMPTS: u32 = 8;
 
 /// Why a load stopped, and what it has loaded.
 #[derive(Debug)]
-pub(super) struct Stopped {
+pub(super) struct StoppedLoad {
     pub(super) error: IndexError,
     /// So many of the first rows are loaded.
     pub(super) loaded: u64,
@@ -37,14 +37,14 @@ pub(super) struct Stopped {
     pub(super) unknown: u64,
 }
 
-impl fmt::Display for Stopped {
+impl fmt::Display for StoppedLoad {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&before(self.loaded, self.unknown))?;
         write!(f, ": {}", self.error)
     }
 }
 
-impl std::error::Error for Stopped {}
+impl std::error::Error for StoppedLoad {}
 
 /// Says how many rows were loaded before an error.
 pub(super) fn before(loaded: u64, unknown: u64) -> String {
@@ -61,9 +61,9 @@ pub(super) fn before(loaded: u64, unknown: u64) -> String {
 }
 
 /// The rows since the last flush.
-struct Kept<'a, L: Layout> {
+struct UnflushedRows<'a, L: Layout> {
     rows: &'a mut dyn FnMut() -> Option<OwnedRecord<L>>,
-    lanes: Vec<Lane<L>>,
+    lanes: Vec<SendLane<L>>,
     records: usize,
     bytes: usize,
     /// There are no more rows.
@@ -71,12 +71,12 @@ struct Kept<'a, L: Layout> {
     error: Option<IndexError>,
 }
 
-struct Lane<L: Layout> {
+struct SendLane<L: Layout> {
     records: Vec<OwnedRecord<L>>,
     sent: usize,
 }
 
-impl<L: Layout> Kept<'_, L> {
+impl<L: Layout> UnflushedRows<'_, L> {
     /// The lane of a key (LD1).
     fn lane_of(key: &L::Key) -> usize {
         let mut hasher = DefaultHasher::new();
@@ -104,10 +104,10 @@ impl<L: Layout> Kept<'_, L> {
         if self.error.is_some() {
             return Vec::new();
         }
-        while self.lanes[lane].unsent().len() < RECORDS_TOGETHER && self.read() {}
+        while self.lanes[lane].unsent().len() < RECORDS_PER_BATCH && self.read() {}
         let lane = &mut self.lanes[lane];
         let some = lane.unsent();
-        let some = some[..some.len().min(RECORDS_TOGETHER)].to_vec();
+        let some = some[..some.len().min(RECORDS_PER_BATCH)].to_vec();
         lane.sent += some.len();
         some
     }
@@ -121,7 +121,7 @@ impl<L: Layout> Kept<'_, L> {
     }
 }
 
-impl<L: Layout> Lane<L> {
+impl<L: Layout> SendLane<L> {
     fn unsent(&self) -> &[OwnedRecord<L>] {
         &self.records[self.sent..]
     }
@@ -131,22 +131,22 @@ impl<L: Layout> Lane<L> {
 /// number of each request's records to `count`. Returns the number of all.
 ///
 /// # Errors
-/// [`Stopped`].
+/// [`StoppedLoad`].
 pub(super) async fn send<L: ClusterLayout>(
-    client: &Client<L>,
+    client: &ClusterClient<L>,
     rows: &mut dyn FnMut() -> Option<OwnedRecord<L>>,
     count: &dyn Fn(u64),
-) -> Result<u64, Stopped> {
-    let lane = || Lane { records: Vec::new(), sent: 0 };
+) -> Result<u64, StoppedLoad> {
+    let lane = || SendLane { records: Vec::new(), sent: 0 };
     let lanes = (0..LANES).map(|_| lane()).collect();
-    let kept = Kept { rows, lanes, records: 0, bytes: 0, is_over: false, error: None };
+    let kept = UnflushedRows { rows, lanes, records: 0, bytes: 0, is_over: false, error: None };
     let kept = RefCell::new(kept);
     let mut loaded = 0;
     while !kept.borrow().is_over {
         let outcome = send_kept(client, &kept, count).await;
         let records = kept.borrow().records as u64;
         if let Err(error) = outcome {
-            return Err(Stopped { error, loaded, unknown: records });
+            return Err(StoppedLoad { error, loaded, unknown: records });
         }
         loaded += records;
         kept.borrow_mut().forget();
@@ -156,8 +156,8 @@ pub(super) async fn send<L: ClusterLayout>(
 
 /// Sets rows until enough are kept, and flushes them (LD2).
 async fn send_kept<L: ClusterLayout>(
-    client: &Client<L>,
-    kept: &RefCell<Kept<'_, L>>,
+    client: &ClusterClient<L>,
+    kept: &RefCell<UnflushedRows<'_, L>>,
     count: &dyn Fn(u64),
 ) -> Result<(), IndexError> {
     let mut attempts = 0;
@@ -193,7 +193,7 @@ async fn send_kept<L: ClusterLayout>(
 }
 
 /// Flushes, although that may take longer than the deadline of an operation.
-async fn flush<L: ClusterLayout>(client: &Client<L>) -> Result<(), IndexError> {
+async fn flush<L: ClusterLayout>(client: &ClusterClient<L>) -> Result<(), IndexError> {
     for _ in 1..ATTEMPTS {
         match client.flush().await {
             Err(IndexError::Indeterminate(_)) => {}

@@ -4,8 +4,12 @@ use super::EntryTree;
 use farleaf_fabric::{Fabric, GlobalAddr, Work};
 use farleaf_index::IndexError;
 use farleaf_page::rules;
-use farleaf_page::{Answer, Layout, LeafEdit, LeafOutcome, OwnedValue, Probe, Step, step};
-use farleaf_pool::remote::{EntryHold, EntryWords, Image, Miss, PageCopy, Pointer, RemoteError};
+use farleaf_page::{
+    DescentProbe, EditAnswer, Layout, LeafEdit, LeafOutcome, OwnedValue, WalkStep, step,
+};
+use farleaf_pool::remote::{
+    EntryHold, EntryWords, MissCause, PageCopy, PageImage, RemoteError, TimedPointer,
+};
 use smallvec::SmallVec;
 
 /// Maximum number of siblings that one change follows. A longer chain would mean that clients do
@@ -13,7 +17,7 @@ use smallvec::SmallVec;
 const MAX_STEPS: usize = 1_000;
 
 /// What a change does at a leaf.
-enum Turn<T> {
+enum LeafTurn<T> {
     Done(T),
     /// The key is in a leaf further to the right.
     Right(GlobalAddr),
@@ -21,13 +25,13 @@ enum Turn<T> {
     Of(usize),
 }
 
-type Edit<'e, L> = LeafEdit<&'e <L as Layout>::Key, &'e <L as Layout>::Value>;
+type EntryEdit<'e, L> = LeafEdit<&'e <L as Layout>::Key, &'e <L as Layout>::Value>;
 
 impl<F: Fabric, L: Layout> EntryTree<F, L> {
     pub(super) async fn change_entry(
         &self,
-        edit: Edit<'_, L>,
-    ) -> Result<Answer<OwnedValue<L>>, IndexError> {
+        edit: EntryEdit<'_, L>,
+    ) -> Result<EditAnswer<OwnedValue<L>>, IndexError> {
         let pages = &self.tree.pages;
         pages.settle_doubts().await;
         let mut spare = Vec::new();
@@ -38,25 +42,25 @@ impl<F: Fabric, L: Layout> EntryTree<F, L> {
 
     async fn try_change(
         &self,
-        edit: Edit<'_, L>,
+        edit: EntryEdit<'_, L>,
         spare: &mut Vec<GlobalAddr>,
-    ) -> Result<Answer<OwnedValue<L>>, Miss> {
-        let mut at = self.leaf_of(Probe::At(edit.key)).await?;
+    ) -> Result<EditAnswer<OwnedValue<L>>, MissCause> {
+        let mut at = self.leaf_of(DescentProbe::At(edit.key)).await?;
         if at == self.tree.root() && !self.tree.knows_root() {
             // Entries are locked before the READ, and an inner root has none. Clients that lock it
             // all the same would keep each other busy.
             self.read(at).await?;
-            at = self.leaf_of(Probe::At(edit.key)).await?;
+            at = self.leaf_of(DescentProbe::At(edit.key)).await?;
         }
-        let mut owner = self.sides.owner_of(Probe::At(edit.key));
+        let mut owner = self.sides.owner_of(DescentProbe::At(edit.key));
         for _ in 0..MAX_STEPS {
             match self.change_at(at, owner, edit, spare).await? {
-                Turn::Done(answer) => return Ok(answer),
-                Turn::Right(to) => at = to,
-                Turn::Of(other) => owner = other,
+                LeafTurn::Done(answer) => return Ok(answer),
+                LeafTurn::Right(to) => at = to,
+                LeafTurn::Of(other) => owner = other,
             }
         }
-        Err(Miss::Restart)
+        Err(MissCause::Restart)
     }
 
     /// Changes the leaf at `at`, if that is the one of the key and `owner` is its owner.
@@ -64,25 +68,25 @@ impl<F: Fabric, L: Layout> EntryTree<F, L> {
         &self,
         at: GlobalAddr,
         owner: usize,
-        edit: Edit<'_, L>,
+        edit: EntryEdit<'_, L>,
         spare: &mut Vec<GlobalAddr>,
-    ) -> Result<Turn<Answer<OwnedValue<L>>>, Miss> {
+    ) -> Result<LeafTurn<EditAnswer<OwnedValue<L>>>, MissCause> {
         let pages = &self.tree.pages;
         let earlier = match pages.fabric().breaks(rules::READ_UNDER_LOCK) {
             true => Some(self.read(at).await?),
             false => None,
         };
         let mut hold = match pages.hold_entries_by(self.sides.locks(owner), at).await {
-            Err(Miss::Restart) if at == self.tree.root() => {
+            Err(MissCause::Restart) if at == self.tree.root() => {
                 // It may have become an inner page, whose lock others hold in vain.
                 self.read(at).await?;
-                return Err(Miss::Restart);
+                return Err(MissCause::Restart);
             }
             hold => hold?,
         };
         if L::WINDOWS && at != self.tree.root() && earlier.is_none() {
             hold = match self.change_window(hold, at, edit).await? {
-                Ok(answer) => return Ok(Turn::Done(answer)),
+                Ok(answer) => return Ok(LeafTurn::Done(answer)),
                 Err(hold) => hold,
             };
         }
@@ -99,27 +103,27 @@ impl<F: Fabric, L: Layout> EntryTree<F, L> {
         };
         // A whole page that is being written may still look like the old one.
         let next = match copy.word().is_locked() {
-            true => Step::Lost,
-            false => step(copy.page(), Probe::At(edit.key), 0),
+            true => WalkStep::Lost,
+            false => step(copy.page(), DescentProbe::At(edit.key), 0),
         };
-        if next != Step::Here {
+        if next != WalkStep::Here {
             pages.release_entries(hold).await;
-            self.forget(Probe::At(edit.key));
+            self.forget(DescentProbe::At(edit.key));
             return match next {
-                Step::Right(to) => Ok(Turn::Right(to)),
-                _ => Err(Miss::Restart),
+                WalkStep::Right(to) => Ok(LeafTurn::Right(to)),
+                _ => Err(MissCause::Restart),
             };
         }
-        let of_leaf = self.sides.owner_of(Probe::At(L::key(&L::low(copy.page()))));
+        let of_leaf = self.sides.owner_of(DescentProbe::At(L::key(&L::low(copy.page()))));
         if of_leaf != owner {
             pages.release_entries(hold).await;
-            return Ok(Turn::Of(of_leaf));
+            return Ok(LeafTurn::Of(of_leaf));
         }
-        let image = Image::of(copy.page());
+        let image = PageImage::of(copy.page());
         match edit.apply(image.page()) {
             LeafOutcome::Nothing(answer) => {
                 pages.release_entries(hold).await;
-                Ok(Turn::Done(answer))
+                Ok(LeafTurn::Done(answer))
             }
             LeafOutcome::Changed { answer, words, .. } => {
                 pages.fabric().charge(Work::ChangeNode).await;
@@ -133,7 +137,7 @@ impl<F: Fabric, L: Layout> EntryTree<F, L> {
                     pages.end_entries(hold).await;
                     rewritten?;
                 }
-                Ok(Turn::Done(answer))
+                Ok(LeafTurn::Done(answer))
             }
             LeafOutcome::Full => {
                 let Some(entry) = edit.new_record() else {
@@ -148,14 +152,14 @@ impl<F: Fabric, L: Layout> EntryTree<F, L> {
                 let split = hold.rewriting(split).await;
                 pages.end_entries(hold).await;
                 self.tree.install_all(split?, spare).await;
-                self.forget(Probe::At(edit.key));
-                Ok(Turn::Done(answer))
+                self.forget(DescentProbe::At(edit.key));
+                Ok(LeafTurn::Done(answer))
             }
         }
     }
 
     /// READs a leaf whose address a parent has named, and whose lock this client need not have.
-    pub(super) async fn read_unlocked(&self, at: GlobalAddr) -> Result<PageCopy<L>, Miss> {
+    pub(super) async fn read_unlocked(&self, at: GlobalAddr) -> Result<PageCopy<L>, MissCause> {
         if !self.by_versions || at == self.tree.root() {
             return self.read(at).await;
         }
@@ -176,8 +180,8 @@ impl<F: Fabric, L: Layout> EntryTree<F, L> {
         &'a self,
         hold: EntryHold<'a>,
         at: GlobalAddr,
-        edit: Edit<'_, L>,
-    ) -> Result<Result<Answer<OwnedValue<L>>, EntryHold<'a>>, Miss> {
+        edit: EntryEdit<'_, L>,
+    ) -> Result<Result<EditAnswer<OwnedValue<L>>, EntryHold<'a>>, MissCause> {
         let pages = &self.tree.pages;
         let window = match pages.read_window(at, edit.key).await {
             Ok(window) => self.covering(window, edit.key),
@@ -204,8 +208,8 @@ impl<F: Fabric, L: Layout> EntryTree<F, L> {
     }
 
     /// READs a leaf whose address a parent has named.
-    pub(super) async fn read(&self, at: GlobalAddr) -> Result<PageCopy<L>, Miss> {
-        let copy = self.tree.pages.read(Pointer::fixed(at)).await?;
+    pub(super) async fn read(&self, at: GlobalAddr) -> Result<PageCopy<L>, MissCause> {
+        let copy = self.tree.pages.read(TimedPointer::fixed(at)).await?;
         self.tree.note_root(&copy);
         self.tree.pages.fabric().charge(Work::VisitNode).await;
         Ok(copy)

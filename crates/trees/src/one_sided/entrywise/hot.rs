@@ -17,10 +17,10 @@ use farleaf_page::{Layout, OwnedKey};
 use farleaf_pool::remote::RecordPlace;
 
 /// Lookups that a guess outlasts without being used itself, at most.
-const MOST_HEAT: u32 = 16;
+const MAX_HEAT: u32 = 16;
 
 #[derive(Debug)]
-struct Guess<K> {
+struct LeafGuess<K> {
     key: K,
     place: RecordPlace,
     heat: u32,
@@ -29,12 +29,12 @@ struct Guess<K> {
 /// The guesses of one compute server.
 #[derive(Debug)]
 pub(super) struct HotEntries<L: Layout> {
-    places: Vec<Mutex<Option<Guess<OwnedKey<L>>>>>,
+    places: Vec<Mutex<Option<LeafGuess<OwnedKey<L>>>>>,
 }
 
 impl<L: Layout> HotEntries<L> {
     pub(super) fn new(bytes: u64) -> Self {
-        let most = bytes / size_of::<Mutex<Option<Guess<OwnedKey<L>>>>>() as u64;
+        let most = bytes / size_of::<Mutex<Option<LeafGuess<OwnedKey<L>>>>>() as u64;
         let most = if L::WINDOWS { usize::try_from(most).unwrap_or(usize::MAX) } else { 0 };
         Self { places: (0..most).map(|_| Mutex::new(None)).collect() }
     }
@@ -44,7 +44,7 @@ impl<L: Layout> HotEntries<L> {
         size_of_val(&self.places[..]) as u64
     }
 
-    fn place(&self, key: &L::Key) -> Option<&Mutex<Option<Guess<OwnedKey<L>>>>> {
+    fn place(&self, key: &L::Key) -> Option<&Mutex<Option<LeafGuess<OwnedKey<L>>>>> {
         let number = (u128::from(L::hash(key)) * self.places.len() as u128) >> 64;
         self.places.get(number as usize)
     }
@@ -53,7 +53,7 @@ impl<L: Layout> HotEntries<L> {
     pub(super) fn guess(&self, key: &L::Key) -> Option<RecordPlace> {
         let mut guess = lock(self.place(key)?);
         let guess = guess.as_mut().filter(|guess| L::key(&guess.key) == key)?;
-        guess.heat = (guess.heat + 1).min(MOST_HEAT);
+        guess.heat = (guess.heat + 1).min(MAX_HEAT);
         Some(guess.place.clone())
     }
 
@@ -64,7 +64,7 @@ impl<L: Layout> HotEntries<L> {
         match held.as_mut() {
             Some(guess) if L::key(&guess.key) == key => guess.place = place,
             Some(guess) if guess.heat > 0 => guess.heat -= 1,
-            _ => *held = Some(Guess { key: key.to_owned(), place, heat: 0 }),
+            _ => *held = Some(LeafGuess { key: key.to_owned(), place, heat: 0 }),
         }
     }
 
@@ -84,12 +84,12 @@ mod tests {
     use farleaf_fabric::{GlobalAddr, ServerId};
     use farleaf_page::{Entries8, LockWord};
 
-    type L = Entries8<128, true>;
+    type HotTestLayout = Entries8<128, true>;
 
     #[test]
     fn guesses_are_of_the_keys_that_are_asked_for_most() {
-        let one = size_of::<Mutex<Option<Guess<u64>>>>() as u64;
-        let hot = HotEntries::<L>::new(2 * one - 1);
+        let one = size_of::<Mutex<Option<LeafGuess<u64>>>>() as u64;
+        let hot = HotEntries::<HotTestLayout>::new(2 * one - 1);
         assert_eq!(hot.bytes(), one);
         let place = |number: u64| RecordPlace {
             leaf: GlobalAddr::new(ServerId::new(0), number * 1024),
@@ -109,7 +109,7 @@ mod tests {
         assert_eq!(hot.guess(&2), Some(place(2)));
         hot.forget(&2);
         assert_eq!(hot.guess(&2), None);
-        let none = HotEntries::<L>::new(one - 1);
+        let none = HotEntries::<HotTestLayout>::new(one - 1);
         none.note(&1, place(1));
         assert_eq!((none.bytes(), none.guess(&1)), (0, None));
         assert_eq!(HotEntries::<Entries8<128>>::new(1 << 20).bytes(), 0, "it has no windows");
